@@ -1,0 +1,1 @@
+"""Benchmarks: the same program through ethorch and through ExecuTorch's own Arm backend, side by side."""

@@ -1,0 +1,159 @@
+"""How fast the simulated NPU is, against the TOSA reference model on the same graph, and whether both agree.
+
+``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
+
+Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and machine
+and reference model take turns, so that whatever else the machine is doing falls on both. The first run of the NPU machine
+decodes weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least
+of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.compile import geometric_mean, provenance
+from bench.flows import memory_for, peak_bytes, run_in_child, stdout_for_json
+
+Record = dict[str, Any]
+
+
+def measure(model: str, target: str, runs: int = 5) -> Record:
+    """One network on one target, in this process: seconds of machine and reference, and elements that differ."""
+    import numpy as np
+    import tosa_reference_model
+
+    from bench.more_models import ALL_MODELS
+    from ethorch import flow, host
+    from ethorch.compile_spec import EthosUCompileSpec
+    from ethorch.npu import Machine, Program
+    from ethorch.report.compare import Recorder, delegate_arrays
+
+    case = ALL_MODELS[model]
+    user = flow.UserModel(case.build(), case.example_inputs(), case.calibration(8))
+    system_config, memory_mode = memory_for(target)
+    spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
+    build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+    record: Record = {"model": model, "target": target, "runs": runs, "delegates": len(build.delegates)}
+    before = peak_bytes()
+    first, later, reference, preparing = 0.0, 0.0, 0.0, 0.0
+    different = elements = 0
+    distinct: set[int] = set()
+    recorders: list[Recorder] = []
+
+    def recording(payload: Any) -> Recorder:
+        recorders.append(Recorder(payload))
+        return recorders[-1]
+
+    device = host.load(build.pte, machine=recording)
+    samples = case.calibration(runs, seed=99)
+    taken: list[list[list[np.ndarray]]] = []
+    for sample in samples:
+        device(*sample)
+        taken.append([recorder.inputs for recorder in recorders])
+    by_payload = {delegate.payload: delegate for delegate in build.delegates}
+    for number, recorder in enumerate(recorders):
+        delegate = by_payload[recorder.payload]
+        started = time.process_time()
+        program = Program(delegate.payload.commands, delegate.payload.weights)
+        machine = Machine(program, delegate.payload.scratch_bytes, host.staging_bytes(program))
+        preparing += time.process_time() - started
+        times, reference_times = [], []
+        for inputs in (step[number] for step in taken):
+            for place, data in zip(delegate.payload.inputs, inputs, strict=True):
+                machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
+            started = time.process_time()
+            machine.run()
+            times.append(time.process_time() - started)
+            arrays = delegate_arrays(delegate, inputs)
+            started = time.process_time()
+            wanted, _ = tosa_reference_model.run(delegate.tosa, arrays)
+            reference_times.append(time.process_time() - started)
+            for place, expected in zip(delegate.payload.outputs, wanted, strict=True):
+                found = machine.region(place.region)[place.offset : place.offset + place.nbytes].view(expected.dtype)
+                elements += expected.size
+                different += int((found != expected.ravel()).sum())
+                distinct |= set(np.unique(expected).tolist())
+        first += times[0]
+        later += min(times[1:])
+        reference += min(reference_times)
+    return record | {
+        "first_seconds": preparing + first,
+        "later_seconds": later,
+        "reference_seconds": reference,
+        "elements": elements,
+        "different": different,
+        "distinct_values": len(distinct),
+        "memory_bytes": peak_bytes() - before,
+        "region_bytes": sum(len(d.payload.weights) + d.payload.scratch_bytes for d in build.delegates),
+    }
+
+
+def table(records: Sequence[Record]) -> str:
+    """Markdown: a line per network and target, ratios of CPU seconds against the reference model."""
+    head = ["model", "target", "first run, s", "later runs, s", "reference, s", "first", "later", "elements that differ"]
+    rows = [head, ["---"] * len(head)]
+    good = [r for r in records if "error" not in r]
+    for r in records:
+        if "error" in r:
+            last = (r["error"]["message"].strip().splitlines() or [""])[-1]
+            rows.append([r["model"], r["target"], f"failed: {r['error']['type']}: {last[:120]}", *[""] * 5])
+            continue
+        seconds = [f"{r[key]:.3f}" for key in ("first_seconds", "later_seconds", "reference_seconds")]
+        ratio = [f"{r[key] / r['reference_seconds']:.2f}" for key in ("first_seconds", "later_seconds")]
+        rows.append([r["model"], r["target"], *seconds, *ratio, f"{r['different']} of {r['elements']}"])
+    if good:
+        means = [
+            f"**{geometric_mean([r[key] / r['reference_seconds'] for r in good]):.2f}**"
+            for key in ("first_seconds", "later_seconds")
+        ]
+        rows.append(["geometric mean of ratios", "", "", "", "", *means, ""])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
+    parser.add_argument("--targets", default="ethos-u55-128", help="comma-separated")
+    parser.add_argument("--runs", type=int, default=5, help="inputs per network; default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+    parser.add_argument("--here", action="store_true", help="one network, in this process")
+    options = parser.parse_args(arguments)
+
+    from bench.models import MODELS
+    from bench.more_models import ALL_MODELS
+
+    models = list(MODELS) if not options.models else options.models.split(",")
+    if models == ["all"]:
+        models = list(ALL_MODELS)
+    for model in models:
+        if model not in ALL_MODELS:
+            parser.error(f"unknown model {model!r}; known: {', '.join(ALL_MODELS)}")
+    if options.runs < 2:
+        parser.error("--runs: at least 2, the first run is apart")
+    if options.here:
+        with stdout_for_json() as stdout:
+            text = json.dumps(measure(models[0], options.targets.split(",")[0], options.runs))
+            os.write(stdout, (text + "\n").encode())
+        return 0
+    records = []
+    for target in options.targets.split(","):
+        for model in models:
+            print(f"{target} {model} ...", file=sys.stderr, flush=True)
+            argv = ["--here", "--models", model, "--targets", target, "--runs", str(options.runs)]
+            records.append({"model": model, "target": target, **run_in_child("bench.simulate", argv)})
+    if options.json:
+        print(json.dumps({"provenance": provenance(), "records": records}, indent=1))
+    else:
+        print(f"{provenance()}\n\n{table(records)}")
+    return 1 if any(r.get("different", 1) for r in records) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

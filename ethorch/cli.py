@@ -1,0 +1,339 @@
+"""The ``ethorch`` command: parse, call the library, print.
+
+Nothing heavy is imported before a subcommand runs, so ``--help``, ``targets`` and ``dis`` answer at once. Every
+subcommand returns what it found as plain data and as text; ``--json`` prints the former.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ethorch.errors import EthorchError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from ethorch.compile_spec import EthosUCompileSpec
+    from ethorch.flow import Build, UserModel
+    from ethorch.npu import Sources
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a subcommand found: plain data for ``--json``, text for a reader, and the exit status."""
+
+    data: Any
+    text: str
+    status: int = 0
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A row of the command line."""
+
+    name: str
+    help: str
+    arguments: tuple[Callable[[argparse.ArgumentParser], None], ...]
+    run: Callable[[argparse.Namespace], Answer]
+
+
+SUBCOMMANDS: dict[str, Subcommand] = {}
+
+
+def argument(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], None]:
+    """One argument, to be added to a parser."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(*names, **options)
+
+    return add
+
+
+def subcommand(
+    name: str, help: str, *arguments: Callable[[argparse.ArgumentParser], None]
+) -> Callable[[Callable[[argparse.Namespace], Answer]], Callable[[argparse.Namespace], Answer]]:
+    """Decorator: the function is the subcommand ``name``."""
+
+    def register(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:
+        SUBCOMMANDS[name] = Subcommand(name, help, arguments, run)
+        return run
+
+    return register
+
+
+MODEL = argument("model", metavar="FILE.py:FACTORY|FILE.pt2", help="factory() returns (module, inputs[, calibration])")
+TARGET = argument("--target", default="ethos-u55-128", help="see `ethorch targets`; default: %(default)s")
+CHOICES = (
+    argument("--system-config", help="a section of vela.ini; default: the target's"),
+    argument("--memory-mode", help="a section of vela.ini; default: the target's"),
+    argument("--config-ini", help="your own vela.ini"),
+    argument("--vela-flag", action="append", default=[], metavar="FLAG", help="a flag of Vela's; may be repeated"),
+)
+
+
+def _spec(options: argparse.Namespace) -> EthosUCompileSpec:
+    from ethorch.compile_spec import EthosUCompileSpec
+
+    return EthosUCompileSpec(
+        options.target,
+        system_config=options.system_config,
+        memory_mode=options.memory_mode,
+        config_ini=options.config_ini,
+        extra_flags=options.vela_flag or None,
+    )
+
+
+def columns(rows: Sequence[Sequence[object]], indent: str = "") -> str:
+    """Rows as aligned columns."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+    return "\n".join(indent + line for line in lines)
+
+
+# from a model --------------------------------------------------------------------------------------------------------
+
+
+def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserModel, Module, Build]:
+    """(the user's model, quantized, the finished program)"""
+    from ethorch import flow
+
+    spec = _spec(options)
+    if dump is not None:
+        spec.dump_intermediate_artifacts_to(dump)
+    model = flow.load_model(options.model)
+    quantized = flow.quantize(model, spec)
+    return model, quantized, flow.build(quantized, model.example_inputs, spec)
+
+
+@subcommand(
+    "compile",
+    "make a .pte from a PyTorch model",
+    MODEL,
+    TARGET,
+    *CHOICES,
+    argument("-o", "--output", required=True, help="the .pte to write"),
+    argument("--dump", metavar="DIRECTORY", help="keep TOSA graphs and payloads there"),
+)
+def compile_(options: argparse.Namespace) -> Answer:
+    folder = Path(options.output).absolute().parent
+    if not os.access(folder, os.W_OK) or Path(options.output).is_dir():
+        raise EthorchError(f"cannot write {options.output}: {folder} is not a directory one may write to.")
+    _spec(options)  # what is wrong with it is said before the seconds that the imports below take
+    from ethorch.flow import write_whole
+    from ethorch.report import build as report
+
+    made = _build(options, options.dump)[-1]
+    write_whole(options.output, made.pte)
+    text = f"{report.to_text(made)}\nwrote {options.output}, {len(made.pte):,} bytes"
+    return Answer({"output": options.output, **report.to_json(made)}, text)
+
+
+@subcommand("explain", "why is an operator on the NPU, or not?", MODEL, TARGET, *CHOICES)
+def explain(options: argparse.Namespace) -> Answer:
+    from ethorch.report import build as report
+
+    made = _build(options)[-1]
+    return Answer(report.to_json(made), report.to_text(made))
+
+
+@subcommand(
+    "compare",
+    "is the result right? float, quantized, TOSA reference and NPU on one input",
+    MODEL,
+    TARGET,
+    *CHOICES,
+    argument("--inputs", nargs="+", metavar="FILE", help=".npy files, or one .npz or .pt; default: the model's own"),
+)
+def compare(options: argparse.Namespace) -> Answer:
+    from ethorch.flow import load_inputs
+    from ethorch.report.compare import compare as ladder
+
+    model, quantized, made = _build(options)
+    inputs = load_inputs(options.inputs) if options.inputs else model.example_inputs
+    found = ladder(model.module, quantized, made, inputs)
+    return Answer(found.to_json(), found.to_text(), 0 if found.bit_exact else 1)
+
+
+# from a file ---------------------------------------------------------------------------------------------------------
+
+PTE = argument("program", metavar="FILE.pte")
+METHOD = argument("--method", default="forward", help="entry point; default: %(default)s")
+
+
+@subcommand(
+    "run",
+    "run a .pte here: ExecuTorch's runtime, the NPU simulated bit for bit",
+    PTE,
+    METHOD,
+    argument("--inputs", nargs="+", metavar="FILE", help=".npy files, or one .npz or .pt; default: random"),
+    argument("--seed", type=int, default=0, help="of random inputs; default: %(default)s"),
+    argument("-o", "--output", metavar="FILE.npz", help="write the outputs there"),
+)
+def run(options: argparse.Namespace) -> Answer:
+    from ethorch import flow, host
+
+    device = host.load(options.program, options.method)
+    inputs = flow.load_inputs(options.inputs) if options.inputs else flow.random_inputs(device, options.seed)
+    started = time.perf_counter()
+    outputs = device(*inputs)
+    seconds = time.perf_counter() - started
+    if options.output:
+        flow.save_outputs(options.output, outputs)
+    found = [flow.describe(x) for x in outputs]
+    rows = [(f"output {number}", x["dtype"], x["shape"], x["text"]) for number, x in enumerate(found)]
+    return Answer({"outputs": found, "seconds": seconds}, f"{columns(rows)}\n{seconds:.3f} s on this desk")
+
+
+@subcommand(
+    "dis",
+    "the NPU commands in a .pte, readable",
+    PTE,
+    METHOD,
+    argument("--dump", metavar="DIRECTORY", help="written by `compile --dump`: names each command's operator"),
+)
+def dis(options: argparse.Namespace) -> Answer:
+    from ethorch import program
+    from ethorch.npu import Program, disassembly
+    from ethorch.payload import DelegatePayload
+
+    methods = program.read(_read(options.program)).methods
+    if options.method not in methods:
+        raise EthorchError(f"{options.program} has no method {options.method!r}; it has {', '.join(sorted(methods))}.")
+    blobs = [delegate.blob for delegate in methods[options.method].delegates if delegate.id == "EthosUBackend"]
+    payloads = [DelegatePayload.unpack(blob) for blob in blobs]
+    if not payloads:
+        raise EthorchError(f"method {options.method!r} of {options.program} has no Ethos-U delegate.")
+    streams = [Program(payload.commands, payload.weights) for payload in payloads]
+    sources = [_sources(options.dump, blob) for blob in blobs]
+    return Answer(
+        [
+            {"target": one.config.name, "operations": disassembly.rows(one, known)}
+            for one, known in zip(streams, sources, strict=True)
+        ],
+        "\n".join(disassembly.text(one, known) for one, known in zip(streams, sources, strict=True)).rstrip(),
+    )
+
+
+def _sources(folder: str | None, blob: bytes) -> Sources | None:
+    """What ``compile --dump`` wrote beside the delegate of these bytes."""
+    if folder is None:
+        return None
+    from ethorch.npu import Sources
+
+    for path in sorted(Path(folder).glob("*.payload")):
+        if path.read_bytes() == blob and (table := path.with_suffix(".sources.json")).is_file():
+            return Sources.from_json(table.read_text())
+    raise EthorchError(f"{folder} has no dump of this program: `ethorch compile ... --dump {folder}` makes one.")
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise EthorchError(f"cannot read {path}: {error.strerror}.") from None
+
+
+# tables --------------------------------------------------------------------------------------------------------------
+
+
+@subcommand(
+    "ops",
+    "the operators ethorch knows",
+    argument("pattern", nargs="?", default="*", help="part of a name, or with wildcards; default: all"),
+)
+def ops(options: argparse.Namespace) -> Answer:
+    from ethorch.report import tables
+
+    found = tables.operators(options.pattern)
+    if not found:
+        raise EthorchError(f"no operator is called {options.pattern!r}; `ethorch ops` lists all.")
+    return Answer(found, tables.operators_text(found))
+
+
+@subcommand(
+    "targets",
+    "the NPUs ethorch knows",
+    argument("--diff", nargs=2, metavar=("A", "B"), help="what differs between two targets"),
+)
+def targets(options: argparse.Namespace) -> Answer:
+    from ethorch.report import tables
+
+    if options.diff:
+        differences = tables.target_differences(*options.diff)
+        rows = [("", *options.diff), *((name, *values) for name, values in differences.items())]
+        return Answer(differences, columns(rows))
+    found = tables.targets()
+    return Answer(found, columns([tuple(found[0]), *(tuple(row.values()) for row in found)]))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, from SUBCOMMANDS."""
+    top = argparse.ArgumentParser(prog="ethorch", description="PyTorch models to Arm Ethos-U NPUs, and onto the desk.")
+    top.add_argument("--version", action="store_true", help="print versions and exit")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for command in SUBCOMMANDS.values():
+        sub = commands.add_parser(command.name, help=command.help, description=command.help)
+        for add in command.arguments:
+            add(sub)
+        sub.add_argument("--json", action="store_true", help="print plain data as JSON")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done; 1 it could not be done, the reason is on stderr; 2 wrong usage; 130 interrupted."""
+    top = parser()
+    options = top.parse_args(arguments)
+    if options.version:
+        print("\n".join(f"{name} {found}" for name, found in _versions()))
+        return 0
+    if options.command is None:
+        top.print_help()
+        return 2
+    _quiet()
+    try:
+        answer = SUBCOMMANDS[options.command].run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (EthorchError, OSError) as error:
+        print(f"ethorch {options.command}: {error}", file=sys.stderr)
+        return 1
+    try:
+        print(json.dumps(answer.data, indent=2) if options.json else answer.text, flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answer.status
+
+
+def _quiet() -> None:
+    """Keeps torch's and torchao's remarks about their own insides off the terminal; their errors still come through."""
+    for name in ("torchao", "torch.utils._pytree", "torch.export"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _versions() -> list[tuple[str, str]]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name in ("ethorch", "torch", "executorch", "ethos-u-vela", "tosa-tools"):
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, "is not installed"))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,485 @@
+"""What the user chose: target, memories, compiler flags; to and from ExecuTorch's CompileSpec list."""
+
+from __future__ import annotations
+
+import enum
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ethorch import target as targets
+from ethorch import vela_config
+from ethorch.errors import SpecError, unknown_name
+from ethorch.target import Target
+from ethorch.vela_config import MemorySystem, VelaConfig
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+DEFAULT_INI = "Arm/vela.ini"
+
+# Keys of the list, as ExecuTorch's own Arm backend writes them, so that a .pte says the same thing in the same place.
+_TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
+_ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
+# Keys that only that backend gives a meaning to: read over, never written.
+_INCUMBENT_ONLY = frozenset(
+    (
+        "tosa_spec",
+        "ouput_reorder_workaround",
+        "transform_pipeline_config",
+        "preserve_io_quantization",
+        "tosa_sw_dev_mode",
+    )
+)
+
+SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
+
+
+class ArmCompileSpec:
+    """What every kind of compile spec shares: where to dump, what to dump, and the list form.
+
+    A subclass sets ``_OUTPUT_FORMAT``, the word by which a list tells which kind it is, and writes and reads its own
+    keys in ``_own_items`` and ``_from_items``.
+    """
+
+    class DebugMode(enum.Enum):
+        """Which debug artifact is written beside the intermediate ones."""
+
+        JSON = 1
+        TOSA = 2
+
+    _OUTPUT_FORMAT: ClassVar[str] = ""
+    _KINDS: ClassVar[dict[str, type[ArmCompileSpec]]] = {}
+
+    def __init__(self) -> None:
+        self.path_for_intermediates: str | None = None
+        self.tosa_debug_mode: ArmCompileSpec.DebugMode | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
+
+    def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
+        """Write each delegate's .tosa and text dumps into this folder; None stops it. Returns self."""
+        self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
+        return self
+
+    def dump_debug_info(self: SpecT, debug_mode: ArmCompileSpec.DebugMode | str | None) -> SpecT:
+        """Write debug information (``DebugMode.JSON`` or ``DebugMode.TOSA``) into that folder. Returns self."""
+        if debug_mode is None:
+            self.tosa_debug_mode = None
+            return self
+        name = str(getattr(debug_mode, "name", debug_mode))  # ExecuTorch's own enum has the same names
+        modes = ArmCompileSpec.DebugMode.__members__
+        if name not in modes:
+            raise unknown_name("debug mode", name, modes)
+        self.tosa_debug_mode = modes[name]
+        return self
+
+    def set_pass_pipeline_config(self, config: Any) -> None:
+        """Kept for programs that call it: ethorch has no pass pipeline, so there is nothing to configure."""
+        warnings.warn(
+            "set_pass_pipeline_config() has no effect: ethorch lowers in one walk and has no pass pipeline.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+    def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
+        """Kept for programs that call it: outputs always keep the program's order. Returns self."""
+        warnings.warn(
+            "set_output_order_workaround() has no effect: outputs always keep the program's order.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self
+
+    def get_output_order_workaround(self) -> bool:
+        """Always False: outputs keep the program's order without one."""
+        return False
+
+    def to_list(self) -> list[CompileSpec]:
+        """As ExecuTorch's list of key and value. SpecError when debug information has no folder to go to."""
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+        if self.tosa_debug_mode is not None and not self.path_for_intermediates:
+            raise SpecError(
+                "dump_debug_info() needs a folder: call dump_intermediate_artifacts_to(path) too, or "
+                "dump_debug_info(None)."
+            )
+        items = {_FORMAT: self._OUTPUT_FORMAT, **self._own_items()}
+        if self.path_for_intermediates is not None:
+            items[_ARTIFACTS] = self.path_for_intermediates
+        if self.tosa_debug_mode is not None:
+            items[_DEBUG] = self.tosa_debug_mode.name
+        return [CompileSpec(key, value.encode()) for key, value in items.items()]
+
+    @classmethod
+    def from_list(cls: type[SpecT], compile_specs: Iterable[CompileSpec]) -> SpecT:
+        """The spec that ``to_list`` wrote, or ExecuTorch's own Arm backend did. SpecError for anything else."""
+        items: dict[str, str] = {}
+        for item in compile_specs:
+            if item.key in items:
+                raise SpecError(f"compile spec list holds {item.key!r} twice.")
+            try:
+                items[item.key] = item.value if isinstance(item.value, str) else bytes(item.value).decode()
+            except UnicodeDecodeError:
+                raise SpecError(f"compile spec {item.key!r} is not text: {bytes(item.value)[:32]!r}.") from None
+        kinds = {name: kind for name, kind in ArmCompileSpec._KINDS.items() if issubclass(kind, cls)}
+        if (found := items.pop(_FORMAT, None)) is None:
+            raise SpecError(f"compile spec list has no {_FORMAT!r}; it holds {', '.join(sorted(items)) or 'nothing'}.")
+        if found not in kinds:
+            raise unknown_name(f"{_FORMAT} for {cls.__name__}", found, kinds)
+        path, mode = items.pop(_ARTIFACTS, None), items.pop(_DEBUG, None)
+        spec = kinds[found]._from_items(items)
+        for key in _INCUMBENT_ONLY & items.keys():
+            del items[key]
+        if items:
+            raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _ARTIFACTS, _DEBUG))
+        return spec.dump_intermediate_artifacts_to(path).dump_debug_info(mode)  # type: ignore[return-value]
+
+    @classmethod
+    def of(cls: type[SpecT], spec: SpecT | Sequence[CompileSpec]) -> SpecT:
+        """A spec from a spec or from its list form: the quantizer and the partitioner take either."""
+        if isinstance(spec, cls):
+            return spec
+        if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
+            return cls.from_list(spec)
+        raise SpecError(f"expected {cls.__name__} or its to_list(), found {type(spec).__name__}: {spec!r:.80}.")
+
+    def _own_items(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    @classmethod
+    def _from_items(cls, items: dict[str, str]) -> ArmCompileSpec:
+        """Build from ``items``, removing each key that was understood."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _Flag:
+    """One option of Vela's command line (Vela 5.2, vela.py, ``main``; the same in 5.1).
+
+    ``read`` turns the text after the flag into a value, raising ValueError with what is allowed; None for a switch.
+    ``effect``: ``used``, or why the flag changes nothing here, or (``refused``) why it cannot be honoured.
+    """
+
+    read: Callable[[str], Any] | None = None
+    effect: str = "used"
+    refused: str = ""
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"allowed: {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        allowed = f"allowed: an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if value < low or (high is not None and value > high):
+            raise ValueError(allowed)
+        return value
+
+    return read
+
+
+def _alignment(text: str) -> int:
+    value = _integer(16)(text)
+    if value & (value - 1):
+        raise ValueError("allowed: a power of two of at least 16")
+    return value
+
+
+def _softmax_range(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 65535:
+        raise ValueError("allowed: a number above 0 and below 65535")
+    return value
+
+
+_DRIVER = "it only changes what Vela's command line prints"
+_LEGACY = "it belongs to Vela's old Python core, which never sees TOSA"
+_COMMAND = "it asks Vela's command line for something other than compiling: run vela itself"
+
+FLAGS: Mapping[str, _Flag] = {
+    "--accelerator-config": _Flag(str),
+    "--arena-cache-size": _Flag(_integer(0)),
+    "--config": _Flag(str),
+    "--cop-format": _Flag(_one_of("COP1", "COP2")),
+    "--cpu-tensor-alignment": _Flag(_alignment),
+    "--disable-buffering": _Flag(),
+    "--disable-cascading": _Flag(),
+    "--disable-chaining": _Flag(),
+    "--disable-fwd": _Flag(),
+    "--disable-ifm-reuse": _Flag(),
+    "--experimental-softmax-int16-neg-exp-range": _Flag(_softmax_range),
+    "--memory-mode": _Flag(str),
+    "--optimise": _Flag(_one_of("Performance", "Size")),
+    "--output-format": _Flag(_one_of("raw"), effect="raw is the only format a delegate payload is made from"),
+    "--system-config": _Flag(str),
+    "--tensor-allocator": _Flag(_one_of("LinearAlloc", "Greedy", "HillClimb")),
+    "--verbose-all": _Flag(),
+    "--verbose-allocation": _Flag(),
+    "--verbose-graph": _Flag(),
+    "--verbose-high-level-command-stream": _Flag(),
+    "--verbose-quantization": _Flag(),
+    "--verbose-register-command-stream": _Flag(),
+    "--verbose-schedule": _Flag(),
+    # Accepted, without effect.
+    "--debug-force-regor": _Flag(effect="TOSA is always compiled by regor"),
+    "--enable-debug-db": _Flag(effect="the database of operators and command offsets is always kept"),
+    "--force-symmetric-int-weights": _Flag(effect=_LEGACY),
+    "--hillclimb-max-iterations": _Flag(_integer(0), effect=_LEGACY),
+    "--ignore-ops": _Flag(str, effect="it names TFLite operators; the partitioner decides what stays on the CPU"),
+    "--max-block-dependency": _Flag(_integer(0, 3), effect=_LEGACY),
+    "--output-dir": _Flag(str, effect="Vela writes no files here; see dump_intermediate_artifacts_to()"),
+    "--recursion-limit": _Flag(_integer(1), effect=_LEGACY),
+    "--show-cpu-operations": _Flag(effect=_DRIVER),
+    "--show-subgraph-io-summary": _Flag(effect=_DRIVER),
+    "--timing": _Flag(effect=_DRIVER),
+    "--verbose-config": _Flag(effect=_DRIVER),
+    "--verbose-cycle-estimate": _Flag(effect=_DRIVER),
+    "--verbose-operators": _Flag(effect=_LEGACY),
+    "--verbose-packing": _Flag(effect=_LEGACY),
+    "--verbose-performance": _Flag(effect=_DRIVER),
+    "--verbose-progress": _Flag(effect=_LEGACY),
+    "--verbose-tensor-format": _Flag(effect=_LEGACY),
+    "--verbose-tensor-purpose": _Flag(effect=_LEGACY),
+    "--verbose-weights": _Flag(effect=_DRIVER),
+    # Known, and refused.
+    "--api-version": _Flag(refused=_COMMAND),
+    "--debug-force-legacy-core": _Flag(refused="Vela's old Python core cannot read TOSA; leave the flag out"),
+    "--help": _Flag(refused=_COMMAND),
+    "--list-config-files": _Flag(refused=_COMMAND),
+    "--list-configs": _Flag(str, refused=_COMMAND),
+    "--separate-io-regions": _Flag(
+        refused="readers of the delegate payload expect inputs and outputs in the scratch region; leave the flag out"
+    ),
+    "--supported-ops-report": _Flag(refused=_COMMAND),
+    "--version": _Flag(refused=_COMMAND),
+}
+
+
+def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
+    """Vela flags to values: ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
+
+    A string is split as a shell would; so is a list entry such as ``"--optimise Size"``. A flag given twice keeps its
+    last value, ``--config`` all of them, as in Vela. SpecError for a flag or value Vela does not know.
+    """
+    words: list[str] = []
+    for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
+        if not isinstance(entry, str):
+            raise SpecError(f"extra_flags holds {entry!r} of type {type(entry).__name__}; every flag is a string.")
+        try:
+            value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
+            words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
+        except ValueError as error:
+            raise SpecError(f"extra_flags {entry!r} cannot be split into words: {error}.") from None
+    values: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, text = word.partition("=")
+        if not name.startswith("-"):
+            raise SpecError(
+                f"extra_flags: {word!r} is not a flag and follows none that takes a value. The network is not named "
+                "here: ethorch hands Vela the graph itself."
+            )
+        flag = FLAGS.get(name)
+        if flag is None:
+            raise unknown_name("Vela flag", name, (known for known, row in FLAGS.items() if not row.refused))
+        if flag.refused:
+            raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
+        if flag.read is None:
+            if equals:
+                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {text!r}.")
+            values[name] = True
+            continue
+        given = text if equals else next(rest, "")
+        if not given or (not equals and given.startswith("--")):
+            raise SpecError(f"extra_flags: {name} needs a value, found {given or 'none'!r}.")
+        try:
+            read = flag.read(given)
+        except ValueError as error:
+            raise SpecError(f"extra_flags: {name} {given!r}: {error}.") from None
+        if name == "--config":
+            values.setdefault(name, []).append(read)
+        else:
+            values[name] = read
+    return values
+
+
+class EthosUCompileSpec(ArmCompileSpec):
+    """Compile for an Ethos-U NPU.
+
+    Args:
+        target: one of ``ethorch.target.TARGETS``, e.g. ``"ethos-u55-128"``.
+        system_config: a ``System_Config`` section of the ini; None takes the target's default.
+        memory_mode: a ``Memory_Mode`` section of the ini; None takes the target's default.
+        extra_flags: further flags of Vela's command line, as a list or one string.
+        config_ini: Vela's own ``Arm/vela.ini``, or the path of an ini file of yours.
+
+    Raises:
+        SpecError: a name or flag that is unknown, with the list of known ones.
+    """
+
+    _OUTPUT_FORMAT = "vela"
+
+    def __init__(
+        self,
+        target: str,
+        system_config: str | None = None,
+        memory_mode: str | None = None,
+        extra_flags: str | Sequence[str] | None = None,
+        config_ini: str | None = DEFAULT_INI,
+    ):
+        super().__init__()
+        self.target: Target = targets.lookup(target)
+        self.flags: dict[str, Any] = parse_flags(extra_flags)
+        accelerator = self.flags.pop("--accelerator-config", self.target.name)
+        if targets.lookup(accelerator) != self.target:
+            raise SpecError(
+                f"extra_flags: --accelerator-config {accelerator} contradicts target {self.target.name!r}. "
+                "Change target and leave the flag out."
+            )
+        self.flags.pop("--output-format", None)
+        self.config_files: tuple[str, ...] = (*self.flags.pop("--config", ()), config_ini or DEFAULT_INI)
+        self.system_config: str = self._choose("system_config", system_config, self.target.default_system_config)
+        self.memory_mode: str = self._choose("memory_mode", memory_mode, self.target.default_memory_mode)
+        self.config_files = tuple(dict.fromkeys(self.config_files))
+        memory = self.memory_system  # refuses unknown sections now, not in the middle of lowering
+        largest = 1 << self.target.address_bits
+        for what, size in (
+            ("--arena-cache-size", self.flags.get("--arena-cache-size")),
+            (f"arena_cache_size of memory mode {self.memory_mode!r}", memory.arena_cache_bytes),
+        ):
+            if size is not None and size > largest:
+                raise SpecError(f"{what} is {size} bytes; {self.target.name} addresses at most {largest}.")
+        family = self.target.family.upper()
+        if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
+            warnings.warn(
+                f"system config {self.system_config!r} describes another NPU than {self.target.name}: Vela compiles, "
+                f"but clock and bandwidths, and so cycle estimates, are those of the other. Default: "
+                f"{self.target.default_system_config!r}.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _choose(self, argument: str, given: str | None, default: str) -> str:
+        """The argument, else its flag among extra_flags, else the default; SpecError when argument and flag differ."""
+        flag = "--" + argument.replace("_", "-")
+        from_flag = self.flags.pop(flag, None)
+        if given is not None and from_flag is not None and given != from_flag:
+            raise SpecError(f"extra_flags: {flag} {from_flag} contradicts {argument}={given!r}. Leave one of them out.")
+        return given or from_flag or default
+
+    @property
+    def vela_config(self) -> VelaConfig:
+        """The ini files, read."""
+        return vela_config.load(self.config_files)
+
+    @property
+    def memory_system(self) -> MemorySystem:
+        """Clock and memories that ``system_config`` and ``memory_mode`` stand for."""
+        return self.vela_config.memory_system(self.system_config, self.memory_mode)
+
+    @property
+    def arena_cache_bytes(self) -> int:
+        """Staging memory that Vela may use: the flag, else the memory mode's, else all the NPU can address."""
+        for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
+            if size is not None:
+                return size
+        return 1 << self.target.address_bits
+
+    @property
+    def compiler_flags(self) -> list[str]:
+        """The same choices as a Vela command line, for ``vela`` itself and for the .pte."""
+        flags = []
+        for name, value in self.flags.items():
+            flags.append(name if value is True else f"{name}={value}")
+        return [
+            *flags,
+            f"--accelerator-config={self.target.name}",
+            *(f"--config={name}" for name in self.config_files),
+            "--output-format=raw",
+            f"--system-config={self.system_config}",
+            f"--memory-mode={self.memory_mode}",
+        ]
+
+    @property
+    def flags_without_effect(self) -> dict[str, str]:
+        """Flags that were accepted but change nothing, each with the reason."""
+        return {name: FLAGS[name].effect for name in self.flags if FLAGS[name].effect != "used"}
+
+    def _own_items(self) -> dict[str, str]:
+        return {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
+
+    @classmethod
+    def _from_items(cls, items: dict[str, str]) -> EthosUCompileSpec:
+        flags = parse_flags(items.pop(_FLAGS, ""))
+        name = items.pop(_TARGET, None) or flags.get("--accelerator-config")
+        if name is None:
+            raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
+        *others, ini = flags.pop("--config", [DEFAULT_INI])
+        words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
+        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini)
+
+    def __repr__(self) -> str:
+        return f"EthosUCompileSpec({self.target.name!r}, flags={self.compiler_flags!r})"
+
+
+class ArmCompileSpecBuilder:
+    """The older spelling: name the target with a method, then ``build()`` the list."""
+
+    def __init__(self) -> None:
+        self._spec: ArmCompileSpec | None = None
+        self._path: str | os.PathLike[str] | None = None
+        self._mode: ArmCompileSpec.DebugMode | str | None = None
+
+    def ethosu_compile_spec(
+        self,
+        target: str,
+        system_config: str | None = None,
+        memory_mode: str | None = None,
+        extra_flags: str | Sequence[str] | None = None,
+        config_ini: str | None = DEFAULT_INI,
+    ) -> ArmCompileSpecBuilder:
+        """Compile for an Ethos-U NPU; arguments as of ``EthosUCompileSpec``."""
+        if self._spec is not None:
+            raise SpecError("this ArmCompileSpecBuilder already has a target; use a new one for another target.")
+        self._spec = EthosUCompileSpec(target, system_config, memory_mode, extra_flags, config_ini)
+        return self
+
+    def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> ArmCompileSpecBuilder:
+        """As of ``ArmCompileSpec``."""
+        self._path = output_path
+        return self
+
+    def dump_debug_info(self, debug_mode: ArmCompileSpec.DebugMode | str | None) -> ArmCompileSpecBuilder:
+        """As of ``ArmCompileSpec``."""
+        self._mode = debug_mode
+        return self
+
+    def build(self) -> list[CompileSpec]:
+        """The list that quantizer and partitioner take."""
+        if self._spec is None:
+            raise SpecError("ArmCompileSpecBuilder has no target: call ethosu_compile_spec(...) before build().")
+        return self._spec.dump_intermediate_artifacts_to(self._path).dump_debug_info(self._mode).to_list()

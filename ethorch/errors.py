@@ -1,0 +1,93 @@
+"""The error tree, and the stable ids that name a refusal.
+
+::
+
+    EthorchError
+    ├── SpecError            a target, system config, memory mode or flag nobody knows     (also a ValueError)
+    ├── QuantizationError    the quantizer was asked for what it cannot do                 (also a ValueError)
+    ├── Unsupported          a refusal: an operator a target cannot run; holds its Reason
+    ├── VelaError            Vela declined a graph; holds Vela's own words
+    ├── FormatError          a file or blob from outside is malformed                      (also a ValueError)
+    │   ├── PayloadError     the delegate payload
+    │   └── ProgramError     the .pte
+    ├── MachineFault         the NPU machine stopped: command, offset, registers
+    └── HostError            the desk runtime: no compiler, wrong inputs, ExecuTorch refused to load
+
+``Unsupported`` is an answer, collected and reported. Anything else raised by a lowering is our bug and propagates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+class EthorchError(Exception):
+    """Base of everything ethorch raises on purpose."""
+
+
+class SpecError(EthorchError, ValueError):
+    """A compile specification names something unknown; the message lists what is known."""
+
+
+class QuantizationError(EthorchError, ValueError):
+    """The quantizer was asked for something it cannot do."""
+
+
+class VelaError(EthorchError):
+    """Vela declined a graph."""
+
+
+class FormatError(EthorchError, ValueError):
+    """A file or blob from outside is malformed."""
+
+
+class PayloadError(FormatError):
+    """The delegate payload is malformed."""
+
+
+class ProgramError(FormatError):
+    """The .pte file is malformed."""
+
+
+class MachineFault(EthorchError):
+    """The NPU machine stopped: unknown command, access outside a region, malformed stream."""
+
+
+class HostError(EthorchError):
+    """The desk runtime cannot be built, loaded or called that way."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an operator is not on the NPU.
+
+    Attributes:
+        id: stable dotted name, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
+        text: one sentence: what was found, what is allowed.
+        way_out: what the user can do about it; empty when there is nothing.
+    """
+
+    id: str
+    text: str
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} [{self.id}]" + (f" {self.way_out}" if self.way_out else "")
+
+
+class Unsupported(EthorchError):
+    """A refusal. The walk turns it into a partition report entry; ``preprocess`` lets it propagate."""
+
+    def __init__(self, reason: Reason):
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> SpecError:
+    """SpecError for a name nobody knows: the name, near misses, and the whole list of known ones."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return SpecError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,124 @@
+"""Reads flatbuffers from outside: every offset is checked before it is followed, and the whole is bounded in time."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+
+class Buffer(ABC):
+    """Bytes to read tables from.
+
+    A subclass says what kind of error a malformed file is. ``max_items`` bounds all vectors read together: those of a
+    hostile file may all overlap.
+    """
+
+    def __init__(self, data: memoryview, max_items: int):
+        self.data, self.max_items, self.budget = data, max_items, max_items
+
+    @abstractmethod
+    def error(self, what: str, problem: str) -> Exception:
+        """The exception for a part of the file, ``what``, that has a ``problem``."""
+
+    def check(self, position: int, size: int, what: str) -> None:
+        if position < 0 or position + size > len(self.data):
+            raise self.error(what, f"lies at bytes {position} to {position + size} of {len(self.data)}")
+
+    def spend(self, items: int, what: str) -> None:
+        self.budget -= items
+        if self.budget < 0:
+            raise self.error(what, f"takes the file past {self.max_items} items, more than any real one has")
+
+    def number(self, form: str, position: int, what: str) -> int:
+        """One number; ``form`` as in the struct module, e.g. ``<I``."""
+        self.check(position, struct.calcsize(form), what)
+        return struct.unpack_from(form, self.data, position)[0]
+
+
+class Table:
+    """A flatbuffer table inside ``reader.data``; a field that is absent reads as its default."""
+
+    def __init__(self, reader: Buffer, position: int, what: str):
+        self.reader, self.position, self.what = reader, position, what
+        self.vtable = position - reader.number("<i", position, what)
+        self.vtable_bytes = reader.number("<H", self.vtable, what)
+        if self.vtable_bytes < 4 or self.vtable_bytes % 2:
+            raise reader.error(what, f"has a table description of {self.vtable_bytes} bytes")
+
+    def _at(self, field: int) -> int:
+        slot = 4 + 2 * field
+        if slot + 2 > self.vtable_bytes:
+            return 0
+        offset = self.reader.number("<H", self.vtable + slot, self.what)
+        return self.position + offset if offset else 0
+
+    def number(self, field: int, form: str, default: int = 0) -> int:
+        at = self._at(field)
+        return self.reader.number(form, at, self.what) if at else default
+
+    def table(self, field: int, what: str) -> Table | None:
+        at = self._at(field)
+        return Table(self.reader, at + self.reader.number("<I", at, what), what) if at else None
+
+    def required(self, field: int, what: str) -> Table:
+        table = self.table(field, what)
+        if table is None:
+            raise self.reader.error(self.what, f"has no {what}")
+        return table
+
+    def _vector(self, field: int, item_bytes: int, what: str) -> tuple[int, int]:
+        """Position of the first item and number of items. The runtime does not ask whether it exists, so this does."""
+        at = self._at(field)
+        if not at:
+            raise self.reader.error(what, "is missing")
+        start = at + self.reader.number("<I", at, what)
+        count = self.reader.number("<I", start, what)
+        self.reader.check(start + 4, count * item_bytes, what)
+        return start + 4, count
+
+    def has(self, field: int) -> bool:
+        return self._at(field) != 0
+
+    def numbers(self, field: int, form: str, what: str) -> tuple[int, ...]:
+        start, count = self._vector(field, struct.calcsize(f"<{form}"), what)
+        self.reader.spend(count, what)
+        return struct.unpack_from(f"<{count}{form}", self.reader.data, start) if count else ()
+
+    def blob(self, field: int, what: str) -> bytes:
+        start, count = self._vector(field, 1, what)
+        return bytes(self.reader.data[start : start + count])
+
+    def text(self, field: int, what: str) -> str:
+        raw = self.blob(field, what)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.reader.error(what, f"is not text: {raw[:40]!r}") from None
+
+    def texts(self, field: int, what: str) -> list[str]:
+        """A vector of strings; empty when absent."""
+        if not self.has(field):
+            return []
+        start, count = self._vector(field, 4, what)
+        self.reader.spend(count, what)
+        return [self._text_at(start + 4 * index, what) for index in range(count)]
+
+    def _text_at(self, at: int, what: str) -> str:
+        start = at + self.reader.number("<I", at, what)
+        size = self.reader.number("<I", start, what)
+        self.reader.check(start + 4, size, what)
+        return bytes(self.reader.data[start + 4 : start + 4 + size]).decode(errors="replace")
+
+    def length(self, field: int, what: str) -> int:
+        return self._vector(field, 4, what)[1]
+
+    def tables(self, field: int, what: str, optional: bool = False) -> Iterator[Table]:
+        if optional and not self.has(field):
+            return
+        start, count = self._vector(field, 4, what)
+        self.reader.spend(count, what)
+        for index in range(count):
+            at = start + 4 * index
+            name = f"{what} {index}"
+            yield Table(self.reader, at + self.reader.number("<I", at, name), name)

@@ -1,0 +1,527 @@
+"""The single walk: a quantized FX graph, read once, becomes a tosa.Graph.
+
+The same walk serves ``EthosUBackend.preprocess`` (strict: a refusal is raised) and the partitioner (a dry run over the
+whole program: refusals are collected, and a refused operator's result is simply not there for its users). It reads the
+edge dialect or the ATen graph as exported alike, and rewrites neither.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
+
+from ethorch.errors import Reason, Unsupported
+from ethorch.layout import contiguous
+from ethorch.ops.spec import OpSpec, find, op_name, overload_of
+from ethorch.qparams import QParams, QTensor
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import Graph, Origin
+
+TOSA_DTYPE = {
+    torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.bool: "BOOL", torch.float32: "FP32",
+    torch.float16: "FP16", torch.bfloat16: "BF16",
+}  # fmt: skip
+
+QUANTIZE = {f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default")}
+DEQUANTIZE = {name.replace(".quantize", ".dequantize") for name in QUANTIZE}
+
+NOT_OUTPUT_QUANTIZED = Reason(
+    "graph.output_not_quantized", "its float result is read by operators that were not quantized",
+    "Quantize the module it is in and the operators that read it.",
+)  # fmt: skip
+
+
+#: What torch.export writes of dtypes it has seen: true by construction, and nothing to compute.
+ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"}
+
+INT64_OUTPUT = Reason(
+    "graph.int64_output", "its int64 result is read outside the NPU, which has integers of 32 bits",
+    "Cast it to int32 in the model.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A float tensor that the NPU does not have: computed on the CPU, for the reason given where it is used."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pointwise operators on one quantized tensor, not yet computed: a quantize node turns them into one TABLE."""
+
+    source: QTensor
+    end: Node
+
+
+class Walk:
+    """One pass over ``graph``.
+
+    Args:
+        constants: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
+        builder: receives the TOSA.
+        strict: raise Unsupported instead of collecting it.
+        refused: nodes not to try (a previous pass of the dry run refused them), with their reasons.
+    """
+
+    def __init__(
+        self, graph: FxGraph, constants: Callable[[Node], np.ndarray | None], builder: Builder, *, strict: bool = True,
+        refused: Mapping[Node, Reason] | None = None,
+    ):  # fmt: skip
+        self.graph = graph
+        self.constants = constants
+        self.b = builder
+        self.strict = strict
+        self.refusals: dict[Node, Reason] = dict(refused or {})
+        self.supported: set[Node] = set()
+        self.env: dict[Node, Any] = {}
+        self.looked_up: dict[Node, QTensor] = {}
+
+    def run(self) -> Walk:
+        for node in self.graph.nodes:
+            self.b.origin = origin_of(node)
+            if node.op == "placeholder" or node.op == "get_attr":
+                self.env[node] = self.leaf(node)
+            elif node.op == "call_function":
+                self.call(node)
+            elif node.op == "output" and self.strict:
+                self.outputs(node)
+            elif node.op == "call_module":
+                self.env[node] = Missing(node)
+        return self
+
+    # --- leaves -----------------------------------------------------------------------------------------------------
+
+    def leaf(self, node: Node) -> Any:
+        array = self.constants(node)
+        if array is not None:
+            return array
+        return self.boundary(node)
+
+    def boundary(self, node: Node) -> Any:
+        """A tensor that comes from outside: an input of the TOSA graph if it holds integers, else Missing."""
+        tensor = node.meta.get("val")
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int8, torch.int16, torch.int32, torch.bool):
+            return Missing(node)
+        order = storage_order(tensor)
+        dtype = self.b.truth if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
+        value = self.b.input(node.name, [int(tensor.shape[dim]) for dim in order], dtype)
+        return QTensor(value, tuple((order.index(dim),) for dim in range(tensor.dim())), None)
+
+    def outputs(self, node: Node) -> None:
+        seen: set[int] = set()
+        flat: list[Node] = []
+        torch.fx.map_arg(node.args, flat.append)
+        for result in flat:
+            x = self.plain(self.env[result])
+            if not isinstance(x, QTensor):
+                raise Unsupported(NOT_OUTPUT_QUANTIZED)
+            if result.meta["val"].dtype == torch.int64:
+                raise Unsupported(INT64_OUTPUT)
+            self.b.origin = origin_of(result)
+            value = self.b.stored_as(x, [(dim,) for dim in storage_order(result.meta["val"])])
+            if value.is_const or value in self.b.graph.inputs or id(value) in seen:
+                value = self.b.emit("IDENTITY", value)
+            seen.add(id(value))
+            self.b.graph.outputs.append(value)
+
+    # --- operators --------------------------------------------------------------------------------------------------
+
+    def call(self, node: Node) -> None:
+        if node in self.refusals:
+            self.env[node] = self.boundary(node)
+            return
+        try:
+            self.env[node] = self.result(node)
+            if not isinstance(self.env[node], Missing):
+                self.supported.add(node)
+        except Unsupported as refusal:
+            if self.strict:
+                raise
+            self.refuse(node, refusal.reason)
+
+    def refuse(self, node: Node, reason: Reason) -> None:
+        """Not on the NPU. The integers a quantize node makes are still at hand: the CPU computes them."""
+        if op_name(node.target) not in QUANTIZE:
+            self.refusals[node] = reason
+        self.env[node] = self.boundary(node)
+
+    def result(self, node: Node) -> Any:
+        name = op_name(node.target)
+        if name in QUANTIZE:
+            return self.quantize(node)
+        if name in DEQUANTIZE:
+            return self.dequantize(node)
+        if node.target is operator.getitem:
+            return self.item(node)
+        if name in ASSERTIONS:
+            return None
+        spec = find(node.target)
+        if spec is None:
+            raise Unsupported(unknown_operator(node))
+        if spec.composite:
+            raise Unsupported(not_decomposed(name))
+        args, kwargs = self.arguments(node)
+        result = node.meta.get("val")
+        result = result[0] if isinstance(result, (tuple, list)) and result else result
+        if isinstance(result, torch.Tensor):
+            self.b.result_shape = tuple(int(extent) for extent in result.shape)
+            self.b.result_dtype = TOSA_DTYPE.get(result.dtype, "")
+        if self.constant(args, kwargs):
+            return self.folded(node)
+        source = self.single_source(node, spec)
+        if source is not None and not (self.ends_here(args) and spec.lower and spec.absorbs and self.output_qparams(node)):
+            return Chain(source, node)
+        args, kwargs = _mapped(args, self.plain), _mapped(kwargs, self.plain)
+        self.require_present(node, spec, args)
+        args, kwargs = spec.canonical(name, args, kwargs)
+        for check in spec.checks:
+            reason = check(*args, **kwargs)
+            if reason:
+                raise Unsupported(reason)
+        if spec.lower is None:
+            raise Unsupported(no_table(name, spec, args))
+        return self.lower(node, spec, args, kwargs)
+
+    def lower(self, node: Node, spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert spec.lower is not None
+        out = self.output_qparams(node)
+        quantized = [arg.q for arg in _flat(args) if isinstance(arg, QTensor) and arg.q is not None]
+        if out is None and spec.rule(node).output == "same" and quantized:
+            out = None if quantized[0].per_channel else quantized[0]          # what moves data needs no quantize node behind it
+        elif out is None and spec.rule(node).output in ("own", "fixed") and quantized:
+            raise Unsupported(NOT_OUTPUT_QUANTIZED)
+        before = len(self.b.graph.ops)
+        try:
+            result = spec.lower(self.b, *args, **kwargs, out=out)
+        except Unsupported:
+            del self.b.graph.ops[before:]
+            raise
+        wanted = self.b.result_shape
+        if isinstance(result, QTensor):
+            assert result.shape == wanted, f"{node.format_node()}: lowered to {result.shape}, PyTorch says {wanted}"
+            assert result.q == out or out is None, f"{node.format_node()}: result in {result.q}, wanted {out}"
+        return result
+
+    def item(self, node: Node) -> Any:
+        """One of several results. Operators whose other results nobody may read (indices, statistics) lower to the first."""
+        source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
+        if isinstance(source, (list, tuple)):
+            return source[index]
+        return source if index == 0 else Missing(node)
+
+    def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The node's arguments as values, defaults filled in; keyword-only ones as keywords."""
+        overload = overload_of(node.target)
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for index, argument in enumerate(overload._schema.arguments):
+            if index < len(node.args):
+                value: Any = node.args[index]
+            elif argument.name in node.kwargs:
+                value = node.kwargs[argument.name]
+            elif argument.kwarg_only and argument.default_value is None:
+                continue
+            else:
+                value = argument.default_value
+            value = torch.fx.map_arg(value, lambda n: self.env[n])
+            if argument.kwarg_only:
+                keywords[argument.name] = value
+            else:
+                positional.append(value)
+        return tuple(positional), keywords
+
+    @staticmethod
+    def constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Are all the tensors among the arguments float constants?"""
+        values = [value for value in _flat([*args, *kwargs.values()]) if isinstance(value, (QTensor, Chain, Missing, np.ndarray))]
+        return bool(values) and all(isinstance(value, np.ndarray) for value in values)
+
+    def folded(self, node: Node) -> np.ndarray:
+        """An operator of constants, computed now: as a decomposed ``x * 2`` has its 2."""
+
+        def tensor(argument: Node) -> torch.Tensor:
+            return torch.from_numpy(np.array(self.env[argument]))
+
+        target, kwargs = aten_call(node)
+        with torch.no_grad():
+            result = target(*torch.fx.map_arg(node.args, tensor), **torch.fx.map_arg(kwargs, tensor))
+        if not isinstance(result, torch.Tensor):
+            raise Unsupported(Reason("graph.constants", f"{op_name(node.target)} of constants has several results"))
+        return as_array(result)
+
+    def require_present(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> None:
+        """Refuse where a tensor argument is not on the NPU; finish chains that end here would need a quantize node."""
+        for value in _flat(args):
+            if isinstance(value, (Missing, Chain)):
+                raise Unsupported(
+                    Reason(
+                        "graph.input_not_quantized",
+                        f"its input {value.node if isinstance(value, Missing) else value.end} is float",
+                        "Quantize the module it is in, and calibrate.",
+                    )
+                )
+
+    # --- quantize, dequantize, tables ---------------------------------------------------------------------------------
+
+    def output_qparams(self, node: Node) -> QParams | None:
+        """QParams of the quantize nodes that read ``node``, looked up through operators that cost nothing."""
+        found: QParams | None = None
+        users, carrier = list(node.users), node
+        if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result is ever quantized
+            carrier = next((user for user in users if user.target is operator.getitem and user.args[1] == 0), node)
+            users = [] if carrier is node else list(carrier.users)
+        if len(users) == 1 and op_name(users[0].target) not in QUANTIZE:
+            spec = find(users[0].target) if users[0].op == "call_function" else None
+            if spec is not None and spec.absorbs and users[0] not in self.refusals and users[0].args[0] is carrier:
+                return self.output_qparams(users[0])
+            return None
+        for user in users:
+            q = self.qparams_of(user) if op_name(user.target) in QUANTIZE else None
+            if q is None or found not in (None, q):
+                return None
+            found = q
+        return found
+
+    def qparams_of(self, node: Node) -> QParams | None:
+        """QParams of a quantize or dequantize node; None where a parameter is not known at compile time."""
+        name = op_name(node.target)
+        args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
+        if any(arg is None for arg in args[1:]):
+            return None
+        if "per_channel" in name:
+            scales, zeros, axis, low, high, dtype = np.asarray(args[1]), np.asarray(args[2]), *args[3:7]
+        else:
+            scales, zeros, axis, low, high, dtype = np.atleast_1d(args[1]), np.atleast_1d(args[2]), None, *args[3:6]
+        if dtype not in TOSA_DTYPE:
+            return None
+        zero_points = tuple(int(zero) for zero in zeros) if zeros.any() else (0,) * scales.size
+        return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
+
+    def quantize(self, node: Node) -> Any:
+        x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
+        if isinstance(x, (Missing, np.ndarray)) or q is None or q.per_channel:
+            return self.boundary(node)
+        if isinstance(x, Chain):
+            return self.table(x, q)
+        assert isinstance(x, QTensor)
+        return self.b.requantized(x, q)
+
+    def dequantize(self, node: Node) -> Any:
+        source = node.all_input_nodes[0]
+        x, q = self.env[source], self.qparams_of(node)
+        if isinstance(x, np.ndarray) and q is not None:
+            value = self.b.const(x, q.dtype, source.name)
+            return QTensor(value, contiguous(x.shape), q)
+        if not isinstance(x, QTensor) or q is None or q.per_channel:
+            return Missing(node)
+        return QTensor(x.value, x.dims, q)
+
+    @staticmethod
+    def ends_here(args: tuple[Any, ...]) -> bool:
+        """Is every argument at hand, none still a chain?"""
+        return not any(isinstance(value, Chain) for value in _flat(args))
+
+    def single_source(self, node: Node, spec: OpSpec) -> QTensor | None:
+        """The one quantized tensor a pointwise operator depends on, directly or through a chain; None otherwise."""
+        if not spec.pointwise:
+            return None
+        source: QTensor | None = None
+        for arg in (*node.args, *node.kwargs.values()):
+            x = self.env[arg] if isinstance(arg, Node) else arg
+            if isinstance(x, np.ndarray) and x.size == 1:
+                continue
+            if isinstance(x, QTensor) and x.value.is_const and x.value.data is not None and x.value.data.size == 1:
+                continue
+            if isinstance(x, Chain):
+                x = x.source
+            if isinstance(x, QTensor):
+                if x.q is None or x.q.dtype not in spec.table_dtypes or (source is not None and source != x):
+                    return None
+                source = x
+            elif isinstance(arg, Node):
+                return None
+        if source is None or source.value.is_const or source.shape != self.b.result_shape:
+            return None
+        return source
+
+    def plain(self, x: Any) -> Any:
+        """A chain that ends in truth values or integers, as those; anything else as it is."""
+        if not isinstance(x, Chain) or x.end.meta["val"].dtype.is_floating_point:
+            return x
+        if x.end not in self.looked_up:
+            real, dtype = self.entries(x), x.end.meta["val"].dtype
+            looked_up = self.b.truth_table(x.source, real) if dtype == torch.bool else self.b.integer_table(x.source, real)
+            self.looked_up[x.end] = looked_up
+        return self.looked_up[x.end]
+
+    def table(self, chain: Chain, out: QParams) -> QTensor:
+        """The chain as one TABLE."""
+        return self.b.table(chain.source, self.entries(chain), out)
+
+    def entries(self, chain: Chain) -> np.ndarray:
+        """The chain's results: its operators, run on the reals of its source that a table has entries for."""
+        codes = torch.from_numpy(chain.source.qparams.table_inputs)
+        results: dict[Node, Any] = {}
+
+        def run(node: Node) -> Any:
+            if node not in results:
+                results[node] = self.leaf_codes(self.env[node], codes) if not isinstance(self.env[node], Chain) else call(node)
+            return results[node]
+
+        def call(node: Node) -> Any:
+            target, keywords = aten_call(node)
+            fresh = target._schema.is_mutable  # an in-place form must not write into what others still read
+
+            def value(arg: Any) -> Any:
+                result = run(arg) if isinstance(arg, Node) else arg
+                return result.clone() if fresh and isinstance(result, torch.Tensor) else result
+
+            with torch.no_grad():
+                return target(*map(value, node.args), **{key: value(arg) for key, arg in keywords.items()})
+
+        return run(chain.end).expand(codes.shape).to(torch.float32).numpy()
+
+    @staticmethod
+    def leaf_codes(x: Any, codes: torch.Tensor) -> torch.Tensor:
+        """What a chain's leaf is when the chain runs over its source's codes: the codes, or a constant."""
+        if isinstance(x, np.ndarray):
+            return torch.from_numpy(np.array(x)).reshape(())
+        if x.value.is_const:
+            return torch.from_numpy(x.qparams.dequantize(x.value.data.astype(np.int32))).reshape(())
+        return codes
+
+
+def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
+    """The ATen operator that computes what ``node`` does, and its keywords: how the result lies in memory says nothing here."""
+    keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
+    if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
+        return torch.ops.aten._to_copy.default, keywords
+    if op_name(node.target) == "dim_order_ops._clone_dim_order.default":
+        return torch.ops.aten.clone.default, {}
+    return overload_of(node.target), keywords
+
+
+def _mapped(args: Any, function: Callable[[Any], Any]) -> Any:
+    """``args`` with ``function`` applied to what is in its tuples, lists and dicts."""
+    if isinstance(args, dict):
+        return {key: _mapped(value, function) for key, value in args.items()}
+    if isinstance(args, (list, tuple)):
+        return (tuple if isinstance(args, tuple) else list)(_mapped(arg, function) for arg in args)
+    return function(args)
+
+
+def _flat(args: Any) -> list[Any]:
+    if isinstance(args, (list, tuple)):
+        return [value for arg in args for value in _flat(arg)]
+    return [args]
+
+
+def _quantized(value: Any) -> bool:
+    return isinstance(value, QTensor) and value.q is not None
+
+
+def unknown_operator(node: Node) -> Reason:
+    name = op_name(node.target)
+    return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
+
+
+def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
+    if spec.steps and any(_quantized(x) and x.q.dtype == "INT16" for x in _flat(args)):
+        return Reason(
+            "table.int16_steps", f"{name} jumps, and an int16 table interpolates; allowed is int8",
+            "Quantize this module to int8.",
+        )  # fmt: skip
+    return Reason("graph.input_not_quantized", f"{name} becomes a table of one quantized input")
+
+
+def not_decomposed(name: str) -> Reason:
+    return Reason(
+        "operator.composite", f"{name} runs on the NPU as several operators, each calibrated, and this one is still whole",
+        "Let EthosUQuantizer quantize it.",
+    )  # fmt: skip
+
+
+def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Logical dimensions from outermost to innermost in memory (ExecuTorch's dim order); the logical order if not dense."""
+    try:
+        return tuple(int(dim) for dim in tensor.dim_order())
+    except RuntimeError:
+        return tuple(range(tensor.dim()))
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def origin_of(node: Node) -> Origin:
+    """Module path and source line of an FX node, from the metadata torch.export leaves."""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = ""
+    for path, _ in stack.values():
+        module = path
+    source = ""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if frames:
+        own = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
+        path, line = (own or frames)[-1]
+        source = f"{path.rsplit('/', 1)[-1]}:{line}"
+    target = op_name(node.target) if node.op == "call_function" else node.op
+    return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
+
+
+def lower_program(program: Any, builder: Builder) -> Graph:
+    """The whole ExportedProgram (one delegate's, as ExecuTorch hands it to ``preprocess``) as a verified TOSA graph.
+
+    Raises:
+        Unsupported: an operator cannot run on the builder's target.
+    """
+    Walk(program.graph, constants_of(program), builder).run()
+    builder.graph.verify()
+    return builder.graph
+
+
+def constants_of(program: Any) -> Callable[[Node], np.ndarray | None]:
+    """FX node -> its parameter, buffer or constant tensor as a NumPy view, for an ExportedProgram."""
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    mutated = set(signature.buffers_to_mutate.values())
+
+    def lookup(node: Node) -> np.ndarray | None:
+        target = names.get(node.name) if node.op == "placeholder" else None
+        if target is None or target in mutated:
+            return None
+        tensor = program.state_dict.get(target)
+        if tensor is None:
+            tensor = program.constants.get(target)
+        return None if tensor is None else as_array(tensor)
+
+    return lookup
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as an array; bfloat16, which NumPy lacks, as float32.
+
+    ExecuTorch partitions a program whose constants are fake. Those become arrays of the right shape that hold one small
+    number and own no memory: whether an operator can run never depends on what a constant holds.
+    """
+    tensor = tensor.detach()
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 and not isinstance(tensor, FakeTensor) else tensor
+    if not isinstance(tensor, FakeTensor):
+        return tensor.cpu().numpy()
+    one = torch.empty((), dtype=torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy()
+    one[...] = 2.0**-8 if tensor.dtype.is_floating_point else 0
+    return np.broadcast_to(one, tuple(tensor.shape))

@@ -1,0 +1,120 @@
+"""Scaling, rounding, reciprocals and table lookups, as the hardware does them, on int64 arrays.
+
+Source: ``ethos-u-npu.md`` sections 6.1, 6.4 and 6.6, verified there against the TOSA reference model and LiteRT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+DOUBLE_BIT = 31  # DBL rounding adds a second half at bit 30 (6.1)
+
+# U55/U65 names on the left of 6.1's table, in the words of U85.
+SAME_ROUNDING = {"DBL": "DOUBLE_SYMMETRIC", "TRUNCATE": "TRUNCATE_TO_ZERO"}
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """v -> v * multiplier / 2**shift, rounded. multiplier and shift are int64 scalars or one per channel.
+
+    Attributes:
+        rounding: a name of ROUNDING_U85; U55's DBL and TRUNCATE are translated (SAME_ROUNDING).
+        double: the d of 6.1: DOUBLE_* round twice at bit 30 - d.
+    """
+
+    multiplier: np.ndarray
+    shift: np.ndarray
+    rounding: str
+    double: int = 0
+
+    @property
+    def is_identity(self) -> bool:
+        return bool(np.all(self.multiplier == 1) and np.all(self.shift == 0))
+
+    def __call__(self, v: np.ndarray) -> np.ndarray:
+        """int64 in, int64 out; the product wraps at 64 bits, which no legal program reaches."""
+        if self.is_identity:
+            return v
+        p = v * self.multiplier
+        if addend := _ADDENDS[self.rounding]:
+            p += addend(v, self)
+        p >>= self.shift
+        return p
+
+
+def scaling(multiplier: int, shift: int, rounding: str, double: int = 0) -> Scaling:
+    return Scaling(np.int64(multiplier), np.int64(shift), SAME_ROUNDING.get(rounding, rounding), double)  # type: ignore
+
+
+def _half(s: Scaling) -> np.ndarray:
+    return np.where(s.shift > 0, np.int64(1) << np.maximum(s.shift - 1, 0), np.int64(0))
+
+
+def _second_half(s: Scaling) -> np.ndarray:
+    return np.where(s.shift > DOUBLE_BIT - s.double, np.int64(1) << (DOUBLE_BIT - 1 - s.double), np.int64(0))
+
+
+_ADDENDS = {
+    "NATURAL": lambda v, s: _half(s),
+    "DOUBLE_SYMMETRIC": lambda v, s: _half(s) + np.where(v >= 0, _second_half(s), -_second_half(s)),
+    "DOUBLE_ASYMMETRIC": lambda v, s: _half(s) + _second_half(s),
+    "SYMMETRIC": lambda v, s: _half(s) - (v < 0),
+    "TRUNCATE_TO_ZERO": lambda v, s: np.where(v >= 0, np.int64(0), (np.int64(1) << s.shift) - 1),
+    "TRUNCATE_TO_LOWER": None,
+}
+
+
+def average(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """total / count as the TOSA reciprocal does it: m/2**(30+k), k = bits of count-1, rounded half up (6.6)."""
+    k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
+    m = ((np.int64((1 << 30) + 1)) << k) // count
+    s = 30 + k
+    return (total * m + (np.int64(1) << (s - 1))) >> s
+
+
+def interpolate_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (6.4)."""
+    u = values + 32768
+    i = u >> 7
+    return base[i] + ((slope[i] * (u & 127) + 64) >> 7)
+
+
+def interpolate_32(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """16 -> 32 bits: (base[i] << 7) + slope[i]*f, TOSA's TABLE int16 result (6.4)."""
+    u = values + 32768
+    i = u >> 7
+    return (base[i] << 7) + slope[i] * (u & 127)
+
+
+def tanh_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """The built-in tanh of 6.4: table steps of 2**8."""
+    return _symmetric(_built_in(values, base, slope, 8), 8)
+
+
+def sigmoid_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """The built-in sigmoid of 6.4: the tanh table in steps of 2**9, halved and moved up."""
+    return 16384 + _symmetric(_built_in(values, base, slope, 9), 10)
+
+
+def _built_in(v: np.ndarray, base: np.ndarray, slope: np.ndarray, b: int) -> np.ndarray:
+    u = np.clip(v, -(256 << b), (256 << b) - 1) + (256 << b)
+    i = u >> b
+    return base[i] * (1 << b) + slope[i] * (u & ((1 << b) - 1))
+
+
+def _symmetric(t: np.ndarray, n: int) -> np.ndarray:
+    half = 1 << (n - 1)
+    return np.where(t >= 0, (t + half) >> n, -((-t + half) >> n))
+
+
+def wrap_32(v: np.ndarray) -> np.ndarray:
+    """The low 32 bits, as a signed number."""
+    return v.astype(np.int32).astype(np.int64)
+
+
+def leading_zeros_32(v: np.ndarray) -> np.ndarray:
+    """Leading zeros of the 32-bit pattern; 32 for 0."""
+    pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; frexp gives the bit length
+    return 32 - np.frexp(pattern)[1].astype(np.int64)

@@ -1,0 +1,108 @@
+"""What a machine's operations did: per command, per operator of the model, and as the PMU events that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ethorch.npu.registers import U55, U65, U85, Npu
+from ethorch.npu.sources import Source, Sources
+from ethorch.npu.stream import Operation
+
+
+@dataclass
+class Counter:
+    """What one operation did, added up over runs. Bytes are per region; -1 is internal memory.
+
+    Attributes:
+        blocks: OFM blocks, as OFM_BLK_* cut the OFM.
+        weight_bytes: of encoded weights; also part of ``read_bytes``, with the scales.
+        dma_bytes: what a DMA copied.
+        seconds: on this desk.
+    """
+
+    op: Operation
+    runs: int = 0
+    macs: int = 0
+    read_bytes: dict[int, int] = field(default_factory=dict)
+    written_bytes: dict[int, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+    dma_bytes: int = 0
+    blocks: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class OperatorCounter:
+    """The Counters of all commands that work for one operator; ``source`` is None where no database says.
+
+    ``source.op_cycles`` is Vela's estimate for one run, to be held against ``seconds`` on a board.
+    """
+
+    source: Source | None
+    commands: int = 0
+    runs: int = 0
+    macs: int = 0
+    read_bytes: dict[int, int] = field(default_factory=dict)
+    written_bytes: dict[int, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+    dma_bytes: int = 0
+    blocks: int = 0
+    seconds: float = 0.0
+
+    def add(self, counter: Counter) -> None:
+        self.commands += 1
+        self.runs = max(self.runs, counter.runs)
+        for name in ("macs", "weight_bytes", "dma_bytes", "blocks", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(counter, name))
+        _add(self.read_bytes, counter.read_bytes)
+        _add(self.written_bytes, counter.written_bytes)
+
+
+def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
+    for region, size in part.items():
+        total[region] = total.get(region, 0) + size
+
+
+def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[OperatorCounter]:
+    """Counters grouped by source, in the order of the stream."""
+    groups: dict[int | None, OperatorCounter] = {}
+    for counter in sorted(counters, key=lambda c: c.op.index):
+        source = sources.at(counter.op.offset) if sources else None
+        groups.setdefault(None if source is None else id(source), OperatorCounter(source)).add(counter)
+    return list(groups.values())
+
+
+# PMU event numbers (9.1).
+MAC_ACTIVE = 48
+AXI0_READ_BEATS, AXI0_WRITE_BEATS = 130, 135
+AXI1_READ_BEATS, AXI1_WRITE_BEATS = 386, 391
+
+BEAT_BYTES = {U55: 8, U65: 16, U85: 16}  # width of an AXI port
+# The port a region goes through, as Arm's driver sets REGIONCFG by default (9.2): region 0 on AXI1, the others on AXI0;
+# on U65 the arena, too, is external memory.
+PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
+
+
+def events(counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None) -> dict[int, int]:
+    """PMU events by number, as far as the work itself determines them.
+
+    They are lower bounds of what a board counts: every byte is moved once and in full beats, every MAC unit is busy.
+    Hardware reads an IFM again where blocks overlap, or do not fit.
+
+    Args:
+        ports: AXI port by region; None takes what Arm's driver configures by default.
+    """
+    ports = PORTS[npu.family] if ports is None else ports
+    beat = BEAT_BYTES[npu.family]
+    result = dict.fromkeys((MAC_ACTIVE, AXI0_READ_BEATS, AXI0_WRITE_BEATS, AXI1_READ_BEATS, AXI1_WRITE_BEATS), 0)
+    for counter in counters:
+        result[MAC_ACTIVE] += -(-counter.macs // npu.macs)
+        for bytes_, events_ in (
+            (counter.read_bytes, (AXI0_READ_BEATS, AXI1_READ_BEATS)),
+            (counter.written_bytes, (AXI0_WRITE_BEATS, AXI1_WRITE_BEATS)),
+        ):
+            for region, size in bytes_.items():
+                if region >= 0:
+                    result[events_[ports.get(region, 0)]] += -(-size // beat)
+    return result

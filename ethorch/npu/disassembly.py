@@ -1,0 +1,211 @@
+"""A command stream as text one can read, and as plain data.
+
+Each operation is shown with what its registers amount to: boxes with shape, type, layout and place, kernel, scaling,
+activation. Places are ``region:address``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ethorch.errors import MachineFault
+from ethorch.npu import registers, stream
+from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, FeatureMap
+from ethorch.npu.kernel import PREPARE, Kernel, Span
+from ethorch.npu.ops.dma import INTERNAL
+from ethorch.npu.program import Program
+from ethorch.npu.sources import Source, Sources
+from ethorch.npu.stream import Operation
+from ethorch.npu.window import kernel_stride
+
+WINDOWS = ("NPU_OP_CONV", "NPU_OP_DEPTHWISE", "NPU_OP_POOL")
+KERNELS = (*WINDOWS, "NPU_OP_ELEMENTWISE", "NPU_OP_RESIZE")
+MARGIN = " " * 9
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operation, worked out.
+
+    Attributes:
+        command, offset: its number and byte offset in the stream.
+        operation: its name and mode.
+        source: the operator it works for, if known.
+        tensors: text by name: OFM, IFM, WEIGHT, ...
+        details: text by subject: kernel, scale, activation, ...
+        registers: those that matter to it, raw.
+        fault: why it cannot run.
+    """
+
+    command: int
+    offset: int
+    operation: str
+    source: Source | None
+    tensors: dict[str, str]
+    details: dict[str, str]
+    registers: dict[str, str]
+    fault: str = ""
+
+
+def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
+    """Every operation of a program, in the order of the stream."""
+    for op in program.operations():
+        tensors: dict[str, str] = {}
+        details: dict[str, str] = {}
+        fault = ""
+        prepare = PREPARE.get((op.name, op.npu.family))
+        try:
+            if prepare is not None:
+                kernel = prepare(op)
+                tensors = _tensors(kernel)
+                details = _details(op, kernel)
+        except MachineFault as problem:
+            fault = str(problem)
+        source = sources.at(op.offset) if sources else None
+        yield Line(op.index, op.offset, op.title, source, tensors, details, stream.describe(op), fault)
+
+
+def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any]]:
+    """Every operation as plain data, for ``--json``."""
+    result = []
+    for line in lines(program, sources):
+        row = {k: v for k, v in vars(line).items() if k != "source" and (v or k in ("command", "offset"))}
+        if line.source is not None:
+            row["source"] = vars(line.source)
+        result.append(row)
+    return result
+
+
+def text(program: Program, sources: Sources | None = None) -> str:
+    """A program as text: a few lines for each operation, and a heading where another operator begins."""
+    header = program.header
+    out = [f"; {header.npu.name}, {len(program.commands)} commands, {header.stop - header.start} bytes"]
+    before: Source | None = None
+    for line in lines(program, sources):
+        if line.source is not None and line.source is not before:
+            out += ["", f"; {line.source}, {line.source.op_cycles} cycles by Vela's estimate"]
+        before = line.source or before
+        out += _text(line)
+    return "\n".join(out) + "\n"
+
+
+def _text(line: Line) -> Iterator[str]:
+    name = line.operation.removeprefix("NPU_OP_")
+    plain = [] if line.tensors or line.details or line.fault else line.registers.values()
+    yield f"{line.offset:06x}   {name} {' '.join(plain)}".rstrip()
+    for key, value in line.tensors.items():
+        yield f"{MARGIN}  {key:<8} {value}"
+    if line.details:
+        yield f"{MARGIN}  " + "; ".join(f"{k} {v}" for k, v in line.details.items())
+    if line.fault:
+        yield f"{MARGIN}  cannot run: {line.fault}"
+
+
+def _tensors(kernel: Kernel) -> dict[str, str]:
+    """What is written, then what is read."""
+    return {a.name: _span(a) if isinstance(a, Span) else _box(a) for a in (*kernel.writes, *kernel.reads)}
+
+
+def _span(span: Span) -> str:
+    return f"{_place(span.region, span.base)}, {span.size_bytes} bytes"
+
+
+def _place(region: int, address: int) -> str:
+    return f"{'internal' if region == INTERNAL else region}:{address:#x}"
+
+
+def _box(fm: FeatureMap) -> str:
+    kind = f"{fm.dtype.name}[{fm.height},{fm.width},{fm.depth}]"
+    zero_point = f", zero point {fm.zero_point}" if fm.zero_point else ""
+    if fm.storage == STORAGE_CHAINED:
+        return f"{kind} in chain buffer {fm.region}{zero_point}"
+    if fm.storage == STORAGE_NONE:
+        return f"{kind} without memory{zero_point}"
+    places = ", ".join(_place(fm.region, t.base) + (f" from row {t.y} column {t.x}" if t.y or t.x else "") for t in fm.tiles)
+    y, x, c = fm.strides
+    strides = f"strides {y},{x}" + (f",{c}" if fm.bricks else "")
+    return f"{kind} {'NHCWB16' if fm.bricks else 'NHWC'} at {places}, {strides}{zero_point}"
+
+
+def _named(op: Operation, key: str) -> str:
+    return registers.value_names(op.npu.family)[key][op[key]]
+
+
+def _details(op: Operation, kernel: Kernel) -> dict[str, str]:
+    if op.name not in KERNELS:
+        return {}
+    details: dict[str, str] = {}
+    if op.name in WINDOWS:
+        details |= _window(op)
+    if op.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE"):
+        details["weights"] = _named(op, "KERNEL_STRIDE.weight_order").lower().replace("_", " ")
+        if op.state.get("WEIGHT_FORMAT.decoder"):
+            details["weights"] += ", fast"
+        if op.state.get("WEIGHT_FORMAT.sparsity"):
+            details["weights"] += ", 2:4 sparse"
+    if op.name == "NPU_OP_ELEMENTWISE":
+        details |= _operands(op)
+    if op.name == "NPU_OP_RESIZE":
+        details["scale"] = f"1/{op['RESIZE_Y_SCALE_N']} x 1/{op['RESIZE_X_SCALE_N']}"
+        details["offset"] = f"{op['RESIZE_Y_OFFSET']},{op['RESIZE_X_OFFSET']}"
+    details |= _output(op)
+    if kernel.macs:
+        details["MACs"] = str(kernel.macs)
+    return details
+
+
+def _window(op: Operation) -> dict[str, str]:
+    dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
+    size = [(op[f"KERNEL_{a}"] - 1) // d + 1 for a, d in zip(("HEIGHT", "WIDTH"), dilation, strict=True)]
+    found = {"kernel": f"{size[0]}x{size[1]}"}
+    if kernel_stride(op) != (1, 1):
+        found["stride"] = "{}x{}".format(*kernel_stride(op))
+    if dilation != (1, 1):
+        found["dilation"] = "{}x{}".format(*dilation)
+    sides = [op[f"IFM_PAD_{side}"] for side in ("TOP", "LEFT", "BOTTOM", "RIGHT")]
+    if any(sides):
+        found["pad"] = "top {} left {} bottom {} right {}".format(*sides)
+    if op["IFM_UPSCALE"]:
+        found["upscale"] = _named(op, "IFM_UPSCALE").lower()
+    return found
+
+
+def _operands(op: Operation) -> dict[str, str]:
+    """Scales, scalars and order of an elementwise operation's inputs."""
+    found: dict[str, str] = {}
+    for key in ("OPA_SCALE", "OPB_SCALE", "IFM_SCALE", "IFM2_SCALE"):
+        multiplier = op.state.get(f"{key}.scale", op.state.get(key, 0))
+        shift = op.state.get(f"{key}.shift", 0)
+        if multiplier and (multiplier, shift) != (1, 0):
+            found[key] = f"{multiplier} >> {shift}" if shift else str(multiplier)
+    if op.state.get("IFM2_BROADCAST.constant"):
+        found["IFM2"] = f"constant {op['IFM2_SCALAR']}"
+    for prefix in ("IFM", "IFM2"):
+        name = registers.BROADCAST_U85.get(op.state.get(f"{prefix}_BROADCAST", 0), "")
+        if name == "SCALAR":
+            found[prefix] = f"scalar {op['OP_SCALAR']}"
+    if op.state.get("IFM2_BROADCAST.operand_order"):
+        found["order"] = "IFM2 first"
+    return found
+
+
+def _output(op: Operation) -> dict[str, str]:
+    found: dict[str, str] = {}
+    rounding = next(_named(op, k) for k in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding") if k in op.state)
+    if op["OFM_PRECISION.scale_mode"]:
+        found["scale"] = f"{op['OFM_SCALE.scale']} >> {op['OFM_SCALE.shift']} {rounding.lower()}"
+    else:
+        found["scale"] = f"per channel, {rounding.lower()}"
+    signed = op["OFM_PRECISION.signed"]
+    low, high = (v - 0x10000 if signed and v & 0x8000 else v for v in (op["ACTIVATION_MIN"], op["ACTIVATION_MAX"]))
+    found["clamp"] = f"{low}..{high}"
+    if op["ACTIVATION.function"]:
+        table = f" {op['ACTIVATION.table']}" if "ACTIVATION.table" in op.state else ""
+        found["activation"] = _named(op, "ACTIVATION.function") + table
+    for key in ("OFM_PRECISION.transpose", "OFM_PRECISION.reverse", "ACC_FORMAT.input", "ACC_FORMAT.output"):
+        if op.state.get(key):
+            found[key.partition(".")[2] if "OFM" in key else f"accumulator {key[11:]}"] = _named(op, key)
+    found["block"] = f"{op['OFM_BLK_HEIGHT']}x{op['OFM_BLK_WIDTH']}x{op['OFM_BLK_DEPTH']}"
+    return found

@@ -1,0 +1,203 @@
+"""FeatureMap: bytes of a region seen as a box [H, W, C].
+
+A box is cut into at most four tiles, each with its own base address (3.2). Inside a tile an element lies at ``base +
+y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
+(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are neither read nor written (3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu.stream import Operation
+
+BRICK = 16  # channels of an NHCWB16 brick (3.3)
+FORMAT_NHCWB16 = 1
+STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
+
+
+def element_type(signed: int, precision: int) -> np.dtype:
+    """The NumPy type of a precision field: 0 8-bit, 1 16, 2 32, 3 64 (int48 values are stored in 64, 2.5)."""
+    return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Rows y..y+height, columns x..x+width of a box, at one base address."""
+
+    y: int
+    x: int
+    height: int
+    width: int
+    base: int
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A tile's elements in memory. ``array`` is [h, w, C]; NHCWB16 has [h, bricks, w, 16] and a last partial brick."""
+
+    tile: Tile
+    array: np.ndarray
+    rest: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [self.array] if self.rest is None else [self.array, self.rest]
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """Where a box lies and how its elements are stored. It owns no bytes: ``views`` lays it over a region's memory."""
+
+    name: str
+    region: int
+    dtype: np.dtype
+    height: int
+    width: int
+    depth: int
+    bases: tuple[int, ...]
+    strides: tuple[int, int, int]  # y, x, c in bytes
+    tile_size: tuple[int, int, int]  # HEIGHT0, HEIGHT1, WIDTH0
+    bricks: bool
+    zero_point: int
+    storage: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, self.depth
+
+    @property
+    def elements(self) -> int:
+        return self.height * self.width * self.depth
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes an access to every element moves."""
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def in_memory(self) -> bool:
+        return self.storage in (STORAGE_TILE2X2, STORAGE_TILE3X1)
+
+    @cached_property
+    def value_range(self) -> tuple[int, int]:
+        info = np.iinfo(self.dtype)
+        return int(info.min), int(info.max)
+
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (3.2); storage TILE3X1 stacks three tiles vertically."""
+        h0, h1, w0 = self.tile_size
+        height, width = self.height, self.width
+        if height <= h0 and width <= w0:
+            return [Tile(0, 0, height, width, self.bases[0])]
+        if self.storage == STORAGE_TILE3X1:
+            cuts = [0, min(h0, height), min(h0 + h1, height), height]
+            boxes = [(cuts[i], 0, cuts[i + 1] - cuts[i], width, self.bases[i]) for i in range(3)]
+        else:
+            boxes = [
+                (0, 0, min(h0, height), min(w0, width), self.bases[0]),
+                (0, w0, min(h1, height), width - w0, self.bases[1]),
+                (h0, 0, height - h0, min(w0, width), self.bases[2]),
+                (h1, w0, height - h1, width - w0, self.bases[3]),
+            ]
+        return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
+
+    def views(self, memory: np.ndarray) -> list[View]:
+        """The tiles over one region's uint8 memory; MachineFault if a byte lies outside or an address is misaligned."""
+        return [self._view(tile, memory) for tile in self.tiles]
+
+    def _view(self, tile: Tile, memory: np.ndarray) -> View:
+        size = self.dtype.itemsize
+        sy, sx, sc = self.strides
+        alignment = BRICK if self.bricks else size
+        for what, address in (("base", tile.base), ("STRIDE_Y", sy), ("STRIDE_X", sx), ("STRIDE_C", sc)):
+            if address % alignment and (self.bricks or what != "STRIDE_C"):
+                raise MachineFault(f"{self.name} {what} {address:#x} is not aligned to {alignment} bytes")
+        if not self.bricks:
+            shape = tile.height, tile.width, self.depth
+            return View(tile, self._array(memory, tile, tile.base, shape, (sy, sx, size)))
+        full, rest = divmod(self.depth, BRICK)
+        array = self._array(memory, tile, tile.base, (tile.height, full, tile.width, BRICK), (sy, sc, sx, size))
+        if not rest:
+            return View(tile, array)
+        last = self._array(memory, tile, tile.base + full * sc, (tile.height, tile.width, rest), (sy, sx, size))
+        return View(tile, array, last)
+
+    def _array(self, memory: np.ndarray, tile: Tile, base: int, shape: tuple, strides: tuple) -> np.ndarray:
+        reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+        low = base + sum(min(r, 0) for r in reach)
+        high = base + sum(max(r, 0) for r in reach) + self.dtype.itemsize
+        if 0 in shape:
+            low = high = base = 0
+        if low < 0 or high > memory.size:
+            raise MachineFault(
+                f"{self.name} covers bytes {low:#x}..{high:#x} of region {self.region}, which has {memory.size:#x} "
+                f"bytes (tile of {tile.height}x{tile.width} at row {tile.y}, base {base:#x})"
+            )
+        return np.ndarray(shape, self.dtype, memory, base, strides)
+
+
+def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
+    """The feature map the registers of ``prefix`` (IFM, IFM2, OFM) describe, as a box of the given shape."""
+    return FeatureMap(
+        name=prefix,
+        region=op[f"{prefix}_REGION"],
+        dtype=element_type(op[f"{prefix}_PRECISION.signed"], op[f"{prefix}_PRECISION.precision"]),
+        height=shape[0],
+        width=shape[1],
+        depth=shape[2],
+        bases=tuple(op[f"{prefix}_BASE{i}"] for i in range(4)),
+        strides=(op[f"{prefix}_STRIDE_Y"], op[f"{prefix}_STRIDE_X"], op[f"{prefix}_STRIDE_C"]),
+        tile_size=(op[f"{prefix}_HEIGHT0"], op[f"{prefix}_HEIGHT1"], op[f"{prefix}_WIDTH0"]),
+        bricks=op[f"{prefix}_PRECISION.format"] == FORMAT_NHCWB16,
+        zero_point=op[f"{prefix}_ZERO_POINT"],
+        storage=op.state.get(f"{prefix}_PRECISION.storage", STORAGE_TILE2X2),
+    )
+
+
+def read_rows(views: list[View], first: int, out: np.ndarray) -> None:
+    """Fill ``out`` [n, W, C], of any type that holds the values, with rows first..first+n of a box."""
+    for view, rows, part in _overlaps(views, first, out):
+        if view.array.ndim == 3:
+            part[...] = view.array[rows]
+            continue
+        full = view.array.shape[1]
+        if full:
+            by_brick(part, full)[...] = view.array[rows].transpose(0, 2, 1, 3)
+        if view.rest is not None:
+            part[:, :, full * BRICK :] = view.rest[rows]
+
+
+def write_rows(views: list[View], first: int, values: np.ndarray) -> None:
+    """Store ``values`` [n, W, C], already of the stored type, as rows first..first+n of a box."""
+    for view, rows, part in _overlaps(views, first, values):
+        if view.array.ndim == 3:
+            view.array[rows] = part
+            continue
+        full = view.array.shape[1]
+        if full:
+            view.array[rows].transpose(0, 2, 1, 3)[...] = by_brick(part, full)
+        if view.rest is not None:
+            view.rest[rows] = part[:, :, full * BRICK :]
+
+
+def _overlaps(views: list[View], first: int, values: np.ndarray) -> Iterator[tuple[View, slice, np.ndarray]]:
+    """Each view that shares rows with ``values``: the view's rows, and the part of ``values`` they belong to."""
+    for view in views:
+        t = view.tile
+        low, high = max(first, t.y), min(first + values.shape[0], t.y + t.height)
+        if low < high:
+            yield view, slice(low - t.y, high - t.y), values[low - first : high - first, t.x : t.x + t.width]
+
+
+def by_brick(array: np.ndarray, full: int) -> np.ndarray:
+    """The first full*16 channels of [h, w, c] as a view [h, w, full, 16]."""
+    h, w, _ = array.shape
+    sy, sx, size = array.strides
+    return np.lib.stride_tricks.as_strided(array, (h, w, full, BRICK), (sy, sx, BRICK * size, size))

@@ -1,0 +1,228 @@
+"""Runs what Vela itself writes: its raw .npz, and the .tflite files whose operators it has put on the NPU.
+
+A .tflite from Vela holds custom operators "ethos-u": their inputs are the command stream, the constants (region 0), the
+arena (region 1), staging memory (region 2), then the graph's tensors, which lie in the arena where the metadata
+"OfflineMemoryAllocation" says (a version, a subgraph, a count, then an offset or -1 for each tensor).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ethorch.errors import FormatError
+from ethorch.flatbuffer import Buffer, Table
+from ethorch.npu.machine import SCRATCH, SCRATCH_FAST, Machine
+from ethorch.npu.program import Program
+
+MOST_BYTES = 1 << 30  # of any region; the files come from outside
+_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by element size
+_TYPES = {0: "float32", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}  # TFLite's TensorType
+_OPERATOR, _ALLOCATION = "ethos-u", "OfflineMemoryAllocation"
+_STREAM, _CONSTANTS, _ARENA, _FAST = range(4)  # operands of the operator
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output, row-major at ``offset`` of ``region``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    region: int
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class VelaFile:
+    """What a file of Vela's holds.
+
+    Attributes:
+        programs: to be run one after the other, on the same arena.
+        region_bytes: sizes of the regions to allocate, by number.
+    """
+
+    programs: tuple[Program, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    region_bytes: dict[int, int]
+
+    def run(self, inputs: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
+        """The outputs; ``options`` are the Machine's."""
+        if len(inputs) != len(self.inputs):
+            raise FormatError(f"the file takes {len(self.inputs)} inputs, found {len(inputs)}.")
+        regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
+        machines = [Machine(program, regions=regions, **options) for program in self.programs]
+        for tensor, array in zip(self.inputs, inputs, strict=True):
+            data = np.ascontiguousarray(array)
+            if data.nbytes != tensor.size_bytes or data.dtype.itemsize != tensor.dtype.itemsize:
+                raise FormatError(f"input {tensor.name} is {data.dtype}{list(data.shape)}; the file takes {tensor}.")
+            regions[tensor.region][tensor.offset : tensor.offset + data.nbytes] = data.view(np.uint8).ravel()
+            for machine in machines:
+                machine.mark_written(tensor.region, tensor.offset, data.nbytes)
+        for machine in machines:
+            machine.run()
+        return [regions[t.region][t.offset : t.offset + t.size_bytes].view(t.dtype).reshape(t.shape).copy() for t in self.outputs]
+
+
+def run_vela(path: str | os.PathLike[str], inputs: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
+    """Run a .npz (``vela --output-format raw``) or .tflite that Vela wrote.
+
+    Args:
+        inputs: in the order of the file; their elements are stored as they are.
+        options: for the Machine, e.g. ``trace`` or ``checks``.
+
+    Raises:
+        FormatError: not such a file, or inputs that do not fit it.
+        MachineFault: the NPU machine stopped.
+    """
+    return read_vela(path).run(inputs, **options)
+
+
+def read_vela(path: str | os.PathLike[str]) -> VelaFile:
+    """A .npz or .tflite that Vela wrote; FormatError for any other file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot read {os.fspath(path)}: {error.strerror}.") from None
+    found = _read_tflite(data) if data[4:8] == b"TFL3" else _read_npz(path)
+    for tensor in (*found.inputs, *found.outputs):
+        size = found.region_bytes.get(tensor.region)
+        if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 0 or tensor.offset + tensor.size_bytes > size:
+            raise FormatError(f"{tensor} does not lie in its region, which has {size} bytes.")
+    if any(not 0 <= size <= MOST_BYTES for size in found.region_bytes.values()):
+        raise FormatError(f"regions of {found.region_bytes} bytes: more than {MOST_BYTES}.")
+    return found
+
+
+# Vela's .npz ----------------------------------------------------------------------------------------------------------
+
+
+def _read_npz(path: str | os.PathLike[str]) -> VelaFile:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            # Its quantization entries are pickles, which stay unread.
+            names = [name for name in file.files if not name.endswith("_quantization")]
+            found = {name: file[name] for name in names}
+        inputs, outputs = (_npz_tensors(found, kind) for kind in ("input", "output"))
+        sizes = {SCRATCH: int(found["scratch_size"])}
+        if int(found["scratch_fast_region"]) == SCRATCH_FAST:
+            sizes[SCRATCH_FAST] = int(found["scratch_fast_size"])
+        stream, constants = found["cmd_data"].tobytes(), found["weight_data"].tobytes()
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise FormatError(f"{os.fspath(path)} is neither a .npz nor a .tflite from Vela: {error}.") from None
+    for tensor in (*inputs, *outputs):
+        if tensor.region > SCRATCH_FAST:  # separate regions for inputs and outputs
+            sizes[tensor.region] = max(sizes.get(tensor.region, 0), -(-(tensor.offset + tensor.size_bytes) // 16) * 16)
+    program = Program(stream, np.frombuffer(constants, np.uint8))
+    return VelaFile((program,), inputs, outputs, {n: size for n, size in sizes.items() if size})
+
+
+def _npz_tensors(found: dict[str, np.ndarray], kind: str) -> tuple[Tensor, ...]:
+    columns = (found[f"{kind}_{column}"] for column in ("shape", "elem_size", "region", "offset"))
+    tensors = []
+    for number, (shape, size, region, offset) in enumerate(zip(*columns, strict=True)):
+        dtype = np.dtype(_INTEGERS[int(size)])
+        tensors.append(Tensor(f"{kind} {number}", tuple(map(int, shape)), dtype, int(region), int(offset)))
+    return tuple(tensors)
+
+
+# Vela's .tflite -------------------------------------------------------------------------------------------------------
+
+
+class _Tflite(Buffer):
+    def error(self, what: str, problem: str) -> FormatError:
+        return FormatError(f"the .tflite file is damaged: {what} {problem}.")
+
+
+class _Model:
+    """The parts of a TFLite model that matter here. Field numbers: TFLite's schema.fbs, version 3."""
+
+    def __init__(self, data: bytes):
+        reader = _Tflite(memoryview(data), 10_000_000)
+        root = Table(reader, reader.number("<I", 0, "model"), "model")
+        self.reader = reader
+        self.operator_names = [
+            code.text(1, "custom code") if code.has(1) else f"builtin {max(code.number(0, '<b'), code.number(3, '<i'))}"
+            for code in root.tables(1, "operator codes")
+        ]
+        self.buffers = list(root.tables(4, "buffers"))
+        self.graph = next(root.tables(2, "subgraphs"), None)
+        if self.graph is None:
+            raise FormatError("the .tflite file holds no graph.")
+        self.tensors = list(self.graph.tables(0, "tensors"))
+        self.offsets: tuple[int, ...] = ()
+        for entry in root.tables(6, "metadata", optional=True):
+            if entry.text(0, "metadata name") == _ALLOCATION:
+                words = np.frombuffer(self.buffer(entry.number(1, "<I")), "<i4")
+                self.offsets = tuple(words[3:].tolist())
+
+    def buffer(self, number: int) -> bytes:
+        if not 0 <= number < len(self.buffers):
+            raise FormatError(f"the .tflite file has no buffer {number}.")
+        return self.buffers[number].blob(0, "buffer") if self.buffers[number].has(0) else b""
+
+    def tensor(self, number: int) -> Table:
+        if not 0 <= number < len(self.tensors):
+            raise FormatError(f"the .tflite file has no tensor {number}.")
+        return self.tensors[number]
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        tensor = self.tensor(number)
+        return tensor.numbers(0, "i", "shape") if tensor.has(0) else ()
+
+    def data(self, number: int) -> bytes:
+        return self.buffer(self.tensor(number).number(2, "<I"))
+
+    def place(self, number: int, base: int) -> Tensor:
+        """A graph tensor in the arena."""
+        tensor = self.tensor(number)
+        name = tensor.text(3, "tensor name") if tensor.has(3) else str(number)
+        kind = tensor.number(1, "<b")
+        if kind not in _TYPES:
+            raise FormatError(f"tensor {name} is of TFLite's type {kind}; known are {sorted(_TYPES)}.")
+        if number >= len(self.offsets) or self.offsets[number] < 0:
+            raise FormatError(f"tensor {name} has no place in the arena; Vela gives it one where all operators are on the NPU.")
+        return Tensor(name, self.shape(number), np.dtype(_TYPES[kind]), SCRATCH, self.offsets[number] - base)
+
+
+def _read_tflite(data: bytes) -> VelaFile:
+    model = _Model(data)
+    assert model.graph is not None
+    programs, sizes, base = [], {SCRATCH: 0}, 0
+    for operator in model.graph.tables(3, "operators"):
+        index = operator.number(0, "<I")
+        name = model.operator_names[index] if index < len(model.operator_names) else str(index)
+        if name != _OPERATOR:
+            raise FormatError(f"operator {name} is not on the NPU; only files whose operators all are can be run here.")
+        operands = operator.numbers(1, "i", "operands")
+        if len(operands) <= _FAST:
+            raise FormatError(f"operator {name} has {len(operands)} operands; at least {_FAST + 1} are expected.")
+        constants = np.frombuffer(model.data(operands[_CONSTANTS]), np.uint8)
+        programs.append(Program(model.data(operands[_STREAM]), constants))
+        arena, fast = operands[_ARENA], operands[_FAST]
+        if arena < len(model.offsets):
+            base = max(model.offsets[arena], 0)
+        sizes[SCRATCH] = max(sizes[SCRATCH], math.prod(model.shape(arena)))
+        if fast != arena:
+            sizes[SCRATCH_FAST] = max(sizes.get(SCRATCH_FAST, 0), math.prod(model.shape(fast)))
+    if not programs:
+        raise FormatError("the .tflite file has no operator of Vela's.")
+    inputs, outputs = (
+        tuple(model.place(number, base) for number in model.graph.numbers(field, "i", what))
+        for field, what in ((1, "graph inputs"), (2, "graph outputs"))
+    )
+    for tensor in (*inputs, *outputs):  # an arena tensor may be declared smaller than what lies in it
+        sizes[SCRATCH] = max(sizes[SCRATCH], tensor.offset + tensor.size_bytes)
+    return VelaFile(tuple(programs), inputs, outputs, {n: size for n, size in sizes.items() if size})

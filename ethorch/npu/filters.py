@@ -1,0 +1,219 @@
+"""Filters: an operation's decoded weights, biases and scales, in the layout its products want.
+
+Sums are exact. x*w is summed over raw IFM values (padding holds the zero point) and the zero point's share, the same
+for every window, moves into the bias; so |sum| <= max|x| * sum|w|, a bound the actual weights give. float32 products
+are exact below 2**24, float64 below 2**53. A sum beyond float32's bound is cut into parts that stay below it, as long
+as that takes fewer bytes through the multiplier than float64 does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu import traversal, weights
+from ethorch.npu.arithmetic import SAME_ROUNDING, Scaling
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.kernel import Span
+from ethorch.npu.output import ofm_rounding
+from ethorch.npu.registers import U85
+from ethorch.npu.stream import Operation
+from ethorch.npu.traversal import Order
+from ethorch.npu.window import kernel_stride
+
+if TYPE_CHECKING:
+    from ethorch.npu.machine import Machine
+
+FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
+LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (4.1)
+MOST_PARTS = 4  # of a float32 sum; more cost as much as float64
+PART_CHOICES = 128  # places where a sum may be cut
+
+MICROBLOCK_AREA = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (2.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE), to be multiplied in a float type with exact sums.
+
+    Attributes:
+        matrix: the weights, in as few bytes as they fit into.
+        dtype: the float type.
+        parts: row ranges of ``matrix`` whose sums are exact on their own.
+        offset: int64[O], the zero point's share of every sum, to be added.
+        bias: int64[O]; it belongs to the output stage (pitfall 19).
+        largest: float64[O], a bound on |sum + offset + bias| and on what is added up on the way.
+    """
+
+    matrix: np.ndarray
+    dtype: type
+    parts: tuple[slice, ...]
+    offset: np.ndarray
+    bias: np.ndarray
+    scaling: Scaling
+    largest: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Per-channel bias and scaling without weights, for POOL (5)."""
+
+    bias: np.ndarray
+    scaling: Scaling
+
+
+class Streams:
+    """The weight and scale streams of one operation, decoded when first run and again only if their bytes change."""
+
+    def __init__(self, op: Operation, ifm: FeatureMap, kind: str | None, kernel: tuple[int, int]):
+        self.ifm = ifm
+        self.family, self.depth = op.npu.family, op["OFM_DEPTH"]
+        rounding = ofm_rounding(op)
+        self.rounding = SAME_ROUNDING.get(rounding, rounding)
+        self.fast = bool(op.state.get("WEIGHT_FORMAT.decoder", 0))
+        self.depthwise = kind == "DW"
+        self.order: Order | None = None
+        names = ["WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3"]
+        self.weight_spans = [] if kind is None else _spans(op, names, "WEIGHT_REGION")
+        # u65-512 splits scales as it splits weights; U85 has one stream for all cores (5).
+        self.scale_spans = _spans(op, ["SCALE", "SCALE1"], "SCALE_REGION")
+        self.layout = weights.SCALE_LAYOUTS[op.npu.family, op["ACC_FORMAT.format"]]
+        if kind is not None:
+            self.order = _order(op, ifm, kind, kernel)
+        self._cached: tuple[bytes | None, Filter | Scales] | None = None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return (*self.weight_spans, *self.scale_spans)
+
+    def get(self, m: Machine) -> Filter | Scales:
+        """The decoded streams as they are in memory now. Constants cannot change; staged copies are compared."""
+        cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
+        if cached is not None and constant and cached[0] is None:
+            return cached[1]
+        data = b"".join(m.bytes(s) for s in self.spans)
+        if cached is None or data != cached[0]:
+            context = self.order, self.ifm.zero_point, self.ifm.dtype.str, self.depth, self.rounding, self.layout, self.fast
+            lengths = tuple(s.size_bytes for s in self.spans)
+            key = hashlib.blake2b(data, digest_size=16).digest(), lengths, context
+            value = m.program.remember(key, lambda: self._decode(m))
+            self._cached = cached = (None if constant else data, value)
+        return cached[1]
+
+    def _decode(self, m: Machine) -> Filter | Scales:
+        bias, scaling = self._scales(m)
+        if self.order is None:
+            return Scales(bias, scaling)
+        w = self._weights(m, self.order)  # int16 [O, KH*KW, I]
+        rows = w[:, :, 0] if self.depthwise else w.reshape(len(w), -1)  # [O, K]
+        offset = -self.ifm.zero_point * rows.sum(axis=1, dtype=np.int64)
+        low, high = self.ifm.value_range
+        reach = max(-low, high, abs(self.ifm.zero_point))
+        parts = _parts(rows, reach)
+        largest = np.abs(rows).sum(axis=1, dtype=np.int64).astype(np.float64) * reach
+        if largest.max(initial=0) >= FLOAT64_EXACT:
+            raise MachineFault("convolution sums may pass 2**53, which no legal program reaches")
+        largest += np.abs(bias) + np.abs(offset)
+        narrow = not rows.size or -128 <= rows.min() <= rows.max() <= 127
+        matrix = np.ascontiguousarray(rows.T, np.int8 if narrow else np.int16)
+        dtype = np.float32 if parts else np.float64
+        return Filter(matrix, dtype, parts or (slice(None),), offset, bias, scaling, largest)
+
+    def _scales(self, m: Machine) -> tuple[np.ndarray, Scaling]:
+        depth = self.depth
+        if not self.scale_spans:
+            raise MachineFault("per-channel scales are wanted, but SCALE_LENGTH is 0")
+        streams = [weights.decode_scales(m.bytes(s), self.layout) for s in self.scale_spans]
+        columns = []
+        for values in zip(*streams, strict=True):
+            column = np.zeros(depth, np.int64)
+            for s, part in enumerate(values):
+                wanted = len(column[s :: len(streams)])
+                if len(part) < wanted:
+                    raise MachineFault(f"the scale stream has {len(part)} entries for {wanted} channels")
+                column[s :: len(streams)] = part[:wanted]
+            columns.append(column)
+        bias, multiplier, shift = columns
+        return bias, Scaling(multiplier, shift, self.rounding)
+
+    def _weights(self, m: Machine, order: Order) -> np.ndarray:
+        """int16 W[o][ky*KW+kx][i] from all streams."""
+        fast = self.fast
+        wanted = 1 if fast else min(order.streams, order.ofm_depth)
+        if len(self.weight_spans) < wanted:
+            raise MachineFault(f"{len(self.weight_spans)} weight streams, {wanted} wanted")
+        decode = weights.decode_fast if fast else weights.decode_standard
+        streams = [decode(m.bytes(span)) for span in self.weight_spans]
+        if sum(map(len, streams)) < order.weights:  # before anything of the announced size is allocated
+            raise MachineFault(f"weight streams hold {sum(map(len, streams))} weights, the operation has {order.weights}")
+        flat = np.zeros(order.weights, np.int16)
+        for s, values in enumerate(streams):
+            self._place(flat, values, replace(order, stream=s), fast)
+        if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
+            raise MachineFault(f"weights {flat.min()}..{flat.max()} do not fit into 9 bits")
+        return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
+
+    def _place(self, flat: np.ndarray, values: np.ndarray, order: Order, fast: bool) -> None:
+        family = self.family
+        count = traversal.entries(order, family) * (order.streams if fast else 1)
+        # A fast stream is padded to 32 bytes, so it may hold a few values more.
+        if len(values) < count or (not fast and len(values) > count):
+            raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
+        if fast:
+            where = traversal.fast_positions(order)
+            used = where >= 0
+            flat[where[used]] = values[:count][used]
+        else:
+            traversal.place(order, family, values, flat)
+
+
+def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
+    """The streams of these registers that have a length."""
+    return [
+        Span(n, op[region], op[f"{n}_BASE"], op[f"{n}_LENGTH"]) for n in names[: op.npu.cores] if op.state.get(f"{n}_LENGTH", 0)
+    ]
+
+
+def _parts(weights: np.ndarray, reach: int) -> tuple[slice, ...]:
+    """Ranges of K in weights [O, K] whose sums float32 holds exactly; empty when float64 is the better choice."""
+    taps = weights.shape[1]
+    step = max(1, taps // PART_CHOICES)
+    sums = np.add.reduceat(np.abs(weights), np.arange(0, taps, step), axis=1, dtype=np.int64) * reach
+    running = np.cumsum(sums, axis=1)
+    if not taps or running[:, -1].max(initial=0) < FLOAT32_EXACT:
+        return (slice(None),)
+    groups, start = sums.shape[1], 0
+    parts: list[slice] = []
+    while start < groups:
+        before = running[:, start - 1 : start] if start else 0
+        fits = (running[:, start:] - before).max(axis=0) < FLOAT32_EXACT
+        count = int(np.argmin(fits)) if not fits.all() else groups - start
+        if not count or len(parts) == MOST_PARTS:
+            return ()
+        parts.append(slice(start * step, min((start + count) * step, taps)))
+        start += count
+    return tuple(parts)
+
+
+def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -> Order:
+    unit = op.npu.ofm_unit
+    if op.npu.family == U85:
+        unit = op.npu.macs // 8 // MICROBLOCK_AREA[op["ACC_FORMAT.microblock"]]
+    return Order(
+        kind=kind,
+        ofm_depth=op["OFM_DEPTH"],
+        ifm_depth=1 if kind == "DW" else ifm.depth,
+        kernel=kernel,
+        dilation=(op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]),
+        block_depth=op["OFM_BLK_DEPTH"],
+        ifm_bits=8 * ifm.dtype.itemsize,
+        ofm_unit=unit,
+        streams=op.npu.cores,
+        stride=kernel_stride(op),
+        sparse=bool(op.state.get("WEIGHT_FORMAT.sparsity", 0)),
+        macs=op.npu.macs,
+    )

@@ -1,0 +1,5 @@
+"""A function per NPU_OP_*; importing this package registers all of them in ``kernel.PREPARE``."""
+
+from ethorch.npu.ops import conv, dma, elementwise, pool, resize
+
+__all__ = ["conv", "dma", "elementwise", "pool", "resize"]

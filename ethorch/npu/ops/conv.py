@@ -1,0 +1,139 @@
+"""NPU_OP_CONV and NPU_OP_DEPTHWISE (6.5, 8.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu.feature_map import FeatureMap, feature_map
+from ethorch.npu.filters import Filter, Streams
+from ethorch.npu.kernel import Kernel, Span, operation
+from ethorch.npu.output import OutputStage, ofm_scaling
+from ethorch.npu.registers import ALL
+from ethorch.npu.stream import Operation
+from ethorch.npu.window import Window, window
+
+if TYPE_CHECKING:
+    from ethorch.npu.machine import Machine
+
+PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (2.5)
+BAND_ELEMENTS = 1 << 17  # patch elements worked on at a time, so that they stay in a core's cache
+PIECE_ELEMENTS = 1 << 20  # and no more than these for one wide row
+
+
+@operation("NPU_OP_CONV", *ALL)
+def conv(op: Operation) -> Kernel:
+    """OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]); sums are exact."""
+    if op.mode:
+        return _conv_ifm2(op)
+    w = window(op)
+    kind = "PK" if op["KERNEL_STRIDE.weight_order"] else "DF"
+    streams = Streams(op, w.ifm, kind, w.kernel)
+    return _convolution(op, w, streams, _product, w.taps * w.ifm.depth)
+
+
+@operation("NPU_OP_DEPTHWISE", *ALL)
+def depthwise(op: Operation) -> Kernel:
+    """OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
+    w = window(op)
+    if w.ifm.depth != op["OFM_DEPTH"]:
+        raise MachineFault(f"depthwise from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
+    return _convolution(op, w, Streams(op, w.ifm, "DW", w.kernel), _per_channel, w.taps)
+
+
+Product = Callable[[Window, Filter, np.ndarray, np.ndarray, int], np.ndarray]  # window, filter, its matrix, rows, n
+
+
+def _want_scale_mode(op: Operation, mode: int) -> None:
+    """Constant weights have scales per channel, dynamic ones a global scale; nothing else was ever seen (5, 8.9)."""
+    if op["OFM_PRECISION.scale_mode"] != mode:
+        raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']}: only {mode} is known here")
+
+
+def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Kernel:
+    _want_scale_mode(op, PER_CHANNEL)
+    stage = OutputStage(op)
+    height, width, depth = stage.shape
+    per_row = width * max(per_output if product is _product else depth, depth)
+    band = max(1, min(height, BAND_ELEMENTS // per_row))
+
+    def run(m: Machine) -> None:
+        f = streams.get(m)
+        assert isinstance(f, Filter)
+        whole = stage.needs_whole or m.overlap(w.ifm, stage.ofm)
+        step = height if whole else band
+        plan = stage.plan(f)
+        matrix: np.ndarray = f.matrix.astype(f.dtype)
+        for first in range(0, height, step):
+            n = min(step, height - first)
+            rows = w.read(m, first, n, f.dtype, w.ifm.zero_point)
+            stage.finish(m, plan, product(w, f, matrix, rows, n), first)
+
+    pieces = min(band * per_row, PIECE_ELEMENTS + per_output)
+    elements = max(w.padded_elements, height * width * depth, pieces)
+    macs = height * width * depth * per_output
+    weight_bytes = sum(s.size_bytes for s in streams.weight_spans)
+    passes = w.taps if product is _per_channel else 1
+    reads: tuple[FeatureMap | Span, ...] = (w.ifm, *streams.spans, *stage.reads)
+    return Kernel(run, reads, stage.writes, macs, elements, weight_bytes, passes=passes)
+
+
+def _product(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
+    """Sums [n*OW, O] of a convolution, its windows laid out a piece at a time."""
+    width, depth = w.out[1], matrix.shape[1]
+    per_row = width * len(matrix)
+    ny, nx = max(1, BAND_ELEMENTS // per_row), max(1, PIECE_ELEMENTS // len(matrix))
+    if ny >= n and nx >= width:
+        return _sums(w.patches(rows, slice(0, n), slice(0, width)), f, matrix)
+    total: np.ndarray = np.empty((n, width, depth), f.dtype if len(f.parts) == 1 else np.float64)
+    for y in range(0, n, ny):
+        for x in range(0, width, nx):
+            ys, xs = slice(y, min(y + ny, n)), slice(x, min(x + nx, width))
+            total[ys, xs] = _sums(w.patches(rows, ys, xs), f, matrix).reshape(ys.stop - y, xs.stop - x, depth)
+    return total.reshape(n * width, depth)
+
+
+def _sums(x: np.ndarray, f: Filter, matrix: np.ndarray) -> np.ndarray:
+    total = x[:, f.parts[0]] @ matrix[f.parts[0]]
+    if len(f.parts) > 1:
+        total = total.astype(np.float64)
+    for part in f.parts[1:]:
+        total += x[:, part] @ matrix[part]
+    return total
+
+
+def _per_channel(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
+    """Sums [n*OW, C] of a depthwise convolution."""
+    wide = f.dtype if len(f.parts) == 1 else np.float64
+    total: np.ndarray = np.zeros((n, w.out[1], rows.shape[2]), wide)
+    product = np.empty_like(total)
+    for k in range(w.taps):
+        np.multiply(w.tap(rows, n, *divmod(k, w.kernel[1])), matrix[k], out=product)
+        total += product
+    return total.reshape(n * w.out[1], -1)
+
+
+def _conv_ifm2(op: Operation) -> Kernel:
+    """Dynamic weights (8.9): IFM2 is [1, OFM depth, IFM depth]; the kernel is 1x1 and the scale global."""
+    w = window(op)
+    _want_scale_mode(op, GLOBAL)
+    if w.kernel != (1, 1):
+        raise MachineFault(f"dynamic weights with a kernel of {w.kernel}: only 1x1 is known")
+    stage = OutputStage(op)
+    scaling = ofm_scaling(op)
+    ifm2 = feature_map(op, "IFM2", (1, op["OFM_DEPTH"], op["IFM_DEPTH"]))
+    height, width, depth = stage.shape
+
+    def run(m: Machine) -> None:
+        rows = w.read(m, 0, height, np.float64, w.ifm.zero_point)
+        x = w.patches(rows, slice(0, height), slice(0, width)) - w.ifm.zero_point
+        matrix = m.read(ifm2)[0].astype(np.float64) - ifm2.zero_point
+        total = (x @ matrix.T).astype(np.int64)  # 17 x 17 bits times 65536 channels stay below 2**53
+        stage.accumulate(m, total.reshape(stage.shape), scaling)
+
+    elements = max(w.padded_elements, height * width * max(depth, w.ifm.depth), ifm2.elements)
+    macs = height * width * depth * w.ifm.depth
+    return Kernel(run, (w.ifm, ifm2, *stage.reads), stage.writes, macs, elements)

@@ -1,0 +1,87 @@
+"""NPU_OP_DMA_START, and the commands that only order or observe execution (7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu.kernel import Kernel, Span, operation
+from ethorch.npu.registers import ALL, U5X, U85
+from ethorch.npu.stream import Operation
+
+if TYPE_CHECKING:
+    from ethorch.npu.machine import Machine
+
+INTERNAL = -1  # the region number used here for internal memory
+
+
+@operation("NPU_OP_DMA_WAIT", *ALL)
+@operation("NPU_OP_KERNEL_WAIT", *ALL)
+@operation("NPU_OP_PMU_MASK", *ALL)
+@operation("NPU_OP_IRQ", *ALL)
+def nothing(op: Operation) -> Kernel:
+    """Commands are executed in order, which is one legal schedule; waits have nothing to do."""
+    return Kernel(lambda m: None, is_kernel=False)
+
+
+def _region(op: Operation, end: str) -> int:
+    return INTERNAL if op[f"DMA0_{end}_REGION.internal"] else op[f"DMA0_{end}_REGION.region"]
+
+
+@operation("NPU_OP_DMA_START", *U5X)
+def copy(op: Operation) -> Kernel:
+    """Copy DMA0_LEN bytes. Vela emits nothing but 1D here."""
+    if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
+        raise MachineFault("2D and 3D DMA on U55/U65: no stream was seen to use them")
+    return _copy(op)
+
+
+def _copy(op: Operation) -> Kernel:
+    source = Span("DMA0_SRC", _region(op, "SRC"), op["DMA0_SRC"], op["DMA0_LEN"])
+    target = Span("DMA0_DST", _region(op, "DST"), op["DMA0_DST"], op["DMA0_LEN"])
+
+    def run(m: Machine) -> None:
+        m.writable(target)[...] = m.span(source)
+
+    return Kernel(run, (source,), (target,), dma_bytes=op["DMA0_LEN"], is_kernel=False)
+
+
+@operation("NPU_OP_DMA_START", U85)
+def copy_strided(op: Operation) -> Kernel:
+    """1D, 2D, 3D, and gather or scatter by 32-bit indices."""
+    mode = op["DMA0_SRC_REGION.stride_mode"]
+    by_source, by_target = op["DMA0_SRC_REGION.indexed"], op["DMA0_DST_REGION.indexed"]
+    if not mode and not by_source and not by_target:
+        return _copy(op)
+    length = op["DMA0_LEN"]
+    inner = op["DMA0_SIZE0"] if mode or by_source or by_target else 1
+    outer = op["DMA0_SIZE1"] if mode == 2 else 1
+    index_region, index_base, index_skip = op["DMA0_IDX_REGION"], op["DMA0_IDX"], op["DMA0_IDX_SKIP1"]
+    limit = op["DMA0_IDX_MAX"]
+    source_region, target_region = _region(op, "SRC"), _region(op, "DST")
+    source_base, target_base = op["DMA0_SRC"], op["DMA0_DST"]
+    source_strides = op["DMA0_SRC_STRIDE0"], op["DMA0_SRC_STRIDE1"]
+    target_strides = op["DMA0_DST_STRIDE0"], op["DMA0_DST_STRIDE1"]
+
+    def indices(m: Machine, j: int) -> np.ndarray:
+        if not (by_source or by_target):
+            return np.arange(inner)
+        base = index_base + j * (4 * inner + index_skip)
+        values = m.span(Span("DMA0_IDX", index_region, base, 4 * inner)).view("<i4")
+        if values.size and (values.min() < 0 or values.max() > limit):
+            raise MachineFault(f"DMA index {values.min()}..{values.max()} is outside 0..{limit}")
+        return values
+
+    def run(m: Machine) -> None:
+        for j in range(outer):
+            row = indices(m, j)
+            source = source_base + j * source_strides[1]
+            target = target_base + j * target_strides[1]
+            for i in range(inner):
+                a = source + int(row[i] if by_source else i) * source_strides[0]
+                b = target + int(row[i] if by_target else i) * target_strides[0]
+                m.writable(Span("DMA0_DST", target_region, b, length))[...] = m.span(Span("DMA0_SRC", source_region, a, length))
+
+    return Kernel(run, dma_bytes=length * inner * outer, is_kernel=False, passes=1 + inner * outer)

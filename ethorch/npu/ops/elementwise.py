@@ -1,0 +1,290 @@
+"""NPU_OP_ELEMENTWISE: U55/U65 in 6.7, U85 in 8.4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu import arithmetic, registers
+from ethorch.npu.arithmetic import Scaling, scaling, wrap_32
+from ethorch.npu.feature_map import STORAGE_NONE, FeatureMap, feature_map
+from ethorch.npu.kernel import Kernel, operation
+from ethorch.npu.output import OutputStage, ofm_rounding, ofm_scaling
+from ethorch.npu.registers import ELEMENTWISE_MODES_U85, U5X, U85
+from ethorch.npu.stream import Operation
+
+if TYPE_CHECKING:
+    from ethorch.npu.machine import Machine
+
+Binary = Callable[[np.ndarray, np.ndarray], np.ndarray]
+UNARY = {"ABS", "CLZ", "LRELU", "NOT"}
+IDENTITY = scaling(1, 0, "NATURAL")
+SCALAR_U85 = 8  # BROADCAST value for OP_SCALAR (2.5)
+PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> L: bits the TFLite addition shifts its operands by (6.7)
+PAIR_TABLE = 1 << 15  # elements from which a table of all 2**16 pairs pays
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """One input: a feature map or a constant, less its zero point. ``fm`` of a constant is not read."""
+
+    fm: FeatureMap
+    constant: int | None = None
+
+    def read(self, m: Machine) -> np.ndarray:
+        """int64[h, w, c], broadcast axes with extent 1."""
+        if self.constant is not None:
+            return np.full((1, 1, 1), self.constant - self.fm.zero_point, np.int64)
+        x = m.read(self.fm).astype(np.int64)
+        if self.fm.zero_point:
+            x -= self.fm.zero_point
+        return x
+
+    @property
+    def reads(self) -> tuple[FeatureMap, ...]:
+        return () if self.constant is not None else (self.fm,)
+
+
+def _extent(op: Operation, h: int, w: int, c: int) -> tuple[int, int, int]:
+    """The OFM box with the broadcast axes at 1."""
+    return 1 if h else op["OFM_HEIGHT"], 1 if w else op["OFM_WIDTH"], 1 if c else op["OFM_DEPTH"]
+
+
+def _kernel(op: Operation, operands: tuple[Operand, ...], value: Callable[..., np.ndarray], scale: Scaling | None) -> Kernel:
+    """OFM = output stage of value(operands)."""
+    stage = OutputStage(op)
+    h, w, c = stage.shape
+    bytes_only = all(o.fm.dtype.itemsize == 1 for o in operands) and len(operands) == 2
+    if bytes_only and h * w * c >= PAIR_TABLE and not stage.needs_whole:
+        return _by_pairs(operands, value, scale, stage)
+
+    def run(m: Machine) -> None:
+        acc = value(*(o.read(m) for o in operands))
+        stage.accumulate(m, np.broadcast_to(acc, stage.shape), scale)
+
+    reads = tuple(fm for o in operands for fm in o.reads)
+    return Kernel(run, (*reads, *stage.reads), stage.writes, 0, h * w * c)
+
+
+def _by_pairs(operands: tuple[Operand, ...], value: Callable[..., np.ndarray], scale: Scaling | None, stage: OutputStage) -> Kernel:
+    """A large operation on bytes: work the result out for all pairs of values once, then look pairs up."""
+    tables: list[np.ndarray] = []
+
+    def all_values(o: Operand) -> np.ndarray:
+        """What ``read`` gives for each stored byte 0..255."""
+        if o.constant is not None:
+            return np.full(256, o.constant - o.fm.zero_point, np.int64)
+        return np.arange(256, dtype=np.uint8).view(o.fm.dtype).astype(np.int64) - o.fm.zero_point
+
+    def index(m: Machine, o: Operand) -> np.ndarray:
+        return np.zeros((1, 1, 1), np.uint8) if o.constant is not None else m.read(o.fm).view(np.uint8)
+
+    def run(m: Machine) -> None:
+        if not tables:
+            a, b = map(all_values, operands)
+            tables.append(stage.quantize(value(a[:, None], b[None, :]), scale).astype(np.int32))
+        table = stage.activate(m, tables[0]).ravel()
+        a, b = (index(m, o) for o in operands)
+        pair = np.left_shift(a, 8, dtype=np.uint16) | b
+        stage.write(m, np.broadcast_to(np.take(table, pair), stage.shape))
+
+    reads = tuple(fm for o in operands for fm in o.reads)
+    return Kernel(run, reads, stage.writes, 0, stage.ofm.elements)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# U55 and U65
+
+
+@operation("NPU_OP_ELEMENTWISE", *U5X)
+def elementwise_5x(op: Operation) -> Kernel:
+    """OFM = output stage of f(IFM - zero point, IFM2 - zero point), IFM2 broadcast or constant; operands may swap."""
+    name = ELEMENTWISE_MODES_U85[op.mode]
+    ifm = Operand(feature_map(op, "IFM", _extent(op, 0, 0, 0)))
+    if name in UNARY:
+        operands: tuple[Operand, ...] = (ifm,)
+    else:
+        axes = (op[f"IFM2_BROADCAST.{a}"] for a in "hwc")
+        fm2 = feature_map(op, "IFM2", _extent(op, *axes))
+        constant = op["IFM2_SCALAR"] if op["IFM2_BROADCAST.constant"] else None
+        if constant is not None and op["IFM2_PRECISION.signed"] and constant & 0x8000:
+            constant -= 0x10000
+        operands = (ifm, Operand(fm2, constant))
+        if op["IFM2_BROADCAST.operand_order"]:
+            operands = operands[::-1]
+    unscaled = not op["OFM_PRECISION.scale_mode"]
+    return _kernel(op, operands, VALUES_5X[name](op), None if unscaled or name == "LRELU" else _output_scale(op, name))
+
+
+def _output_scale(op: Operation, name: str) -> Scaling:
+    """OFM_SCALE; a 32-bit MUL ignores the multiplier and keeps rounding and shift (6.7)."""
+    scale = ofm_scaling(op)
+    if name == "MUL" and op["IFM_PRECISION.precision"] == 2:
+        return Scaling(np.ones_like(scale.multiplier), scale.shift, scale.rounding)
+    return scale
+
+
+def _sum_5x(sign: int) -> Callable[[Operation], Binary]:
+    def prepare(op: Operation) -> Binary:
+        a_scale, b_scale = _operand_scales_5x(op)
+
+        def value(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return a_scale(a) + sign * b_scale(b)
+
+        if op["IFM_PRECISION.precision"] == 2:
+            return lambda a, b: wrap_32(a + sign * b)
+        return value
+
+    return prepare
+
+
+def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
+    """The operand scales of ADD and SUB by IFM scale mode; A and B as they are after ordering (6.7)."""
+    mode = op["IFM_PRECISION.scale_mode"]
+    if mode == 0:
+        return scaling(op["OPA_SCALE.scale"], 0, "NATURAL"), scaling(op["OPB_SCALE.scale"], 0, "NATURAL")
+    bits = PRE_SHIFT.get(1 << op["IFM_PRECISION.precision"])
+    if bits is None:
+        raise MachineFault("OPA_32/OPB_32 scaling of a 32-bit IFM: only 8 and 16 bits are known")
+    rounding = registers.ROUNDING[op["IFM_PRECISION.rounding"]]
+    full = scaling(op["OPA_SCALE.scale"], op["OPA_SCALE.shift"], rounding, bits)
+    other = scaling(1 << (bits - 1), 0, "NATURAL")
+    return (full, other) if mode == 1 else (other, full)
+
+
+def _lrelu_5x(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+    alpha = ofm_scaling(op)
+    return lambda a: np.where(a >= 0, a, alpha(a))
+
+
+def _shift_right(op: Operation) -> Binary:
+    """A >> B; only NATURAL rounds, everything else is a floor (pitfall 6)."""
+    rounds = ofm_rounding(op) == "NATURAL"
+
+    def value(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        b = _shift_amount(b)
+        half = np.where(b > 0, np.int64(1) << np.maximum(b - 1, 0), np.int64(0)) if rounds else 0
+        return (a + half) >> b
+
+    return value
+
+
+def _shift_amount(b: np.ndarray) -> np.ndarray:
+    if b.size and (b.min() < 0 or b.max() > 63):
+        raise MachineFault(f"shift by {b.min()}..{b.max()}")
+    return b
+
+
+def _shift_left(op: Operation) -> Binary:
+    return lambda a, b: wrap_32(a << _shift_amount(b))
+
+
+def _always(f: Callable[..., np.ndarray]) -> Callable[[Operation], Callable[..., np.ndarray]]:
+    return lambda op: f
+
+
+VALUES_5X: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {
+    "MUL": _always(np.multiply),
+    "ADD": _sum_5x(1),
+    "SUB": _sum_5x(-1),
+    "MIN": _always(np.minimum),
+    "MAX": _always(np.maximum),
+    "LRELU": _lrelu_5x,
+    "ABS": _always(np.abs),
+    "CLZ": _always(arithmetic.leading_zeros_32),
+    "SHR": _shift_right,
+    "SHL": _shift_left,
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# U85
+
+
+@operation("NPU_OP_ELEMENTWISE", U85)
+def elementwise_u85(op: Operation) -> Kernel:
+    """OFM = output stage of f(a, b); A is always IFM, B always IFM2, each may be broadcast, chained or OP_SCALAR."""
+    name = ELEMENTWISE_MODES_U85[op.mode]
+    operands = [_operand_u85(op, "IFM")]
+    if name not in UNARY:
+        operands.append(_operand_u85(op, "IFM2"))
+    return _kernel(op, tuple(operands), VALUES_85[name](op), _output_scale(op, name))
+
+
+def _operand_u85(op: Operation, prefix: str) -> Operand:
+    broadcast = op[f"{prefix}_BROADCAST"]
+    if broadcast == SCALAR_U85 or op[f"{prefix}_PRECISION.storage"] == STORAGE_NONE:
+        return Operand(feature_map(op, prefix, (1, 1, 1)), op["OP_SCALAR"])
+    return Operand(feature_map(op, prefix, _extent(op, broadcast & 1, broadcast & 2, broadcast & 4)))
+
+
+def _operand_scale_u85(op: Operation, prefix: str) -> Scaling:
+    key = f"{prefix}_SCALE"
+    rounding = registers.ROUNDING_U85[op[f"{key}.rounding"]]
+    return scaling(op[f"{key}.scale"], op[f"{key}.shift"], rounding, op[f"{key}.dbl_rnd"])
+
+
+def _scaled(f: Binary, wraps: bool = False) -> Callable[[Operation], Binary]:
+    def prepare(op: Operation) -> Binary:
+        a_scale, b_scale = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
+        if wraps and op["IFM_PRECISION.precision"] == 2:
+            return lambda a, b: wrap_32(f(a_scale(a), b_scale(b)))
+        return lambda a, b: f(a_scale(a), b_scale(b))
+
+    return prepare
+
+
+def _abs_u85(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+    scale = _operand_scale_u85(op, "IFM")
+    return lambda a: np.abs(scale(a))
+
+
+def _lrelu_u85(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+    identity, alpha = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
+    return lambda a: np.where(a >= 0, identity(a), alpha(a))
+
+
+def _logical_shift_right(op: Operation) -> Binary:
+    """Zeros come in at the IFM's width."""
+    mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1
+    return lambda a, b: (a & mask) >> _shift_amount(b)
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not np.all(b):
+        raise MachineFault("DIV by zero")
+    q = np.abs(a) // np.abs(b)
+    return np.where((a < 0) == (b < 0), q, -q)
+
+
+def _compare(f: np.ufunc) -> Callable[[Operation], Binary]:
+    """All ones for true (pitfall 7)."""
+    return lambda op: lambda a, b: -f(a, b).astype(np.int64)
+
+
+VALUES_85: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {
+    "MUL": _always(np.multiply),
+    "ADD": _scaled(np.add, wraps=True),
+    "SUB": _scaled(np.subtract, wraps=True),
+    "MIN": _scaled(np.minimum),
+    "MAX": _scaled(np.maximum),
+    "LRELU": _lrelu_u85,
+    "ABS": _abs_u85,
+    "CLZ": _always(arithmetic.leading_zeros_32),
+    "SHR": _shift_right,
+    "SHL": _shift_left,
+    "LSR": _logical_shift_right,
+    "DIV": _always(_divide),
+    "CMP_EQ": _compare(np.equal),
+    "CMP_NE": _compare(np.not_equal),
+    "CMP_GE": _compare(np.greater_equal),
+    "CMP_GT": _compare(np.greater),
+    "AND": _always(np.bitwise_and),
+    "OR": _always(np.bitwise_or),
+    "XOR": _always(np.bitwise_xor),
+    "NOT": _always(np.invert),
+    "AND_NOT": _always(lambda a, b: a & ~b),
+}

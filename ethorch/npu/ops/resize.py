@@ -1,0 +1,57 @@
+"""NPU_OP_RESIZE, U85 only (8.6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.npu.feature_map import feature_map
+from ethorch.npu.kernel import Kernel, operation
+from ethorch.npu.output import OutputStage, ofm_scaling
+from ethorch.npu.registers import U85
+from ethorch.npu.stream import Operation
+
+if TYPE_CHECKING:
+    from ethorch.npu.machine import Machine
+
+FRACTION = 16  # fraction bits of the accumulator
+BILINEAR, REPLICATE, NEAREST = 0, 1, 2
+
+
+@operation("NPU_OP_RESIZE", U85)
+def resize(op: Operation) -> Kernel:
+    """OFM[i,j,c] = output stage of the IFM at (i*d + o)/n, rows and columns on their own, as acc << 16.
+
+    BILINEAR weighs neighbours with n-f and f, so its sum is scaled by ny*nx; NEAREST and REPLICATE pick one.
+    """
+    stage = OutputStage(op)
+    height, width, depth = stage.shape
+    ifm = feature_map(op, "IFM", (op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"], depth))
+    y0, y1, fy = _axis(op, "Y", height, ifm.height)
+    x0, x1, fx = _axis(op, "X", width, ifm.width)
+    ny, nx = op["RESIZE_Y_SCALE_N"], op["RESIZE_X_SCALE_N"]
+    scale = ofm_scaling(op)
+
+    def run(m: Machine) -> None:
+        v = m.read(ifm).astype(np.int64) - ifm.zero_point
+        if op.mode == BILINEAR:
+            rows = v[y0] * (ny - fy)[:, None, None] + v[y1] * fy[:, None, None]
+            acc = rows[:, x0] * (nx - fx)[:, None] + rows[:, x1] * fx[:, None]
+        elif op.mode == NEAREST:
+            acc = v[np.where(2 * fy >= ny, y1, y0)][:, np.where(2 * fx >= nx, x1, x0)]
+        else:
+            acc = v[y0][:, x0]
+        stage.accumulate(m, acc << FRACTION, scale)
+
+    elements = max(ifm.elements, stage.ofm.elements, height * ifm.width * depth)
+    return Kernel(run, (ifm, *stage.reads), stage.writes, 0, elements)
+
+
+def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each output index: the two input indices, clamped to the IFM, and the fraction f of n between them."""
+    n = op[f"RESIZE_{axis}_SCALE_N"]
+    step = op[f"RESIZE_{axis}.one_step_int"] * n + op[f"RESIZE_{axis}.one_step_mod"]
+    position = np.arange(count) * step + op[f"RESIZE_{axis}_OFFSET"]
+    index = position // n
+    return np.clip(index, 0, size - 1), np.clip(index + 1, 0, size - 1), position % n

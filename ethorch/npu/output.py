@@ -1,0 +1,299 @@
+"""The output stage that every kernel operation ends in: scale, zero point, clamp or table, store (6.2 to 6.4, 8.8).
+
+``OutputStage.accumulate`` takes exact int64 accumulators. ``finish`` takes the floating point sums of a convolution and
+scales them in float64 where that is provably exact, which is several times faster; ``plan`` has the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu import arithmetic, registers
+from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, FeatureMap, feature_map
+from ethorch.npu.registers import U5X, U85
+from ethorch.npu.stream import Operation
+from ethorch.npu.tables import tanh_table
+
+if TYPE_CHECKING:
+    from ethorch.npu.filters import Filter
+    from ethorch.npu.machine import Machine
+
+ACC_RESET, ACC_KEEP, ACC_IFM2 = 0, 1, 2  # ACC_FORMAT.input (2.5)
+EXACT, FLOAT32_EXACT = 1 << 53, 1 << 24
+
+Limits = tuple[int, int] | None
+TRANSPOSES = {
+    "HWC": (0, 1, 2),
+    "WHC": (1, 0, 2),
+    "HCW": (0, 2, 1),
+    "WCH": (1, 2, 0),
+    "CHW": (2, 0, 1),
+    "CWH": (2, 1, 0),
+}
+
+
+def ofm_rounding(op: Operation) -> str:
+    """The rounding of the OFM scale: in OFM_PRECISION on U55/U65, in OFM_SCALE on U85 (2.4)."""
+    for key in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding"):
+        if key in op.state:
+            return registers.value_names(op.npu.family)[key][op[key]]
+    raise AssertionError(op.npu.family)
+
+
+def ofm_scaling(op: Operation) -> Scaling:
+    """The global OFM scale. dbl_rnd of U85's OFM_SCALE is 0 in 6.1."""
+    return arithmetic.scaling(op["OFM_SCALE.scale"], op["OFM_SCALE.shift"], ofm_rounding(op))
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a lookup function reads its table: entry type, index origin, and a formula for interpolating ones.
+
+    size_bytes is also the distance of table numbers on U85; U55/U65 tables start at multiples of 256 (7).
+    """
+
+    entry: str
+    size_bytes: int
+    origin: int = 0
+    formula: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+    clamps: bool = True
+
+    def lookup(self, values: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        table = memory.view(self.entry)
+        if self.formula is None:
+            return table[values + self.origin]
+        pairs = table.reshape(-1, 2).astype(np.int64)
+        return self.formula(values, pairs[:, 0], pairs[:, 1])
+
+
+# U85 functions by name (2.5, 6.4).
+TABLES_U85 = {
+    "LUT_U8_U8": Table("u1", 256),
+    "LUT_S8_S8": Table("i1", 256, 128),
+    "LUT_S8_S16": Table("<i2", 512, 128),
+    "LUT_S8_S32": Table("<i4", 1024, 128),
+    "LUT_S16_S16": Table("<i2", 2048, formula=arithmetic.interpolate_16),
+    "LUT_S16_S32": Table("<i2", 2048, formula=arithmetic.interpolate_32),
+    "LUT_TANH": Table("<i2", 2048, formula=arithmetic.tanh_16, clamps=False),
+    "LUT_SIGMOID": Table("<i2", 2048, formula=arithmetic.sigmoid_16, clamps=False),
+}
+
+# U55/U65 tables by the type looked up (the clip range) and the OFM type (6.4).
+TABLES_5X = {
+    ("i1", "i1"): TABLES_U85["LUT_S8_S8"],
+    ("u1", "u1"): TABLES_U85["LUT_U8_U8"],
+    ("i1", "<i4"): TABLES_U85["LUT_S8_S32"],
+    ("<i2", "<i2"): TABLES_U85["LUT_S16_S16"],
+}
+CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What happens between scale and store: a clamp, then perhaps a table, built in or in internal memory."""
+
+    clamp: Limits
+    table: Table | None = None
+    address: int = 0
+    built_in: np.ndarray | None = None
+
+
+def _range(dtype: np.dtype | str) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _register_limits(op: Operation, max_signed: bool, min_signed: bool) -> tuple[int, int]:
+    low, high = op["ACTIVATION_MIN"], op["ACTIVATION_MAX"]
+    return (
+        low - 0x10000 if min_signed and low & 0x8000 else low,
+        high - 0x10000 if max_signed and high & 0x8000 else high,
+    )
+
+
+def _activation_5x(op: Operation, ofm: np.dtype) -> Activation:
+    """6.3 for U55/U65: MIN..MAX inside the OFM's range; a 32-bit OFM is not clamped unless the clip range forces it."""
+    names = registers.value_names(op.npu.family)
+    function = names["ACTIVATION.function"][op["ACTIVATION.function"]]
+    clip = names["ACTIVATION.clip"][op["ACTIVATION.clip"]]
+    looked_up = CLIP_TYPES.get(clip, "i1" if ofm == np.int8 else ofm.str.lstrip("|"))
+    signed = bool(op["OFM_PRECISION.signed"])
+    limits: Limits = None
+    if np.dtype(looked_up).itemsize < 4:
+        low, high = _range(looked_up)
+        least, most = _register_limits(op, signed, signed)
+        limits = max(low, least), min(high, most)
+    if function == "NONE":
+        return Activation(limits)
+    if function in ("TANH", "SIGMOID"):
+        if ofm.itemsize != 2:
+            raise MachineFault(f"ACTIVATION.function {function} with a {ofm} OFM: only int16 is known")
+        return Activation(None, TABLES_U85[f"LUT_{function}"], built_in=tanh_table(function == "SIGMOID"))
+    key = (looked_up.lstrip("|"), ofm.str.lstrip("|"))
+    if key not in TABLES_5X:
+        raise MachineFault(f"ACTIVATION.function {function} from {key[0]} to {key[1]}: no such table is known")
+    address = op.npu.lut_base + 256 * (op["ACTIVATION.function"] - 16)
+    return Activation(limits, TABLES_5X[key], address)
+
+
+def _activation_u85(op: Operation, ofm: np.dtype) -> Activation:
+    """6.3 for U85: B16 clamps to MIN..MAX (the table's input, if there is one), NONE stores the low bits."""
+    function = registers.ACTIVATION_U85[op["ACTIVATION.function"]]
+    limits = None if op["ACTIVATION.clip"] else _register_limits(op, bool(op["OFM_PRECISION.signed"]), True)
+    if function == "NONE":
+        return Activation(limits)
+    table = TABLES_U85[function]
+    if not table.clamps:
+        limits = None
+    elif table.formula is not None:
+        limits = _intersect(limits, _range("<i2"))
+    else:
+        limits = _intersect(limits, (-table.origin, 255 - table.origin))
+    return Activation(limits, table, table.size_bytes * op["ACTIVATION.table"])
+
+
+def _intersect(a: Limits, b: tuple[int, int]) -> tuple[int, int]:
+    return b if a is None else (max(a[0], b[0]), min(a[1], b[1]))
+
+
+def activation(op: Operation, ofm: np.dtype) -> Activation:
+    """An operation's activation; MachineFault when no value can pass its clamp."""
+    result = ACTIVATIONS[op.npu.family](op, ofm)
+    if result.clamp is not None and result.clamp[0] > result.clamp[1]:
+        raise MachineFault(f"ACTIVATION_MIN, MAX and the clip range leave {result.clamp[0]}..{result.clamp[1]}")
+    return result
+
+
+ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How the sums of a filter are scaled: in float64 (see ``OutputStage.plan``), or, when factor is None, in int64."""
+
+    filter: Filter
+    bias: np.ndarray
+    factor: np.ndarray | None
+    addend: float = 0.0
+
+
+class OutputStage:
+    """Accumulators in, OFM bytes out. Built once per operation, used by every run."""
+
+    def __init__(self, op: Operation):
+        self.shape = op["OFM_HEIGHT"], op["OFM_WIDTH"], op["OFM_DEPTH"]
+        self.transpose = TRANSPOSES[registers.TRANSPOSE[op.state.get("OFM_PRECISION.transpose", 0)]]
+        self.reverse = op.state.get("OFM_PRECISION.reverse", 0) - 1  # axis, or -1
+        h, w, c = (self.shape[axis] for axis in self.transpose)
+        self.ofm = feature_map(op, "OFM", (h, w, c))
+        self.input = op.state.get("ACC_FORMAT.input", ACC_RESET)
+        self.keeps = bool(op.state.get("ACC_FORMAT.output", 0))
+        if self.ofm.storage == STORAGE_NONE and not self.keeps:
+            raise MachineFault("OFM_PRECISION.storage is NONE, but the accumulator is not kept either")
+        self.ifm2 = feature_map(op, "IFM2", self.shape) if self.input == ACC_IFM2 else None
+        self.activation = activation(op, self.ofm.dtype)
+        self.whole = self.transpose != (0, 1, 2) or self.reverse >= 0 or self.ofm.storage == STORAGE_CHAINED
+        self._plan: Plan | None = None
+
+    @property
+    def reads(self) -> tuple[FeatureMap, ...]:
+        return () if self.ifm2 is None else (self.ifm2,)
+
+    @property
+    def writes(self) -> tuple[FeatureMap, ...]:
+        return () if self.keeps else (self.ofm,)
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether the box has to be finished in one piece: it is moved as a whole, or meets other accumulators."""
+        return self.whole or self.keeps or self.input != ACC_RESET
+
+    # Exact integers.
+
+    def accumulate(self, m: Machine, acc: np.ndarray, scaling: Scaling | None, bias: np.ndarray | int = 0) -> None:
+        """Finish a whole box of int64 accumulators: start from kept ones or IFM2, keep them or put them out (8.1)."""
+        if self.input == ACC_KEEP:
+            acc = acc + m.kept_accumulator(self.shape)
+        elif self.ifm2 is not None:
+            acc = acc + (m.read(self.ifm2).astype(np.int64) - self.ifm2.zero_point)
+        if self.keeps:
+            m.accumulator = acc
+        else:
+            self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
+
+    def quantize(self, acc: np.ndarray, scaling: Scaling | None) -> np.ndarray:
+        """What the table looks up, or what is stored: scaled, zero point added, clamped. int64."""
+        y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
+        if self.activation.clamp is not None:
+            y = np.clip(y, *self.activation.clamp)
+        return y
+
+    def activate(self, m: Machine, y: np.ndarray) -> np.ndarray:
+        """Quantized values to the stored type: through the table, else the low bits."""
+        a = self.activation
+        if a.table is not None:
+            y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
+        return y.astype(self.ofm.dtype)
+
+    def write(self, m: Machine, values: np.ndarray) -> None:
+        """Store a whole box [H, W, C] of OFM values: transposed or reversed, to memory or a chain buffer (8.5, 8.8)."""
+        if self.reverse >= 0:
+            values = np.flip(values, self.reverse)
+        m.write(self.ofm, values.transpose(self.transpose))
+
+    # Floating point sums.
+
+    def plan(self, f: Filter) -> Plan:
+        """Decide how sums of ``f`` are scaled; the float64 way has to be exact for every value that can occur.
+
+        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s
+        all terms are integers, so nothing rounds while they stay below 2**53. Where v*m may pass that, y passes the
+        clamp as well if 2**(52-s) does, and rounding a number that far off cannot bring it back.
+        """
+        if self._plan is not None and self._plan.filter is f:
+            return self._plan
+        bias = f.offset + f.bias
+        plan = Plan(f, bias, None)
+        clamp, zero_point, s = self.activation.clamp, self.ofm.zero_point, f.scaling.shift
+        if clamp is not None and f.scaling.rounding == "NATURAL" and not self.keeps and self.input == ACC_RESET:
+            unit = np.ldexp(1.0, s)
+            reach = max(abs(clamp[0]), abs(clamp[1])) + abs(zero_point) + 2
+            small = f.largest * f.scaling.multiplier < EXACT / 2
+            saturates = EXACT / 2 / unit >= 2 * reach
+            if np.all((s > 0) & ((abs(zero_point) + 1) * unit < EXACT / 2) & (small | saturates)):
+                wide = f.dtype if len(f.parts) == 1 and f.largest.max() < FLOAT32_EXACT else np.float64
+                plan = Plan(f, bias.astype(wide), f.scaling.multiplier / unit, 0.5 + zero_point)
+        self._plan = plan
+        return plan
+
+    def finish(self, m: Machine, plan: Plan, sums: np.ndarray, first: int) -> None:
+        """Finish the rows from ``first`` on; ``sums`` [n*W, C] are exact and may be overwritten."""
+        shape = (-1, *self.shape[1:])
+        if plan.factor is None:
+            acc = sums.astype(np.int64).reshape(shape)
+            if self.needs_whole:
+                self.accumulate(m, acc + plan.filter.offset, plan.filter.scaling, plan.filter.bias)
+            else:
+                values = self.activate(m, self.quantize(acc + plan.bias, plan.filter.scaling))
+                m.write_rows(self.ofm, first, values)
+            return
+        if plan.bias.dtype == sums.dtype:
+            sums += plan.bias
+        else:
+            sums = sums + plan.bias
+        y = np.multiply(sums, plan.factor)
+        y += plan.addend
+        np.floor(y, out=y)
+        assert self.activation.clamp is not None
+        np.clip(y, *self.activation.clamp, out=y)
+        values = self.activate(m, y.astype(np.int64) if self.activation.table else y).reshape(shape)
+        if self.whole:
+            self.write(m, values)
+        else:
+            m.write_rows(self.ofm, first, values)

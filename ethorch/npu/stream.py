@@ -1,0 +1,245 @@
+"""From payload bytes to operations: header, commands, register state.
+
+A command either writes a register or is an operation. Registers keep their value until rewritten and Vela leaves out
+writes that change nothing, so an operation only has a meaning together with the whole register state before it (2.1).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ethorch.errors import MachineFault
+from ethorch.npu import registers
+from ethorch.npu.registers import Npu, Register
+
+COP1, COP2 = b"COP1", b"COP2"
+_ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occur (1.2)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a driver payload says before its commands: the NPU it is for, and where the command words are."""
+
+    npu: Npu
+    npu_id: int
+    start: int
+    stop: int
+    local_addressing: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its number, byte offset from the first command word, row and decoded values."""
+
+    index: int
+    offset: int
+    row: Register
+    values: Mapping[str, int]
+    is_operation: bool
+
+
+@dataclass(eq=False)
+class Operation:
+    """An NPU_OP_* command with the registers as they stand when it starts. ``op[key]`` reads one."""
+
+    npu: Npu
+    index: int
+    offset: int
+    name: str
+    values: Mapping[str, int]
+    state: Mapping[str, int]
+
+    def __getitem__(self, key: str) -> int:
+        return self.state[key]
+
+    @property
+    def mode(self) -> int:
+        return self.values.get(f"{self.name}.mode", 0)
+
+    @property
+    def title(self) -> str:
+        """``NPU_OP_POOL AVERAGE``."""
+        names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
+        return f"{self.name} {names[self.mode]}" if names else self.name
+
+    def locate(self, fault: MachineFault) -> MachineFault:
+        """The fault with the command, its offset and its registers; once is enough."""
+        if getattr(fault, "operation", None) is not None:
+            return fault
+        text = " ".join(f"{k}={v}" for k, v in describe(self).items())
+        located = MachineFault(f"command {self.index} at byte {self.offset:#x}, {self.title}: {fault} [{text}]")
+        located.operation = self  # type: ignore[attr-defined]
+        return located
+
+
+class Snapshot(Mapping[str, int]):
+    """The registers before one command, worked out again from the stream when somebody looks at them.
+
+    A stream has tens of thousands of operations at times, and a hundred registers.
+    """
+
+    def __init__(self, npu: Npu, stream: list[Command], index: int):
+        self._npu, self._stream, self._index = npu, stream, index
+
+    @cached_property
+    def _values(self) -> dict[str, int]:
+        state = dict(registers.reset_state(self._npu.family))
+        for command in self._stream[: self._index]:
+            if not command.is_operation:
+                state.update(command.values)
+        return state
+
+    def __getitem__(self, key: str) -> int:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def parse_header(payload: bytes) -> Header:
+    """The header of a COP1 or COP2 driver payload (1.2); MachineFault when it is neither."""
+    if payload[:4] == COP1:
+        return _parse_cop1(payload)
+    if payload[:4] == COP2:
+        return _parse_cop2(payload)
+    raise MachineFault(f"the payload starts with {payload[:4]!r}, not with COP1 or COP2")
+
+
+def _npu(config: int) -> Npu:
+    try:
+        return registers.NPUS[config]
+    except KeyError:
+        known = ", ".join(f"{c:#010x} {n.name}" for c, n in registers.NPUS.items())
+        raise MachineFault(f"CONFIG word {config:#010x} is none of the known NPUs: {known}") from None
+
+
+def _words(payload: bytes, offset: int, count: int, what: str) -> tuple[int, ...]:
+    if offset + 4 * count > len(payload):
+        raise MachineFault(f"the payload ends inside its {what}: {len(payload)} bytes, {offset + 4 * count} needed")
+    return struct.unpack_from(f"<{count}I", payload, offset)
+
+
+def _parse_cop1(payload: bytes) -> Header:
+    at, config, npu_id = 4, None, 0
+    while True:
+        (tag,) = _words(payload, at, 1, "COP1 header")
+        at += 4
+        action = tag & 0xFF
+        if action == _ACTION_NOP:
+            continue
+        if action == _ACTION_CONFIG:
+            config, npu_id = _words(payload, at, 2, "optimizer configuration")
+            at += 8
+        elif action == _ACTION_STREAM:
+            words = (tag >> 16) | (tag & 0xFF00) << 8
+            if config is None:
+                raise MachineFault("the payload's command stream comes before its optimizer configuration")
+            if at % 16:
+                raise MachineFault(f"the command stream starts at byte {at}, which is not 16-byte aligned")
+            if at + 4 * words > len(payload):
+                raise MachineFault(f"the header announces {words} command words, {(len(payload) - at) // 4} are there")
+            return Header(_npu(config), npu_id, at, at + 4 * words)
+        else:
+            raise MachineFault(f"unknown driver action {action:#x} at byte {at - 4} of the payload")
+
+
+def _parse_cop2(payload: bytes) -> Header:
+    version, size_low, size_high, kind, entry, metadata = _words(payload, 4, 6, "COP2 header")
+    size = size_low | size_high << 32
+    if version != 1 or kind != 1:
+        raise MachineFault(f"COP2 version {version} with entry type {kind}: only version 1, type 1 is known")
+    if 16 + size != len(payload) or entry > size:
+        raise MachineFault(f"COP2 announces {size} bytes and an entry of {entry}, {len(payload) - 16} bytes follow")
+    magic, meta_version, _length, config, npu_id, feature = _words(payload, 28, 6, "COP2 metadata")
+    if magic != 0x4D554556 or meta_version != 1:  # "VEUM"
+        raise MachineFault(f"COP2 metadata {magic:#x} version {meta_version}: only VEUM version 1 is known")
+    start = -(-(28 + metadata) // 16) * 16
+    if start > len(payload):
+        raise MachineFault(f"COP2 metadata of {metadata} bytes leaves no room for commands")
+    return Header(_npu(config), npu_id, start, len(payload), local_addressing=feature == 2)
+
+
+def commands(payload: bytes, header: Header) -> list[Command]:
+    """Every command of the stream, decoded. MachineFault names the command that no row knows."""
+    rows = registers.table(header.npu.family)
+    size = header.stop - header.start
+    words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
+    result: list[Command] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        control = (word >> 14) & 3
+        where = f"command {len(result)} at byte {4 * at:#x} ({word:#010x})"
+        if control > 1:
+            raise MachineFault(f"{where}: control bits {control} are neither CMD0 nor CMD1")
+        if control == 1 and at + 1 == len(words):
+            raise MachineFault(f"{where}: the stream ends before this command's second word")
+        found = rows.get((control == 1, word & 0x3FF))
+        if found is None:
+            name = "CMD1" if control else "CMD0"
+            raise MachineFault(f"{where}: {header.npu.name} has no {name} with opcode {word & 0x3FF:#05x}")
+        row, is_operation = found
+        whole = word | words[at + 1] << 32 if control else word
+        try:
+            values = row.decode(whole)
+        except MachineFault as fault:
+            raise MachineFault(f"{where}, {row.name}: {fault}") from None
+        result.append(Command(len(result), 4 * at, row, values, is_operation))
+        at += 1 + control
+    return result
+
+
+def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
+    """The operations of a stream in stored order, each with the state that a run without branches gives it."""
+    state = dict(registers.reset_state(npu.family))
+    for command in stream:
+        if command.is_operation:
+            op = operation(npu, command, state)
+            yield op
+            op.state = Snapshot(npu, stream, command.index)
+        else:
+            state.update(command.values)
+
+
+def operation(npu: Npu, command: Command, state: Mapping[str, int]) -> Operation:
+    return Operation(npu, command.index, command.offset, command.row.name, command.values, state)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The registers that matter
+
+_OUTPUT = ("OFM", "ACTIVATION", "ACC_FORMAT")
+_WINDOW = ("KERNEL", "IFM_PAD", "IFM_UPSCALE")
+_STREAMS = ("WEIGHT", "SCALE")
+
+# Which registers matter to an operation, by the start of their names.
+RELEVANT: Mapping[str, tuple[str, ...]] = {
+    "NPU_OP_CONV": ("IFM_", *_WINDOW, *_STREAMS, *_OUTPUT, "PARALLEL"),
+    "NPU_OP_DEPTHWISE": ("IFM_", *_WINDOW, *_STREAMS, *_OUTPUT, "PARALLEL"),
+    "NPU_OP_POOL": ("IFM_", *_WINDOW, "SCALE", *_OUTPUT),
+    "NPU_OP_ELEMENTWISE": ("IFM_", "IFM2_", "OPA_", "OPB_", "OP_SCALAR", *_OUTPUT),
+    "NPU_OP_RESIZE": ("IFM_", "KERNEL", "RESIZE", *_OUTPUT),
+    "NPU_OP_DMA_START": ("DMA0",),
+}
+
+
+def describe(op: Operation) -> dict[str, str]:
+    """The registers that matter to an operation and are not zero, named values by name."""
+    wanted = RELEVANT.get(op.name, ())
+    names = registers.value_names(op.npu.family)
+    zero = registers.reset_state(op.npu.family)
+    result = {k.removeprefix(f"{op.name}."): str(v) for k, v in op.values.items()}
+    for key, value in op.state.items():
+        if not key.startswith(wanted):
+            continue
+        if key in names:
+            result[key] = names[key][value]
+        elif value != zero[key]:
+            result[key] = hex(value) if "BASE" in key or "DMA0" in key else str(value)
+    return result

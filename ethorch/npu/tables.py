@@ -1,0 +1,29 @@
+"""The int16 tanh table that U55 and U65 have built in, for their TANH and SIGMOID activations (6.4).
+
+Source: the constants Vela 5.2 emits on U85, where the same table is data, for a TFLite int16 TANH and LOGISTIC. It is
+TFLite's sigmoid table: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest but for 44 entries that are one
+higher (TFLite rounded from another table), odd around 0. 512 entries of base and slope to the next.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+# Entries of TFLite's table that are one above the nearest integer.
+_ONE_HIGHER = (
+    4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46, 49, 50,
+    54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255,
+)  # fmt: skip
+
+
+@cache
+def tanh_table(first_slope: int) -> np.ndarray:
+    """2 KiB as uint8: 512 pairs (base, slope). The first slope is 0 for TANH and 1 for SIGMOID."""
+    half = np.round(65536 / (1 + np.exp(-np.arange(256) / 24))).astype(np.int64) - 32768
+    half[list(_ONE_HIGHER)] += 1
+    base = np.concatenate((-half[-1:], -half[:0:-1], half))
+    slope = np.diff(np.append(base, 32767))
+    slope[0] = first_slope
+    return np.stack((base, slope), axis=1).astype("<i2").view(np.uint8).ravel()

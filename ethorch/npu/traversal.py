@@ -1,0 +1,325 @@
+"""The order in which a weight stream lists the weights of an operation (4.2 for U55/U65, 4.3 for U85).
+
+Both orders walk OFM blocks, inside them IFM blocks, and inside those a fixed pattern over kernel elements and channel
+groups. So a pattern is built once per kind of block, as (o, i, k) offsets, and moved to every block of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from ethorch.npu import compiled
+from ethorch.npu.registers import U5X, U85
+
+PATTERNS = 64  # block patterns kept; a network uses a few
+SUB_KERNEL = 8  # kernels are taken in pieces of at most 8x8 elements, counted with dilation
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    return ceil_div(a, b) * b
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the order of one stream depends on.
+
+    Attributes:
+        kind: DW depthwise, PK part kernel first, DF depth first.
+        kernel: (KH, KW) undilated; dilation, stride: (y, x).
+        ofm_unit: OFM microblock depth (OUB).
+        stream, streams: this stream of an operation's several (cores).
+        sparse: U85 2:4 sparsity; macs: U85 configuration.
+    """
+
+    kind: str
+    ofm_depth: int
+    ifm_depth: int
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    block_depth: int
+    ifm_bits: int
+    ofm_unit: int
+    stream: int = 0
+    streams: int = 1
+    stride: tuple[int, int] = (1, 1)
+    sparse: bool = False
+    macs: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Weights of the whole operation, W[o][ky][kx][i]."""
+        return self.ofm_depth * self.kernel[0] * self.kernel[1] * self.ifm_depth
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Entries of one block in stream order, int32: OFM and IFM channel offsets and kernel element, -1 for padding."""
+
+    o: np.ndarray
+    i: np.ndarray
+    k: np.ndarray
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of o, i and k, for compiled code."""
+        return self.o.ctypes.data, self.i.ctypes.data, self.k.ctypes.data
+
+
+def positions(order: Order, family: str) -> np.ndarray:
+    """int64 per stream entry: its place in W[o][ky][kx][i], or -1 for padding."""
+    taps = order.kernel[0] * order.kernel[1]
+    parts = []
+    first, step = _CHANNELS[family](order)
+    shape = _SHAPES[family](order)
+    for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
+        block = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+        o, i = first + step * (block.o.astype(np.int64) + ob), block.i.astype(np.int64) + ib
+        padding = (block.k < 0) | (o >= order.ofm_depth) | (i >= order.ifm_depth)
+        parts.append(np.where(padding, -1, (o * taps + block.k) * order.ifm_depth + i))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> None:
+    """flat[positions(order)] = values, padding left out, block by block; int16, as many values as ``entries`` says."""
+    library = compiled.library()
+    if library is None:
+        where = positions(order, family)
+        used = where >= 0
+        flat[where[used]] = values[used]
+        return
+    assert values.dtype == flat.dtype == np.int16 and values.flags.c_contiguous and flat.flags.c_contiguous
+    assert len(flat) >= order.weights
+    first, step = _CHANNELS[family](order)
+    shape = _SHAPES[family](order)
+    taps = order.kernel[0] * order.kernel[1]
+    where = np.array((0, step, 0, taps, order.ofm_depth, order.ifm_depth), np.int64)
+    source, targets, at = values.ctypes.data, (where.ctypes.data, flat.ctypes.data), 0
+    for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
+        block = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+        count = len(block.o)
+        assert at + count <= len(values)
+        where[0], where[2] = first + step * ob, ib
+        library.ethorch_place(source + values.itemsize * at, count, *block.addresses, *targets)
+        at += count
+
+
+def entries(order: Order, family: str) -> int:
+    """How many entries ``positions`` has, without building anything."""
+    shape = _SHAPES[family](order)
+    return sum(_SIZES[family](shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in _BLOCKS[family](order))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# U55 and U65
+
+IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
+
+
+Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM and IFM depth
+
+
+def _blocks_5x(order: Order) -> Blocks:
+    """Stream s of S carries channels S*k + s; OFM and block depth are divided first (pitfall 12)."""
+    depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
+    count = ceil_div(order.ofm_depth - order.stream, order.streams)
+    block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
+    ifm_block = 16 if part_kernel or order.ifm_bits == 16 else 32
+    for ob in range(0, count, block):
+        ofm_depth = min(block, count - ob)
+        for ib in range(0, 1 if depthwise else order.ifm_depth, ifm_block):
+            if depthwise:
+                ifm_depth = IFM_UNIT
+            elif part_kernel:
+                ifm_depth = min(ifm_block, order.ifm_depth - ib)
+            else:
+                ifm_depth = ifm_block  # depth first pads to whole IFM blocks
+            yield ob, ib, ofm_depth, ifm_depth
+
+
+def _shape_5x(order: Order) -> Order:
+    """The order without what a block's pattern does not depend on, to share patterns between layers."""
+    return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0, stream=0, streams=1, stride=(1, 1), macs=0)
+
+
+def _group_5x(order: Order) -> int:
+    """Elements of a sub-kernel are padded to groups that the MAC array takes at once (RK)."""
+    if order.kind == "DW":
+        return 4
+    return 1 if order.kind == "DF" else 2 if order.ifm_bits == 16 else 4
+
+
+def _sub_kernels(order: Order) -> Iterator[tuple[int, int, int, int]]:
+    """(y, x, height, width) of the pieces, y outside."""
+    (kh, kw), (dy, dx) = order.kernel, order.dilation
+    for y in range(0, kh, SUB_KERNEL // dy):
+        for x in range(0, kw, SUB_KERNEL // dx):
+            yield y, x, min(kh - y, SUB_KERNEL // dy), min(kw - x, SUB_KERNEL // dx)
+
+
+@lru_cache(PATTERNS)
+def _size_5x(order: Order, ofm_depth: int, ifm_depth: int) -> int:
+    elements = sum(round_up(sh * sw, _group_5x(order)) for _, _, sh, sw in _sub_kernels(order))
+    lanes = 1 if order.kind == "DW" else round_up(ifm_depth, IFM_UNIT)
+    return elements * round_up(ofm_depth, order.ofm_unit) * lanes
+
+
+@lru_cache(PATTERNS)
+def _pattern_5x(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
+    kw = order.kernel[1]
+    depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
+    unit = order.ofm_unit
+    outer = np.arange(0, ifm_depth if part_kernel else 1, IFM_UNIT)
+    inner = np.arange(0, 1 if part_kernel or depthwise else ifm_depth, IFM_UNIT)
+    lanes = np.arange(1 if depthwise else IFM_UNIT)
+    o_parts: list[np.ndarray] = []
+    i_parts: list[np.ndarray] = []
+    k_parts: list[np.ndarray] = []
+    for ky0, kx0, sh, sw in _sub_kernels(order):
+        e = np.arange(round_up(sh * sw, _group_5x(order)))
+        k = np.where(e < sh * sw, (ky0 + e // sw) * kw + kx0 + e % sw, -1)
+        iuo, ou, k, iui, oz, iz = np.ix_(outer, np.arange(0, ofm_depth, unit), k, inner, np.arange(unit), lanes)
+        _append(o_parts, i_parts, k_parts, ou + oz, iuo + iui + iz, k)
+    return Block(np.concatenate(o_parts), np.concatenate(i_parts), np.concatenate(k_parts))
+
+
+def _append(o_parts: list, i_parts: list, k_parts: list, o: np.ndarray, i: np.ndarray, k: np.ndarray) -> None:
+    for part, array in zip((o_parts, i_parts, k_parts), np.broadcast_arrays(o, i, k), strict=True):
+        part.append(array.astype(np.int32).ravel())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# U85
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Block sizes of U85 by kind of order (the paragraph before 4.3's listing)."""
+
+    ifm_block: int
+    ifm_unit: int  # IUB
+    group: int  # RK: kernel elements taken at once
+    step: int  # channels of one lane group
+    pause: int  # P: padding elements after each group of a depthwise order
+
+
+def _units(order: Order) -> _Units:
+    wide = order.ifm_bits == 16
+    if order.kind == "PK":
+        ifm_block = 16
+    elif order.ifm_bits == 32 or (order.macs <= 256 and order.ofm_unit == 16 and not order.sparse):
+        ifm_block = 32
+    else:
+        ifm_block = 128 if order.sparse and order.ifm_bits == 8 else 64
+    step = 16 if order.sparse else 8
+    if order.kind == "DW":
+        pause = 0 if order.ifm_bits == 8 and order.macs <= 256 else 2 if order.macs <= 512 else 6
+        return _Units(ifm_block, 1, 10, 1, pause)
+    if order.kind == "PK":
+        ifm_unit = 8 if wide and not order.sparse else ifm_block
+        return _Units(ifm_block, ifm_unit, 10 if wide or order.sparse else 5, step, 0)
+    return _Units(ifm_block, ifm_block, 1, step, 0)
+
+
+def _blocks_85(order: Order) -> Blocks:
+    """IFM blocks run forwards and backwards in turn."""
+    ifm_block = _units(order).ifm_block
+    forwards = True
+    for ob in range(0, order.ofm_depth, max(order.block_depth, 1)):
+        ofm_depth = min(order.block_depth, order.ofm_depth - ob)
+        starts = range(0, 1 if order.kind == "DW" else order.ifm_depth, ifm_block)
+        for ib in starts if forwards else reversed(starts):
+            ifm_depth = 1 if order.kind == "DW" else min(ifm_block, order.ifm_depth - ib)
+            yield ob, ib, ofm_depth, ifm_depth
+        forwards = not forwards
+
+
+def _shape_85(order: Order) -> Order:
+    return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0)
+
+
+@lru_cache(PATTERNS)
+def _size_85(order: Order, ofm_depth: int, ifm_depth: int) -> int:
+    u = _units(order)
+    elements = 0
+    for _, _, sh, sw in _sub_kernels(order):
+        count, padded = sh * sw, round_up(sh * sw, u.group)
+        # A pause after each whole group, and one after a group that padding completes.
+        elements += padded + u.pause * ceil_div(count, u.group)
+    return elements * ceil_div(ifm_depth, u.ifm_unit) * u.ifm_unit * round_up(ofm_depth, order.ofm_unit) // order.streams
+
+
+@lru_cache(PATTERNS)
+def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
+    kh, kw = order.kernel
+    u, unit, streams = _units(order), order.ofm_unit, order.streams
+    outer = np.arange(0, ifm_depth, u.ifm_unit)
+    inner = np.arange(0, u.ifm_unit, u.step)
+    groups = np.arange(4 * order.stream, unit, 4 * streams)  # a stream owns groups of 4 channels
+    o_parts: list[np.ndarray] = []
+    i_parts: list[np.ndarray] = []
+    k_parts: list[np.ndarray] = []
+    for kx0 in range(0, kw, SUB_KERNEL // order.dilation[1]):
+        for ky0 in range(0, kh, SUB_KERNEL // order.dilation[0]):
+            sh = min(kh - ky0, SUB_KERNEL // order.dilation[0])
+            sw = min(kw - kx0, SUB_KERNEL // order.dilation[1])
+            elements = np.array([-1 if e is None else (ky0 + e[0]) * kw + kx0 + e[1] for e in _elements(order, u, sh, sw)])
+            iuo, ou, k, iui, oz, oi, iz = np.ix_(
+                outer, np.arange(0, ofm_depth, unit), elements, inner, groups, np.arange(4), np.arange(u.step)
+            )
+            _append(o_parts, i_parts, k_parts, ou + oz + oi, iuo + iui + iz, k)
+    return Block(np.concatenate(o_parts), np.concatenate(i_parts), np.concatenate(k_parts))
+
+
+def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
+    """Elements (y, x) of a sub-kernel in stream order, None for padding: by stride phase, rows in serpentines."""
+    sy, sx = (1, 1) if order.kind == "DF" else order.stride
+    left = round_up(sh * sw, u.group)
+    result: list[tuple[int, int] | None] = []
+    for yy in range(sy):
+        for xx in range(sx):
+            width = ceil_div(sw - xx, sx)
+            for ky in range(ceil_div(sh - yy, sy)):
+                for step in range(width):
+                    kx = step if ky % 2 == 0 else width - 1 - step
+                    left -= 1
+                    result.append((yy + ky * sy, xx + kx * sx))
+                    if left % u.group == 0:
+                        result.extend([None] * u.pause)
+    if left > 0:
+        result.extend([None] * (left + u.pause))
+    return result
+
+
+def fast_positions(order: Order) -> np.ndarray:
+    """``positions`` of the one FWD stream that carries all ``streams`` sequences, interleaved in blocks (4.3)."""
+    u = _units(order)
+    parts = [positions(replace(order, stream=s), U85) for s in range(order.streams)]
+    if order.streams == 1:
+        return parts[0]
+    block = order.ofm_unit * u.ifm_unit * u.group // order.streams
+    return np.stack([part.reshape(-1, block) for part in parts], axis=1).ravel()
+
+
+def _channels_5x(order: Order) -> tuple[int, int]:
+    """First channel of a stream, and the step between its channels."""
+    return order.stream, order.streams
+
+
+def _channels_85(order: Order) -> tuple[int, int]:
+    """Patterns of U85 hold whole channel numbers already."""
+    return 0, 1
+
+
+_BLOCKS = {**dict.fromkeys(U5X, _blocks_5x), U85: _blocks_85}
+_SHAPES = {**dict.fromkeys(U5X, _shape_5x), U85: _shape_85}
+_SIZES = {**dict.fromkeys(U5X, _size_5x), U85: _size_85}
+_PATTERNS = {**dict.fromkeys(U5X, _pattern_5x), U85: _pattern_85}
+_CHANNELS = {**dict.fromkeys(U5X, _channels_5x), U85: _channels_85}

@@ -1,0 +1,193 @@
+// Standard weight streams, compiled: what weights.decode_standard computes, a symbol at a time, and traversal.place.
+//
+// The format is that of ethos-u-npu.md 4.1; weights.py explains it. Anything malformed makes this return -1, and
+// weights.py then finds the words for it.
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace {
+
+constexpr int CHUNK = 12;    // bits of a weight chunk's first unary word
+constexpr int BALANCE = 8;   // weights run ahead of zero runs by fewer than this
+constexpr int ZDIV_NONE = 6, ZDIV_END = 7, WDIV_RAW = 7;
+
+struct Bits {
+  const uint8_t* data;  // followed by 64 bytes that may be read
+  int64_t size;         // in bits
+  int64_t at = 0;
+
+  uint64_t peek() const {
+    uint64_t word;
+    std::memcpy(&word, data + (at >> 3), 8);
+    return word >> (at & 7);
+  }
+  uint32_t take(int count) {
+    const uint32_t value = uint32_t(peek() & ((uint64_t(1) << count) - 1));
+    at += count;
+    return value;
+  }
+};
+
+struct Palette {
+  bool known = false;
+  int count = 0, direct = 0, entry_bits = 0;
+  int entries[32];
+
+  void read(Bits& bits) {
+    known = true;
+    direct = int(bits.take(5));
+    const int size = int(bits.take(5));
+    entry_bits = int(bits.take(3)) + 2;
+    count = size ? size + 1 : 0;
+    for (int i = 0; i < count; ++i) entries[i] = int(bits.take(entry_bits));
+  }
+  int index_bits() const {
+    int bits = 0;
+    while (count && (1 << bits) < count) ++bits;
+    return count ? bits : entry_bits;
+  }
+  int16_t value(int64_t index) const {
+    const int64_t folded = index < count ? entries[index] : index - count + direct;
+    return int16_t(folded & 1 ? -(folded >> 1) : folded >> 1);
+  }
+};
+
+struct Slice {
+  int64_t weights, runs;
+  int wdiv, zdiv;
+  bool truncated, raw;
+};
+
+// Symbols of one kind: quotients come a round before their remainders. Their unary codes are walked without branches.
+struct Symbols {
+  std::vector<int64_t> values;  // those wanted, and room for what the last chunk has more
+  int64_t wanted = 0, begun = 0, finished = 0, carry = 0;
+
+  void start(int64_t count) {
+    if (values.size() < size_t(count) + CHUNK) values.resize(size_t(count) + CHUNK);
+    wanted = count;
+    begun = finished = carry = 0;
+  }
+  void quotient(int step, bool ends) {
+    carry += step;
+    values[size_t(begun)] = carry;
+    begun += ends;
+    carry = ends ? 0 : carry;
+  }
+  void remainders(Bits& bits, int64_t until, int width) {
+    if (until > wanted) until = wanted;
+    for (; finished < until; ++finished) {
+      int64_t& value = values[size_t(finished)];
+      value = (value << width) + bits.take(width);
+    }
+  }
+};
+
+// False when the slice runs past the stream.
+bool decode_slice(Bits& bits, const Slice& s, Symbols& w, Symbols& z) {
+  w.start(s.weights);
+  z.start(s.runs);
+  const int zero_bits = s.zdiv < 3 ? 12 : 8;
+  const int full = s.raw && s.wdiv > 5 ? 8 : CHUNK;
+  for (;;) {
+    if (bits.at > bits.size) return false;
+    const int64_t behind = s.runs ? w.begun - z.begun : 0;
+    const bool has_w = w.begun < s.weights && behind < BALANCE, has_z = z.begun < s.runs && behind >= 0;
+    const int64_t due_w = w.begun, due_z = z.begun;
+    const uint32_t u0 = has_w && !s.raw ? bits.take(CHUNK) : 0;
+    if (has_z) {
+      const uint32_t unary = bits.take(zero_bits);
+      for (int i = 0; i < zero_bits; ++i) z.quotient(unary >> i & 1, !(unary >> i & 1));
+    }
+    if (has_w && s.raw) {
+      for (int i = 0; i < full; ++i) w.quotient(0, true);
+    } else if (has_w) {
+      uint32_t u1 = bits.take(__builtin_popcount(u0));
+      for (int i = 0; i < CHUNK; ++i) {
+        const uint32_t some = u0 >> i & 1, two = some & u1;
+        w.quotient(int(some + two), s.truncated || !two);
+        u1 >>= some;
+      }
+    }
+    w.remainders(bits, due_w, s.wdiv);
+    z.remainders(bits, due_z, s.zdiv);
+    if (!has_w && !has_z) return bits.at <= bits.size;
+  }
+}
+
+bool decode(Bits& bits, std::vector<int16_t>& out) {
+  Palette palette;
+  Symbols w, z;
+  while (bits.size - bits.at >= 3) {
+    const int zdiv = int(bits.take(3));
+    if (zdiv == ZDIV_END) {
+      bits.at = (bits.at + 7) / 8 * 8;
+      continue;
+    }
+    if (zdiv > 3 && zdiv != ZDIV_NONE) return false;
+    const int64_t count = int64_t(bits.take(15)) + 1;
+    int wdiv = int(bits.take(3));
+    const bool truncated = bits.take(1), leading = bits.take(1);
+    if (wdiv == 6) return false;
+    if (leading) palette.read(bits);
+    if (bits.at > bits.size || !palette.known) return false;
+    const bool raw = wdiv == WDIV_RAW;
+    if (raw) wdiv = palette.index_bits();
+    const Slice s{count, zdiv == ZDIV_NONE ? 0 : count + leading, wdiv, zdiv, truncated, raw};
+    if (!decode_slice(bits, s, w, z)) return false;
+    const int64_t* run = z.values.data();
+    if (s.runs && leading) out.insert(out.end(), size_t(*run++), 0);
+    const size_t before = out.size();
+    if (!s.runs) {
+      out.resize(before + size_t(count));
+      for (int64_t i = 0; i < count; ++i) out[before + size_t(i)] = palette.value(w.values[size_t(i)]);
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      out.push_back(palette.value(w.values[size_t(i)]));
+      out.insert(out.end(), size_t(*run++), 0);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// How many weights `data` holds, or -1 when it is malformed. They are at *weights until ethorch_free(*owner).
+extern "C" __attribute__((visibility("default"))) int64_t ethorch_decode_standard(const uint8_t* data, int64_t size,
+                                                                                  const int16_t** weights,
+                                                                                  void** owner) {
+  try {
+    Bits bits{data, 8 * size};
+    auto out = std::make_unique<std::vector<int16_t>>();
+    if (!decode(bits, *out)) return -1;
+    static const int16_t none = 0;
+    *weights = out->empty() ? &none : out->data();
+    const int64_t count = int64_t(out->size());
+    *owner = out.release();
+    return count;
+  } catch (...) {
+    return -1;
+  }
+}
+
+// flat[place] = value for a block of `count` weights, traversal.place says which; padding has none.
+extern "C" __attribute__((visibility("default"))) void ethorch_place(const int16_t* values, int64_t count,
+                                                                     const int32_t* o, const int32_t* i,
+                                                                     const int32_t* k, const int64_t* where,
+                                                                     int16_t* flat) {
+  const int64_t first = where[0], step = where[1], ifm_first = where[2], taps = where[3];
+  const int64_t ofm_depth = where[4], ifm_depth = where[5];
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t oc = first + step * o[n], ic = ifm_first + i[n];
+    if (k[n] >= 0 && k[n] < taps && oc >= 0 && oc < ofm_depth && ic >= 0 && ic < ifm_depth)
+      flat[(oc * taps + k[n]) * ifm_depth + ic] = values[n];
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) void ethorch_free(void* owner) {
+  delete static_cast<std::vector<int16_t>*>(owner);
+}

@@ -1,0 +1,379 @@
+"""Weight and scale streams: from bytes to signed 9-bit weights, biases and scales.
+
+The standard format (4.1) packs variable-length symbols whose place depends on everything before them. Decoding is split
+so that little of it is serial: ``_scan`` walks the chunks of a slice in plain Python and only finds out where each one
+starts; the symbols are then taken out of all chunks at once with NumPy. That gives several million weights per second
+without compiled code. ``decode_standard`` takes ``weights.cpp`` where there is a C++ compiler, which is ten times as fast.
+``ethosu.mlw_codec.decode`` would be, too, but it ends the process when a stream is malformed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu import compiled
+from ethorch.npu.registers import U5X, U85
+
+ZDIV_NONE, ZDIV_END = 6, 7
+WDIV_RAW = 7
+CHUNK = 12  # bits of a weight chunk's first unary word
+BALANCE = 8  # weights may run ahead of zero runs by fewer than this
+_WINDOW = 8  # a window is the 64 bits from one byte on: enough for the 36 bits a chunk starts with
+_BLOCK = 1 << 14  # bytes whose windows are held as Python ints at a time
+
+_POPCOUNT = np.array([bin(i).count("1") for i in range(1 << CHUNK)], np.uint8)
+_ONES = _POPCOUNT.tolist()
+_BELOW = [(1 << n) - 1 for n in range(CHUNK + 1)]
+# _RANK[u0, i]: how many of u0's bits below i are set, i.e. which bit of u1 belongs to bit i.
+_BITS = (np.arange(1 << CHUNK)[:, None] >> np.arange(CHUNK)) & 1
+_RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
+
+
+def decode_standard(data: bytes) -> np.ndarray:
+    """All weights of a standard stream, int16. MachineFault when the stream ends inside a slice or lacks a palette."""
+    library = compiled.library()
+    if library is not None:
+        weights, owner = ctypes.POINTER(ctypes.c_int16)(), ctypes.c_void_p()
+        padded = data + bytes(compiled.PADDING)
+        count = library.ethorch_decode_standard(padded, len(data), ctypes.byref(weights), ctypes.byref(owner))
+        if count >= 0:
+            try:
+                return np.ctypeslib.as_array(weights, (count,)).copy()
+            finally:
+                library.ethorch_free(owner)
+    return decode_standard_numpy(data)
+
+
+def decode_standard_numpy(data: bytes) -> np.ndarray:
+    """``decode_standard`` without compiled code, and the one that says what is wrong with a stream."""
+    bits = _Bits(data)
+    at, end = 0, 8 * len(data)
+    palette: _Palette | None = None
+    parts: list[np.ndarray] = []
+    while end - at >= 3:
+        zdiv = bits.take(at, 3)
+        at += 3
+        if zdiv == ZDIV_END:
+            at = -(-at // 8) * 8
+            continue
+        if zdiv > ZDIV_NONE - 2 and zdiv != ZDIV_NONE:
+            raise MachineFault(f"weight stream: ZDIV {zdiv} at bit {at - 3} is none of 0..3, 6, 7")
+        count, wdiv = bits.take(at, 15) + 1, bits.take(at + 15, 3)
+        truncated, new_palette = bits.take(at + 18, 1), bits.take(at + 19, 1)
+        if wdiv == 6:
+            raise MachineFault(f"weight stream: WDIV 6 at bit {at + 15} is none of 0..5, 7")
+        at += 20
+        if new_palette:
+            palette, at = _read_palette(bits, at)
+        if palette is None:
+            raise MachineFault(f"weight stream: the slice at bit {at} has no palette to use")
+        raw = wdiv == WDIV_RAW
+        if raw:
+            wdiv = palette.index_bits
+        shape = _Slice(count, count + new_palette if zdiv != ZDIV_NONE else 0, wdiv, zdiv, bool(truncated), raw)
+        weights, runs, at = _decode_slice(bits, at, shape)
+        parts.append(_with_zeros(palette.lookup(weights), runs, new_palette))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int16)
+
+
+class _Bits:
+    """Little-endian bit addressing over bytes; reading past the end is a MachineFault."""
+
+    def __init__(self, data: bytes):
+        self.size = 8 * len(data)
+        self.padded = np.frombuffer(bytes(data) + bytes(2 * _WINDOW), np.uint8)
+        self._block: tuple[int, int, list[int]] = (0, 0, [])
+
+    def take(self, at: int, count: int) -> int:
+        if at + count > self.size:
+            raise MachineFault(f"weight stream: {count} bits wanted at bit {at} of {self.size}")
+        first = at >> 3
+        word = int.from_bytes(self.padded[first : first + _WINDOW].tobytes(), "little")
+        return (word >> (at & 7)) & ((1 << count) - 1)
+
+    def windows(self, first: int, last: int) -> np.ndarray:
+        """uint64: the 64 bits from each of the bytes first..last on."""
+        last = min(last, len(self.padded) - _WINDOW)
+        part = self.padded[first : last + _WINDOW]
+        return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
+
+    def block(self, at: int) -> tuple[int, int, list[int]]:
+        """(bit of the first window, bit after the last, windows as ints) for a stretch of stream from bit ``at`` on."""
+        if not self._block[0] <= at < self._block[1]:  # slices follow each other, so the last one's often serves
+            words = self.windows(at >> 3, (at >> 3) + _BLOCK).tolist()
+            self._block = at & ~7, (at & ~7) + 8 * len(words), words
+        return self._block
+
+    def take_many(self, at: np.ndarray, count: int) -> np.ndarray:
+        """``count`` bits at each position of an ascending or empty array; int64."""
+        if not count or not len(at):
+            return np.zeros(len(at), np.int64)
+        first = int(at[0]) >> 3
+        words = self.windows(first, (int(at[-1]) >> 3) + 1)
+        taken = words[(at >> 3) - first] >> (at & 7).astype(np.uint64)
+        return (taken & np.uint64((1 << count) - 1)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Palette:
+    """Weight indices to values: entries first, then the rest of the number line from ``direct`` on."""
+
+    entries: tuple[int, ...]
+    direct: int
+    entry_bits: int
+
+    @property
+    def index_bits(self) -> int:
+        """Width of uncompressed indices: ceil(log2(entries)), or the entry width when there is no palette."""
+        return (len(self.entries) - 1).bit_length() if self.entries else self.entry_bits
+
+    def lookup(self, index: np.ndarray) -> np.ndarray:
+        """Sign and magnitude are folded: v even is v/2, v odd is -(v//2)."""
+        count = len(self.entries)
+        folded = index - count + self.direct
+        if count:
+            table = np.array(self.entries, np.int64)
+            folded = np.where(index < count, table[np.minimum(index, count - 1)], folded)
+        return np.where(folded & 1, -(folded >> 1), folded >> 1)
+
+
+def _read_palette(bits: _Bits, at: int) -> tuple[_Palette, int]:
+    direct, size, width = bits.take(at, 5), bits.take(at + 5, 5), bits.take(at + 10, 3) + 2
+    at += 13
+    entries = size + 1 if size else 0
+    values = tuple(bits.take(at + i * width, width) for i in range(entries))
+    return _Palette(values, direct, width), at + entries * width
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A slice header: symbols to come and how they are coded."""
+
+    weights: int
+    runs: int  # 0: no zero runs
+    wdiv: int
+    zdiv: int
+    truncated: bool
+    raw: bool
+
+    @property
+    def zero_bits(self) -> int:
+        """Unary bits of zero runs in a chunk."""
+        return 12 if self.zdiv < 3 else 8
+
+    @property
+    def per_chunk(self) -> int:
+        """Weights a chunk can hold."""
+        return 8 if self.raw and self.wdiv > 5 else CHUNK
+
+
+def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[np.ndarray, np.ndarray, int]:
+    """(weight indices, zero runs, bit after the slice).
+
+    Round r of the stream holds the unary parts of chunk r at ``at[r]`` and, from ``rest[r]`` on, the remainders of
+    chunk r-1; the last round has remainders only.
+    """
+    rounds, end = _scan(bits, start, s)
+    at, rest, flags = rounds
+    w_rows, z_rows = np.flatnonzero(flags & 1), np.flatnonzero(flags & 2)
+    emitted = np.zeros(len(at), np.int64)
+    if s.raw:
+        quotient = np.zeros(len(w_rows) * s.per_chunk, np.int64)
+        emitted[w_rows] = s.per_chunk
+    else:
+        u0 = bits.take_many(at[w_rows], CHUNK)
+        u1 = bits.take_many(rest[w_rows] - _POPCOUNT[u0], CHUNK)
+        code = _BITS[u0] * (1 + ((u1[:, None] >> _RANK[u0]) & 1))
+        emit = np.ones(code.shape, bool) if s.truncated else code < 2
+        quotient = np.diff(np.cumsum(code.ravel())[emit.ravel()], prepend=0)
+        emitted[w_rows] = emit.sum(axis=1)
+    kept = _first(emitted, s.weights)
+    weights = quotient[: s.weights] << s.wdiv
+    weights += bits.take_many(_spread(rest[1:], kept[:-1], s.wdiv), s.wdiv)
+    if not s.runs:
+        return weights, np.zeros(0, np.int64), end
+    zu = (
+        bits.take_many(at[z_rows] + (0 if s.raw else CHUNK) * (flags[z_rows] & 1), s.zero_bits)[:, None] >> np.arange(s.zero_bits)
+    ) & 1
+    emitted = np.zeros(len(at), np.int64)
+    emitted[z_rows] = (zu == 0).sum(axis=1)
+    quotient = np.diff(np.cumsum(zu.ravel())[zu.ravel() == 0], prepend=0)
+    runs = quotient[: s.runs] << s.zdiv
+    runs += bits.take_many(_spread(rest[1:] + kept[:-1] * s.wdiv, _first(emitted, s.runs)[:-1], s.zdiv), s.zdiv)
+    return weights, runs, end
+
+
+Rounds = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
+    """Walk a slice's rounds: where each starts, where its remainders lie, bit 0 / 1 of flags: has weights / zero runs.
+
+    The second result is the first bit after the slice. MachineFault when the slice runs past the stream.
+    """
+    walk = _scan_runs if s.runs or s.raw else _scan_plain
+    rounds, end = walk(bits, start, s)
+    if end > bits.size:
+        raise MachineFault(f"weight stream: the slice at bit {start} runs past the end at bit {bits.size}")
+    return rounds, end
+
+
+def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
+    """Slices of coded weights without zero runs: nearly all of real streams, so this loop does as little as it can."""
+    at: list[int] = []
+    append, ones_in, below = at.append, _ONES, _BELOW
+    whole = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
+    pos, todo, wdiv, left = start, s.weights, s.wdiv, 0
+    base = limit = 0
+    words: list[int] = []
+    while todo > 0:
+        if pos >= limit:
+            if pos > bits.size:
+                break
+            base, limit, words = bits.block(pos)
+        word = words[(pos - base) >> 3] >> (pos & 7)
+        append(pos)
+        ones = ones_in[word & 0xFFF]
+        emitted = whole[ones_in[(word >> 12) & below[ones]]]
+        pos += 12 + ones + left
+        if emitted > todo:
+            emitted = todo
+        left = emitted * wdiv
+        todo -= emitted
+    append(pos)
+    flags = np.ones(len(at), np.int64)
+    flags[-1] = 0
+    return _rounds(bits, at, flags, s), pos + left
+
+
+def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
+    """Slices with zero runs or uncompressed weights."""
+    at: list[int] = []
+    flags: list[int] = []
+    ones_in, below = _ONES, _BELOW
+    nw, nz, wdiv, zdiv, zlen = s.weights, s.runs, s.wdiv, s.zdiv, s.zero_bits
+    zmask = (1 << zlen) - 1
+    full, coded, constant = s.per_chunk, not s.raw, s.raw or s.truncated
+    pos, wpos, zpos, left = start, 0, 0, 0  # wpos, zpos: symbols begun; left: bits of the previous chunk's remainders
+    base = limit = 0
+    words: list[int] = []
+    while pos <= bits.size:
+        if pos >= limit:
+            base, limit, words = bits.block(pos)
+        word = words[(pos - base) >> 3] >> (pos & 7)
+        behind = wpos - zpos if nz else 0
+        at.append(pos)
+        has_w = wpos < nw and behind < 8
+        has_z = zpos < nz and behind >= 0
+        flags.append(has_w | has_z << 1)
+        if not (has_w or has_z):
+            pos += left
+            break
+        next_left = ones = 0
+        if has_w and coded:
+            ones = ones_in[word & 0xFFF]
+            word >>= 12
+            pos += 12 + ones
+        if has_z:
+            count = zlen - ones_in[word & zmask]
+            word >>= zlen
+            pos += zlen
+            zpos += count
+            next_left = (count if zpos <= nz else count - zpos + nz) * zdiv
+        if has_w:
+            count = full if constant else 12 - ones_in[word & below[ones]]
+            wpos += count
+            next_left += (count if wpos <= nw else count - wpos + nw) * wdiv
+        pos += left
+        left = next_left
+    return _rounds(bits, at, np.array(flags), s), pos
+
+
+def _rounds(bits: _Bits, at: list[int], flags: np.ndarray, s: _Slice) -> Rounds:
+    """Add where remainders lie: behind the round's unary parts."""
+    starts = np.array(at)
+    rest = starts + s.zero_bits * (flags >> 1)
+    if not s.raw:
+        coded = np.flatnonzero(flags & 1)
+        rest[coded] += CHUNK + _POPCOUNT[bits.take_many(np.minimum(starts[coded], bits.size), CHUNK)]
+    return starts, rest, flags
+
+
+def _first(counts: np.ndarray, limit: int) -> np.ndarray:
+    """The counts cut so that their sum does not pass ``limit``."""
+    total = np.minimum(np.cumsum(counts), limit)
+    return np.diff(total, prepend=0)
+
+
+def _spread(starts: np.ndarray, counts: np.ndarray, step: int) -> np.ndarray:
+    """start, start+step, ... count times, for each start: int64, ascending."""
+    before = np.cumsum(counts) - counts
+    index = np.arange(int(counts.sum())) - np.repeat(before, counts)
+    return np.repeat(starts, counts) + index * step
+
+
+def _with_zeros(weights: np.ndarray, runs: np.ndarray, leading: int) -> np.ndarray:
+    """Weights with their zero runs: first a run of its own if ``leading``, then each weight and the run behind it."""
+    if not len(runs):
+        return weights.astype(np.int16)
+    place = np.cumsum(np.concatenate(([0], runs[leading:] + 1)))
+    first = int(runs[0]) if leading else 0
+    out = np.zeros(first + int(place[-1]), np.int16)
+    out[first + place[:-1]] = weights
+    return out
+
+
+def decode_fast(data: bytes) -> np.ndarray:
+    """All weights of a U85 fast (FWD) stream, int16 (4.4): raw bytes, or 2- or 4-bit indices into a table of 16."""
+    if len(data) < 32:
+        raise MachineFault(f"fast weight stream of {len(data)} bytes has no room for its 32-byte header")
+    header = int.from_bytes(data[:32], "little")
+    raw, small = header & 1, header >> 1 & 1
+    if (header >> 2) & ((1 << 102) - 1):
+        raise MachineFault("fast weight stream: reserved header bits are set")
+    body = np.frombuffer(data, np.uint8, offset=32)
+    if raw:
+        adjust = (header >> 104) & 0xFF
+        return body.view(np.int8).astype(np.int16) - (adjust - 256 if adjust & 0x80 else adjust)
+    entries = [(header >> (112 + 9 * i)) & 0x1FF for i in range(16)]
+    table = np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16)
+    width = 2 if small else 4
+    shifts = np.arange(0, 8, width, dtype=np.uint8)
+    return table[((body[:, None] >> shifts) & ((1 << width) - 1)).ravel()]
+
+
+@dataclass(frozen=True)
+class ScaleLayout:
+    """The ten bytes per channel of a scale stream (5): widths in bytes of bias and multiplier; the shift follows."""
+
+    bias_bytes: int
+    scale_bytes: int
+    scale_bits: int
+
+
+SCALE_BYTES = 10
+SCALE_LAYOUTS = {
+    **{(family, accumulator): ScaleLayout(5, 4, 32) for family in U5X for accumulator in (0, 1)},
+    (U85, 0): ScaleLayout(4, 4, 31),
+    (U85, 1): ScaleLayout(6, 2, 15),
+}
+
+
+def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """int64 (bias, multiplier, shift), one per whole entry of the stream."""
+    count = len(data) // SCALE_BYTES
+    rows = np.frombuffer(data, np.uint8, count * SCALE_BYTES).reshape(count, SCALE_BYTES)
+    b, s = layout.bias_bytes, layout.bias_bytes + layout.scale_bytes
+    bias = _little_endian(rows[:, :b])
+    bias -= (bias >> (8 * b - 1)) << (8 * b)
+    return bias, _little_endian(rows[:, b:s]) & ((1 << layout.scale_bits) - 1), rows[:, s].astype(np.int64) & 0x3F
+
+
+def _little_endian(rows: np.ndarray) -> np.ndarray:
+    wide = np.zeros((len(rows), 8), np.uint8)
+    wide[:, : rows.shape[1]] = rows
+    return wide.view("<i8")[:, 0].copy()

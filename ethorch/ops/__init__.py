@@ -1,0 +1,27 @@
+"""Importing this registers every operator family, so that OPS is complete."""
+
+from ethorch.ops import (  # noqa: F401
+    activation,
+    attention,
+    cast,
+    compare,
+    conv,
+    copies,
+    elementwise,
+    index,
+    integer,
+    linear,
+    matmul,
+    normalize,
+    pointwise,
+    pool,
+    pool_more,
+    recurrent,
+    resize,
+    shape,
+    softmax,
+    statistics,
+)
+from ethorch.ops.spec import OPS, OpSpec, Sample, op
+
+__all__ = ["OPS", "OpSpec", "Sample", "op"]

@@ -1,0 +1,67 @@
+"""Scaled dot-product attention, taken apart so that scores and weights are calibrated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.ops.matmul import scaled_bmm
+from ethorch.ops.spec import I8, Sample, composite
+from ethorch.sketch import Sketch, shape_of
+
+aten = torch.ops.aten
+
+#: What a constant mask adds to the score of a masked position. exp(-20) is nothing, and more would only coarsen the scores.
+_MASKED = -20.0
+
+
+def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
+    """scores plus the mask: a float one as it is, a boolean one (True = attend) or the causal one as 0 and -20."""
+    rows, columns = shape_of(scores)[-2:]
+    if causal:
+        future = torch.ones(rows, columns, dtype=torch.bool).tril()
+        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, _MASKED)))
+    if mask is None:
+        return scores
+    if mask.meta["val"].dtype == torch.bool:
+        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1)), _MASKED)
+    return s(aten.add.Tensor, scores, mask)
+
+
+@composite(
+    "aten.scaled_dot_product_attention.default", bound=2,
+    samples=[
+        Sample(I8(1, 2, 6, 8), I8(1, 2, 7, 8), I8(1, 2, 7, 5)), Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
+        Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
+        Sample(I8(2, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 2, 5, 8), enable_gqa=True),
+    ],
+)  # fmt: skip
+def scaled_dot_product_attention(
+    s: Sketch, query: Node, key: Node, value: Node, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """softmax(scale * query @ key.T + mask) @ value over the last two dims; the scale is part of the product."""
+    *lead, rows, width = shape_of(query)
+    columns = shape_of(key)[-2]
+    groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1
+    operands = []
+    for x in (query, key, value):
+        *own, tall, wide = shape_of(x)
+        if groups > 1 and x is not query:
+            x = s(aten.unsqueeze.default, x, -3)
+            x = s(aten.expand.default, x, [*own, groups, tall, wide])
+            x = s(aten.reshape.default, x, [*own[:-1], own[-1] * groups, tall, wide])
+        elif own != lead:
+            x = s(aten.expand.default, x, [*lead, tall, wide])
+        operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
+    factor = width**-0.5 if scale is None else scale
+    scores = scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
+    if attn_mask is not None or is_causal:
+        full = s(aten.view.default, scores, [*lead, rows, columns])
+        masked = _with_mask(s, full, attn_mask, is_causal)
+        scores = s(aten.reshape.default, masked, [math.prod(lead), rows, columns])
+    weights = s(aten.softmax.int, scores, -1)
+    return s(aten.view.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])

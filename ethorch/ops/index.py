@@ -1,0 +1,318 @@
+"""Rows by their number: index_select, index, gather, embedding, index_copy and index_put.
+
+Numbers known at compile time become slices and a CONCAT, one slice per run; those from a tensor are a GATHER, which only
+some NPUs have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ethorch.errors import Reason
+from ethorch.ops.copies import joined, piece, wanted
+from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
+from ethorch.ops.shape import constant_pad
+from ethorch.ops.spec import I8, Ints, Sample, W, composite, op
+from ethorch.qparams import QParams, QTensor
+from ethorch.sketch import Sketch, shape_of
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
+
+#: A constant index with more runs than this is not worth a slice for each.
+_MOST_PIECES = 1024
+_FIRST_ONLY = QuantRule(only_first=True, output="same")
+
+
+def runs(index: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, length) of the stretches of ``index`` that count up by one."""
+    found: list[tuple[int, int]] = []
+    for value in index:
+        if found and value == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((value, 1))
+    return found
+
+
+def _numbers(index: Any) -> np.ndarray | None:
+    """A constant index as an array; None for one that is computed."""
+    if isinstance(index, np.ndarray):
+        return index
+    data = index.value.data if isinstance(index, QTensor) else None
+    return None if data is None else data.reshape(index.shape)
+
+
+def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
+    """x's slices number ``index`` (any shape, or computed) along ``dim``, which its dims take the place of."""
+    dim %= x.rank
+    shape = tuple(index.shape)
+    constant = _numbers(index)
+    if constant is not None:
+        if constant.dtype == np.bool_:
+            constant = np.flatnonzero(constant)
+            shape = constant.shape
+        numbers = [int(k) % x.shape[dim] for k in constant.ravel()]
+        pieces = runs(numbers)
+        if len(pieces) <= _MOST_PIECES:
+            parts = [piece(b, x, dim, first, size) for first, size in pieces]
+            return b.view(joined(b, parts, dim), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
+        codes = b.const(np.asarray(numbers, np.int32), name="index")
+    else:
+        codes = b.logical(index)
+    return _gathered(b, x, dim, codes, shape)
+
+
+def _gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
+    """TOSA 1.0 GATHER along ``dim``, moved to the front; ``index`` INT32 of any rank, of ``shape``."""
+    others = [d for d in range(x.rank) if d != dim]
+    inner = math.prod(x.shape[d] for d in others)
+    value = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
+    rows = b.emit("GATHER", value, b.reshape(index, (1, math.prod(shape))))
+    count = len(shape)
+    dims = tuple((k,) for k in range(count + len(others)))
+    full = QTensor(b.reshape(rows, (*shape, *(x.shape[d] for d in others))), dims, x.q)
+    return b.permute(full, [*range(count, count + dim), *range(count), *range(count + dim, full.rank)])
+
+
+def _operands_known(x: Any, *indices: Any) -> Reason | None:
+    for index in indices:
+        if not isinstance(index, (QTensor, np.ndarray)):
+            return Reason("index.operand", f"an index is {type(index).__name__}; allowed are int32 tensors and constants",
+                          "Convert the index to int32 in the model.")  # fmt: skip
+    return None
+
+
+@op(
+    "aten.index_select.default", "aten.index_select_copy.default", quant=_FIRST_ONLY,
+    samples=[Sample(I8(2, 5, 7), 1, torch.tensor([3, 0, 1, 4])), Sample(I8(6, 4), -1, torch.tensor([2])),
+             Sample(I8(2, 5, 7), 1, Ints(4, low=0, high=4))],
+)  # fmt: skip
+def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: QParams) -> QTensor:
+    """out[..., k, ...] = x[..., index[k], ...]."""
+    return wanted(b, rows_of(b, x, dim, index), out)
+
+
+@index_select.check
+def _(x: Any, dim: int, index: Any) -> Reason | None:
+    return _operands_known(x, index)
+
+
+@op(
+    "aten.embedding.default", quant=_FIRST_ONLY,
+    samples=[Sample(W(9, 16), torch.tensor([[1, 2, 8], [0, 0, 5]])), Sample(W(9, 16), Ints(2, 5, low=0, high=8))],
+)  # fmt: skip
+def embedding(
+    b: Builder, weight: QTensor, indices: Any, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False, *,
+    out: QParams,
+) -> QTensor:  # fmt: skip
+    """out = weight[indices]: rows of a table, chosen by INT32 numbers. TOSA 1.0 GATHER."""
+    return wanted(b, rows_of(b, weight, 0, indices), out)
+
+
+@embedding.check
+def _(weight: Any, indices: Any, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False) -> Reason | None:
+    if not isinstance(weight, QTensor):
+        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+    return _operands_known(weight, indices)
+
+
+@embedding.decomposition
+def _(s: Sketch, weight: Node, indices: Node, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False) -> Any:
+    """int64 numbers are converted to int32, which the CPU does where they are an input of the program."""
+    if indices.op == "get_attr" or indices.meta["val"].dtype != torch.int64:
+        return None
+    return s(aten.embedding.default, weight, s(aten.to.dtype, indices, torch.int32), padding_idx)
+
+
+@op(
+    "aten.index.Tensor", quant=_FIRST_ONLY,
+    samples=[
+        Sample(I8(2, 5, 7), [None, torch.tensor([3, 0, 1])]), Sample(I8(6, 4), [torch.tensor([[2, 0], [5, 5]])]),
+        Sample(I8(4, 5, 3), [torch.tensor([0, 3, 1]), torch.tensor([4, 2, 2])]),
+    ],
+)  # fmt: skip
+def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: QParams) -> QTensor:
+    """out = x[indices]: one index, or several constant ones of neighbouring dims, which number the elements of both."""
+    given = [k for k, one in enumerate(indices) if one is not None]
+    if len(given) == 1:
+        return wanted(b, rows_of(b, x, given[0], indices[given[0]]), out)
+    arrays = np.broadcast_arrays(*(np.asarray(_numbers(indices[k])) for k in given))
+    first, last = given[0], given[-1]
+    extents = x.shape[first : last + 1]
+    flat = np.ravel_multi_index([a % extent for a, extent in zip(arrays, extents, strict=True)], extents)
+    merged = b.view(x, (*x.shape[:first], math.prod(extents), *x.shape[last + 1 :]))
+    return wanted(b, rows_of(b, merged, first, np.asarray(flat).reshape(arrays[0].shape)), out)
+
+
+@index.check
+def _(x: Any, indices: Any) -> Reason | None:
+    given = [k for k, one in enumerate(indices) if one is not None]
+    constant = all(_numbers(indices[k]) is not None for k in given if isinstance(indices[k], (QTensor, np.ndarray)))
+    if len(given) > 1 and not (constant and given == list(range(given[0], given[-1] + 1))):
+        return Reason("index.several", f"{len(given)} indices; allowed are one, or constants of neighbouring dims")
+    return _operands_known(x, *(indices[k] for k in given))
+
+
+@op(
+    "aten.gather.default", quant=_FIRST_ONLY,
+    samples=[
+        Sample(I8(3, 6), 1, torch.tensor([[0, 5], [2, 2], [1, 4]])), Sample(I8(1, 5, 4), 1, torch.tensor([[[3] * 4, [0] * 4]])),
+    ],
+)  # fmt: skip
+def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: QParams) -> QTensor:
+    """out[i, j] = x[i, index[i, j]] for dim 1, and so on. A constant index picks slices of the flat x, else a GATHER."""
+    dim %= x.rank
+    shape = tuple(index.shape)
+    constant = _numbers(index)
+    if constant is not None:
+        places = list(np.indices(shape, sparse=True))
+        places[dim] = constant % x.shape[dim]
+        flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*places)), x.shape)
+        rows = rows_of(b, b.view(x, (math.prod(x.shape),)), 0, flat)
+        return wanted(b, rows, out)
+    for d in range(x.rank):
+        if d != dim:
+            x = piece(b, x, d, 0, shape[d])
+    order = [*(d for d in range(x.rank) if d != dim), dim]
+    lines = math.prod(shape[d] for d in order[:-1])
+    values = b.reshape(b.logical(b.permute(x, order)), (lines, x.shape[dim], 1))
+    numbers = b.reshape(b.logical(b.permute(index, order)), (lines, shape[dim]))
+    picked = b.reshape(b.emit("GATHER", values, numbers), [shape[d] for d in order])
+    result = QTensor(picked, tuple((k,) for k in range(x.rank)), x.q)
+    return wanted(b, b.permute(result, [order.index(d) for d in range(x.rank)]), out)
+
+
+@gather.check
+def _(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Reason | None:
+    return _operands_known(x, index)
+
+
+def _put(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
+    """x with source[k] at places[k] along ``dim``; the last one wins where a place is named twice."""
+    holder = {place: k for k, place in enumerate(places)}
+    parts: list[QTensor] = []
+    wide = [(0, holder[k]) if k in holder else (1, k) for k in range(x.shape[dim])]
+    start = 0
+    while start < len(wide):
+        size = 1
+        while start + size < len(wide) and wide[start + size] == (wide[start][0], wide[start][1] + size):
+            size += 1
+        origin, first = wide[start]
+        parts.append(piece(b, x if origin else source, dim, first, size))
+        start += size
+    return joined(b, parts, dim)
+
+
+@op(
+    "aten.index_copy.default", quant=EACH_INPUT,
+    samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
+)  # fmt: skip
+def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *, out: QParams) -> QTensor:
+    """out = x with source[k] as x[index[k]] along ``dim``, index constant: slices and a CONCAT."""
+    dim %= x.rank
+    numbers = _numbers(index)
+    assert numbers is not None
+    places = [int(k) % x.shape[dim] for k in numbers.ravel()]
+    return _put(b, b.requantized(x, out), dim, places, b.requantized(source, out))
+
+
+@op(
+    "aten.index_put.default", quant=EACH_INPUT,
+    samples=[
+        Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)), Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
+    ],
+)  # fmt: skip
+def index_put(
+    b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: QParams
+) -> QTensor:
+    """out = x with values as x[indices], one constant index: slices and a CONCAT."""
+    (dim,) = (k for k, one in enumerate(indices) if one is not None)
+    numbers = _numbers(indices[dim])
+    assert numbers is not None
+    places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
+    full = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
+    values = b.view(values, (1,) * (x.rank - values.rank) + values.shape)
+    multiples = [want // have for want, have in zip(full, values.shape, strict=True)]
+    (value,), dims = b.alike([b.requantized(values, out)])
+    stored = [1] * value.rank
+    for d, count in enumerate(multiples):
+        stored[dims[d][0]] = count
+    source = QTensor(b.emit("TILE", value, multiples=tuple(stored)) if max(stored) > 1 else value, dims, out)
+    return _put(b, b.requantized(x, out), dim, places, source)
+
+
+@index_copy.check
+def _(x: Any, dim: int, index: Any, source: Any) -> Reason | None:
+    if _numbers(index) is None:
+        return Reason("index_copy.dynamic", "its index is computed at run time; a constant one is needed")
+    return _operands_known(x, index)
+
+
+@index_put.check
+def _(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Reason | None:
+    given = [one for one in indices if one is not None]
+    if accumulate:
+        return Reason("index_put.accumulate", "accumulate=True, allowed is False")
+    if len(given) != 1 or not isinstance(given[0], (QTensor, np.ndarray)) or _numbers(given[0]) is None:
+        return Reason("index_put.index", f"{len(given)} indices, or computed ones; allowed is one constant index")
+    if not isinstance(values, QTensor) or not isinstance(x, QTensor):
+        return Reason("index_put.operand", "its values are not quantized", "Quantize the module they are in.")
+    return None
+
+
+# --- padding with what is there already -----------------------------------------------------------------------------------
+
+
+def padded_index(extent: int, before: int, after: int, mode: str) -> list[int]:
+    """Which element of a dim of ``extent`` each element of the padded one is; negative pads crop."""
+    places = range(-before, extent + after)
+    if mode == "replicate":
+        return [min(max(k, 0), extent - 1) for k in places]
+    if mode == "circular":
+        return [k % extent for k in places]
+    period = 2 * (extent - 1)
+    return [min(k % period, period - k % period) if period else 0 for k in places]
+
+
+@constant_pad.decomposition
+def _(s: Sketch, x: Node, pad: Sequence[int], value: float = 0.0, *, mode: str = "constant") -> Any:
+    """Modes "reflect", "replicate" and "circular" choose elements by a constant index along each dim."""
+    if mode == "constant":
+        return None
+    return _padded(s, x, pad, mode)
+
+
+def _padded(s: Sketch, x: Node, pad: Sequence[int], mode: str) -> Node:
+    rank = len(shape_of(x))
+    for k in range(len(pad) // 2):
+        dim, (before, after) = rank - 1 - k, pad[2 * k : 2 * k + 2]
+        if before or after:
+            numbers = padded_index(shape_of(x)[dim], before, after, mode)
+            x = s(aten.index_select.default, x, dim, s.constant(torch.tensor(numbers)))
+    return x
+
+
+@composite(
+    "aten.reflection_pad2d.default", "aten.reflection_pad1d.default", "aten.reflection_pad3d.default",
+    samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
+)  # fmt: skip
+def reflection_pad(s: Sketch, x: Node, padding: Sequence[int]) -> Any:
+    """out = x mirrored at its edges."""
+    return _padded(s, x, padding, "reflect")
+
+
+@composite(
+    "aten.replication_pad2d.default", "aten.replication_pad1d.default", "aten.replication_pad3d.default",
+    samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
+)  # fmt: skip
+def replication_pad(s: Sketch, x: Node, padding: Sequence[int]) -> Any:
+    """out = x with its edges repeated."""
+    return _padded(s, x, padding, "replicate")

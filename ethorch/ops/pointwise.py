@@ -1,0 +1,95 @@
+"""Functions of one tensor, element by element: each is a lookup table, its entries computed by running the function.
+
+Alone or in a chain (with constants, or with each other on the same tensor) they are ONE TABLE: 256 entries for int8; 513
+for int16, between which the NPU interpolates. Where a function is not defined (the log of a negative code) the table
+continues with the nearest value it has; infinities saturate. ``bound16`` is the interpolation's error on the samples, in
+output codes: about (input range / 512)**2 / 8 times the second derivative, so large where a function is steep.
+"""
+
+from __future__ import annotations
+
+from ethorch.ops.quant_rules import fixed_output
+from ethorch.ops.spec import I8, Sample, table_op
+
+# --- squashing functions: the output's range is known ---------------------------------------------------------------------
+
+table_op("aten.sigmoid.default", "aten.special_expit.default", quant=fixed_output(0.0, 255 / 256), doc="1 / (1 + exp(-x))")
+table_op("aten.hardsigmoid.default", quant=fixed_output(0.0, 1.0), doc="min(max(x / 6 + 1/2, 0), 1)", bound16=3)
+table_op("aten.tanh.default", quant=fixed_output(-1.0, 127 / 128), doc="tanh(x)", bound16=2)
+
+# --- activations ----------------------------------------------------------------------------------------------------------
+
+table_op("aten.silu.default", doc="x / (1 + exp(-x))")
+table_op("aten.hardswish.default", doc="x * min(max(x + 3, 0), 6) / 6", bound16=2)
+table_op("aten.gelu.default", doc="x * P(X <= x), X standard normal; or by tanh", calls=[(), {"approximate": "tanh"}])
+table_op("aten.elu.default", doc="x, or alpha * (exp(x) - 1) below 0", calls=[(), (1.5,), (0.7, 1.2, 0.8)])
+table_op("aten.selu.default", doc="1.0507 * elu(x, 1.6733)")
+table_op("aten.celu.default", doc="max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)", calls=[(), (0.5,)], bound16=2)
+table_op("aten.leaky_relu.default", doc="x, or negative_slope * x below 0", calls=[(), (0.2,)])
+table_op("aten.softplus.default", doc="log(1 + exp(beta * x)) / beta", calls=[(), (2.0, 4.0)], bound16=3)
+table_op("aten.mish.default", doc="x * tanh(log(1 + exp(x)))", bound16=2)
+table_op("aten.log_sigmoid.default", "aten.log_sigmoid_forward.default", doc="-log(1 + exp(-x))")
+table_op("aten.hardshrink.default", doc="x, or 0 where |x| <= lambd", calls=[(), (1.0,)], steps=True)
+table_op("aten.softshrink.default", doc="x moved towards 0 by lambd", calls=[(), (1.0,)], bound16=40)
+table_op("aten.threshold.default", doc="x, or value where x <= threshold", calls=[(0.5, -1.0)], steps=True)
+table_op("aten.rrelu.default", doc="in evaluation: x, or x times the middle of (lower, upper) below 0")
+
+# --- exponentials, logarithms, powers --------------------------------------------------------------------------------------
+
+table_op("aten.exp.default", doc="e**x", bound16=6)
+table_op("aten.exp2.default", doc="2**x", bound16=4)
+table_op("aten.expm1.default", doc="e**x - 1", bound16=6)
+table_op("aten.log.default", doc="natural logarithm of x", low=0.05, high=4.0, bound16=320)
+table_op("aten.log2.default", doc="logarithm of x to base 2", low=0.05, high=4.0, bound16=320)
+table_op("aten.log10.default", doc="logarithm of x to base 10", low=0.05, high=4.0, bound16=320)
+table_op("aten.log1p.default", doc="natural logarithm of 1 + x", low=-0.9, high=3.0, bound16=12)
+table_op("aten.sqrt.default", doc="square root of x", low=0.0, high=4.0, bound16=400)
+table_op("aten.rsqrt.default", doc="1 / square root of x", low=0.1, high=4.0, bound16=100)
+table_op("aten.reciprocal.default", doc="1 / x", low=0.2, high=4.0, bound16=60)
+table_op("aten.square.default", doc="x * x", bound16=2)
+table_op("aten.pow.Tensor_Scalar", doc="x ** exponent", calls=[(2,), (3,), (1,)], bound16=2)
+table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2)
+table_op("aten.logit.default", doc="log(x / (1 - x)), x within eps..1-eps", low=0.05, high=0.95, calls=[(), (0.1,)], bound16=900)
+
+# --- trigonometry and its kin ------------------------------------------------------------------------------------------------
+
+table_op("aten.sin.default", doc="sine of x")
+table_op("aten.cos.default", doc="cosine of x")
+table_op("aten.tan.default", doc="tangent of x", low=-1.2, high=1.2, bound16=4)
+table_op("aten.asin.default", doc="inverse sine of x", low=-1.0, high=1.0, bound16=420)
+table_op("aten.acos.default", doc="inverse cosine of x", low=-1.0, high=1.0, bound16=220)
+table_op("aten.atan.default", doc="inverse tangent of x")
+table_op("aten.sinh.default", doc="hyperbolic sine of x", bound16=4)
+table_op("aten.cosh.default", doc="hyperbolic cosine of x", bound16=4)
+table_op("aten.asinh.default", doc="inverse hyperbolic sine of x")
+table_op("aten.acosh.default", doc="inverse hyperbolic cosine of x", low=1.0, high=5.0, bound16=900)
+table_op("aten.atanh.default", doc="inverse hyperbolic tangent of x", low=-0.95, high=0.95, bound16=30)
+table_op("aten.sinc.default", doc="sin(pi * x) / (pi * x), 1 at 0")
+table_op("aten.deg2rad.default", doc="x * pi / 180")
+table_op("aten.rad2deg.default", doc="x * 180 / pi")
+
+# --- special functions --------------------------------------------------------------------------------------------------------
+
+table_op("aten.erf.default", doc="error function of x", bound16=2)
+table_op("aten.erfc.default", doc="1 - erf(x)")
+table_op("aten.erfinv.default", doc="inverse error function of x", low=-0.95, high=0.95, bound16=30)
+table_op("aten.lgamma.default", doc="log of |gamma(x)|", low=0.5, high=4.0, bound16=20)
+table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, bound16=40)
+
+# --- signs and rounding: they jump, so an int16 input is stepped through exactly by int8 tables or stays off the NPU -----------
+
+table_op("aten.positive.default", doc="x")
+table_op("aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)])
+table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)])
+table_op("aten.nan_to_num.default", doc="x, with numbers in place of NaN and infinities")
+table_op("aten.floor.default", doc="the integer at or below x", steps=True)
+table_op("aten.ceil.default", doc="the integer at or above x", steps=True)
+table_op("aten.round.default", doc="the nearest integer, halves to even", steps=True)
+table_op("aten.round.decimals", doc="the nearest multiple of 10**-decimals", calls=[{"decimals": 1}], steps=True)
+table_op("aten.trunc.default", "aten.fix.default", doc="the integer part of x", steps=True)
+table_op("aten.frac.default", doc="x - trunc(x)", steps=True)
+table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True)
+table_op("aten.remainder.Scalar", doc="x - floor(x / other) * other", calls=[(0.75,)], steps=True)
+table_op("aten.fmod.Scalar", doc="x - trunc(x / other) * other", calls=[(0.75,)], steps=True)
+_FLOORED = [Sample(I8(3, 71), 0.5, rounding_mode="floor")]
+table_op("aten.div.Scalar_mode", doc="x / other, rounded towards 0 or down", samples=_FLOORED, steps=True)

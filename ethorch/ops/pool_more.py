@@ -1,0 +1,167 @@
+"""Pooling by other pooling: one and three dimensions, adaptive maximum, dilation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.ops.pool import adaptive_windows, max_pool2d
+from ethorch.ops.spec import I8, Sample, composite
+from ethorch.sketch import Sketch, shape_of
+
+aten = torch.ops.aten
+
+
+def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value) or list(default)
+    return values * count if len(values) == 1 else values
+
+
+@composite(
+    "aten.max_pool1d.default", also={"aten.max_pool1d_with_indices.default": lambda *args: (args, {})},
+    samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], [1], True), Sample(I8(1, 3, 12), [2], [1], [0], [3])],
+)  # fmt: skip
+def max_pool1d(
+    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    """A maximum over windows of a map of height 1."""
+    (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
+    (t,) = _each(stride, 1, [k])
+    made = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
+    made = s(aten.squeeze.dim, made, -2)
+    return [made, None] if s.node.target is not aten.max_pool1d.default else made
+
+
+@composite("aten.avg_pool1d.default", samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], True, False)])
+def avg_pool1d(
+    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True
+) -> Any:
+    """A mean over windows of a map of height 1."""
+    (k,), (p,) = _each(kernel, 1), _each(padding, 1)
+    (t,) = _each(stride, 1, [k])
+    flat = s(aten.unsqueeze.default, x, -2)
+    return s(aten.squeeze.dim, s(aten.avg_pool2d.default, flat, [1, k], [1, t], [0, p], ceil_mode, count_include_pad), -2)
+
+
+@composite(
+    "aten.adaptive_avg_pool1d.default",
+    samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
+)  # fmt: skip
+def adaptive_avg_pool1d(s: Sketch, x: Node, size: Any) -> Any:
+    """A mean over windows that divide a map of height 1."""
+    (count,) = _each(size, 1)
+    return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
+
+
+@composite(
+    "aten.adaptive_max_pool2d.default",
+    samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
+)  # fmt: skip
+def adaptive_max_pool2d(s: Sketch, x: Node, size: Any) -> Any:
+    """(maximum over windows that divide the map, None): one pooling if they are alike, else one for each row and column."""
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    extents, sizes = shape_of(x)[-2:], [e if n is None else n for n, e in zip(_each(size, 2), shape_of(x)[-2:], strict=True)]
+    alike = [adaptive_windows(extent, count) for extent, count in zip(extents, sizes, strict=True)]
+    if alike[0] and alike[1]:
+        return [s(aten.max_pool2d.default, x, [alike[0][0], alike[1][0]], [alike[0][1], alike[1][1]]), None]
+    for dim, extent, count in ((-2, extents[0], sizes[0]), (-1, extents[1], sizes[1])):
+        parts = []
+        for k in range(count):
+            part = s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count))
+            parts.append(s(aten.amax.default, part, [dim], True))
+        x = s(aten.cat.default, parts, dim)
+    return [x, None]
+
+
+@composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
+def adaptive_max_pool1d(s: Sketch, x: Node, size: Any) -> Any:
+    """(maximum over windows that divide a map of height 1, None)."""
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    made, _ = s(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
+    return [s(aten.squeeze.dim, made, -2), None]
+
+
+@composite(
+    "aten.max_pool3d.default", also={"aten.max_pool3d_with_indices.default": lambda *args: (args, {})},
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1])],
+)  # fmt: skip
+def max_pool3d(
+    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    """Maxima over height and width of each plane, then over depth."""
+    k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
+    t = _each(stride, 3, k)
+    planes, shape = _planes(s, x)
+    flat = s(aten.max_pool2d.default, planes, k[1:], t[1:], p[1:], d[1:], ceil_mode)
+    columns, area = _columns(s, flat, shape)
+    made = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
+    made = s(aten.view.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+    return made if s.node.target is aten.max_pool3d.default else [made, None]
+
+
+@composite(
+    "aten.avg_pool3d.default", bound=2,
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1], False, False)],
+)  # fmt: skip
+def avg_pool3d(
+    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    """Means over height and width of each plane, then over depth: two roundings."""
+    if divisor_override is not None:
+        return None
+    k, p = _each(kernel, 3), _each(padding, 3)
+    t = _each(stride, 3, k)
+    planes, shape = _planes(s, x)
+    flat = s(aten.avg_pool2d.default, planes, k[1:], t[1:], p[1:], ceil_mode, count_include_pad)
+    columns, area = _columns(s, flat, shape)
+    made = s(aten.avg_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], ceil_mode, count_include_pad)
+    return s(aten.view.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+
+
+def _planes(s: Sketch, x: Node) -> tuple[Node, tuple[int, ...]]:
+    """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
+    shape = shape_of(x)
+    lead = shape[:-4] or (1,)
+    return s(aten.view.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
+
+
+def _columns(s: Sketch, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
+    area = shape_of(x)[-2:]
+    return s(aten.view.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area
+
+
+@max_pool2d.decomposition
+def _(
+    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    """A dilated window is the larger of shifted maps, along the height and then the width."""
+    spread = _each(dilation, 2)
+    k, p = _each(kernel, 2), _each(padding, 2)
+    if all(d == 1 or n == 1 for d, n in zip(spread, k, strict=True)):
+        return None if spread == [1, 1] else s(s.node.target, x, k, _each(stride, 2, k), p, [1, 1], ceil_mode)
+    t = _each(stride, 2, k)
+    result = s.node.meta["val"]
+    result = result[0] if isinstance(result, (tuple, list)) else result
+    sizes = result.shape[-2:]
+    for dim, size, n, d, pad, step in zip((-2, -1), sizes, k, spread, p, t, strict=True):
+        extent, reach = shape_of(x)[dim], (int(size) - 1) * step + (n - 1) * d + 1
+        after = max(reach - pad - extent, 0)
+        if pad or after:  # copies of the edge change no maximum that reaches it; windows of padding only do not exist
+            x = s(aten.constant_pad_nd.default, x, [0, 0, pad, after] if dim == -2 else [pad, after], _LOWEST)
+        taps = [s(aten.slice.Tensor, x, dim, j * d, j * d + (int(size) - 1) * step + 1, step) for j in range(n)]
+        x = taps[0]
+        for tap in taps[1:]:
+            x = s(aten.maximum.default, x, tap)
+    return x if s.node.target is aten.max_pool2d.default else [x, None]
+
+
+#: Quantized, it saturates to the lowest code.
+_LOWEST = -3.0e38

@@ -1,0 +1,165 @@
+"""Recurrent layers, taken apart into linear layers and gates.
+
+The inputs of all steps are multiplied by their weights at once, one product whose rows are sliced: step by step each would
+read the weights again. Where the layer starts from zero, its first step has no product with the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.ops.spec import I8, Sample, W, composite
+from ethorch.sketch import Sketch, shape_of
+
+aten = torch.ops.aten
+
+#: (sketch, gates of the inputs at this step, state tensors or None at a start from zero, weights) -> new state tensors
+Cell = Callable[[Sketch, Node, list[Node] | None, dict[str, Node]], list[Node]]
+
+
+def _gates(s: Sketch, x: Node, count: int) -> list[Node]:
+    width = shape_of(x)[-1] // count
+    return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
+
+
+def _lstm_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c')."""
+    if state is not None:
+        gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
+    i, f, g, o = _gates(s, gates, 4)
+    cell = s(aten.mul.Tensor, s(aten.sigmoid.default, i), s(aten.tanh.default, g))
+    if state is not None:
+        cell = s(aten.add.Tensor, s(aten.mul.Tensor, s(aten.sigmoid.default, f), state[1]), cell)
+    return [s(aten.mul.Tensor, s(aten.sigmoid.default, o), s(aten.tanh.default, cell)), cell]
+
+
+def _gru_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """r, z = sigmoid; n = tanh(x_n + r * h_n); h' = n + z * (h - n)."""
+    r, z, n = _gates(s, gates, 3)
+    hn: Node | None
+    if state is not None:
+        hr, hz, hn = _gates(s, s(aten.linear.default, state[0], weights["hh"], weights.get("b_n")), 3)
+        r, z = s(aten.add.Tensor, r, hr), s(aten.add.Tensor, z, hz)
+    else:
+        hn = _gates(s, weights["b_n"], 3)[2] if "b_n" in weights else None
+    r, z = s(aten.sigmoid.default, r), s(aten.sigmoid.default, z)
+    if hn is not None:
+        n = s(aten.add.Tensor, n, s(aten.mul.Tensor, r, hn))
+    n = s(aten.tanh.default, n)
+    if state is None:
+        return [s(aten.mul.Tensor, s(aten.rsub.Scalar, z, 1.0), n)]
+    return [s(aten.add.Tensor, n, s(aten.mul.Tensor, z, s(aten.sub.Tensor, state[0], n)))]
+
+
+def _simple_cell(function: Any) -> Cell:
+    def cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+        if state is not None:
+            gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
+        return [s(function, gates)]
+
+    return cell
+
+
+def _direction(
+    s: Sketch, cell: Cell, x: Node, steps: int, time: int, start: list[Node] | None, parameters: Sequence[Node], reverse: bool,
+    gru: bool,
+) -> tuple[list[Node], list[Node]]:
+    """One layer in one direction over x [N, T, I] or [T, N, I]: its outputs in the order of time, and its last state."""
+    weights = {"hh": parameters[1]}
+    bias = None
+    if len(parameters) > 2:
+        width = shape_of(parameters[1])[1]
+        if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
+            bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
+            weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
+        else:
+            bias = s.combined(parameters[2], parameters[3], torch.add)
+    projected = s(aten.linear.default, x, parameters[0], bias)
+    outputs: list[Node] = []
+    state = start
+    for step in reversed(range(steps)) if reverse else range(steps):
+        state = cell(s, s(aten.select.int, projected, time, step), state, weights)
+        outputs.append(state[0])
+    assert state is not None
+    return outputs[::-1] if reverse else outputs, state
+
+
+def _layers(
+    s: Sketch, cell: Cell, x: Node, start: Sequence[Node], parameters: Sequence[Node], biases: bool, layers: int,
+    bidirectional: bool, batch_first: bool, gru: bool = False,
+) -> list[Node]:  # fmt: skip
+    """[output, last states...] of a stack of layers."""
+    time = 1 if batch_first and len(shape_of(x)) == 3 else 0
+    steps, directions, per = shape_of(x)[time], 2 if bidirectional else 1, 4 if biases else 2
+    zero = all(s.is_zero(state) for state in start)
+    last: list[list[Node]] = [[] for _ in start]
+    for layer in range(layers):
+        sides = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            first = None if zero else [s(aten.select.int, state, 0, index) for state in start]
+            own = parameters[index * per : (index + 1) * per]
+            outputs, state = _direction(s, cell, x, steps, time, first, own, bool(direction), gru)
+            sides.append(outputs)
+            for kept, value in zip(last, state, strict=True):
+                kept.append(value)
+        rows = sides[0] if directions == 1 else [s(aten.cat.default, pair, -1) for pair in zip(*sides, strict=True)]
+        x = s(aten.stack.default, list(rows), time)
+    return [x, *(s(aten.stack.default, values, 0) for values in last)]
+
+
+_LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
+
+
+@composite(
+    "aten.lstm.input",
+    samples=[
+        Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
+        Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),
+    ],
+)  # fmt: skip
+def lstm(
+    s: Sketch, x: Node, hx: Sequence[Node], parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    """(output, h, c) of torch.nn.LSTM without projections, every gate calibrated."""
+    if shape_of(parameters[1])[1] * 4 != shape_of(parameters[1])[0]:
+        return None
+    return _layers(s, _lstm_cell, x, hx, parameters, biases, layers, bidirectional, batch_first)
+
+
+@composite(
+    "aten.gru.input",
+    samples=[Sample(I8(2, 4, 5), W(1, 2, 6), [W(18, 5), W(18, 6), W(18), W(18)], True, 1, 0.0, False, False, True)],
+)  # fmt: skip
+def gru(
+    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    """(output, h) of torch.nn.GRU, every gate calibrated."""
+    return _layers(s, _gru_cell, x, [hx], parameters, biases, layers, bidirectional, batch_first, gru=True)
+
+
+_RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1, 0.0, False, False, True)]
+
+
+@composite("aten.rnn_tanh.input", samples=_RNN)
+def rnn_tanh(
+    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    """(output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
+    return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, biases, layers, bidirectional, batch_first)
+
+
+@composite("aten.rnn_relu.input", samples=_RNN)
+def rnn_relu(
+    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    """(output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
+    return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, biases, layers, bidirectional, batch_first)

@@ -1,0 +1,181 @@
+"""Reductions: mean and sum over any dimensions."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ethorch.layout import contiguous
+from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.ops.spec import I8, Sample, op
+from ethorch.qparams import QParams, QTensor
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import Value
+
+
+def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
+    """out = factor * sum of x over ``dims`` (kept with extent 1): exact in int32, rounded once. TOSA 1.0 REDUCE_SUM.
+
+    Stored axes that lie side by side are summed as one. Where the sum could leave int32 (65536 elements of int16), partial sums
+    lose the bits that are too many.
+    """
+    reduced = {axis for dim in dims for axis in x.dims[dim] if x.value.shape[axis] > 1}
+    kept_dims = tuple(() if dim in dims else axes for dim, axes in enumerate(x.dims))
+    runs: list[list[int]] = []
+    for axis in range(x.value.rank):
+        if runs and axis - 1 in runs[-1] and axis in reduced and axis - 1 in reduced:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # first: a RESHAPE of x would make Vela copy it
+    acc = b.reshape(acc, [math.prod(x.value.shape[axis] for axis in run) for run in runs])
+    unit, magnitude = 1.0, 1 << _MAGNITUDE_BITS[x.qparams.dtype]
+    for index, run in enumerate(runs):
+        if run[0] in reduced:
+            acc, unit, magnitude = _summed_within_int32(b, acc, index, unit, magnitude)
+    result = b.requantize(acc, x.qparams.step * factor * unit, out)
+    result = b.reshape(result, [1 if axis in reduced else extent for axis, extent in enumerate(x.value.shape)])
+    return QTensor(result, kept_dims, out)
+
+
+#: Bits of the magnitude of a code without its zero point.
+_MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
+
+
+def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
+    """The sum over ``axis`` of values of at most ``magnitude`` that mean ``unit`` each: (sum, its unit, its magnitude)."""
+    extent = acc.shape[axis]
+    if extent * magnitude >= 1 << 31:
+        first = next(n for n in range(((1 << 31) - 1) // magnitude, 0, -1) if extent % n == 0)
+        shape = (*acc.shape[:axis], extent // first, first, *acc.shape[axis + 1 :])
+        acc = b.reshape(_summed(b, b.reshape(acc, shape), axis + 1), (*shape[: axis + 1], *shape[axis + 2 :]))
+        extent, magnitude = extent // first, magnitude * first
+        drop = max((extent * magnitude).bit_length() - 31, 2)
+        acc, unit, magnitude = b.rescale(acc, 2.0**-drop, dtype="INT32"), unit * 2.0**drop, (magnitude >> drop) + 1
+    return _summed(b, acc, axis), unit, extent * magnitude
+
+
+def _summed(b: Builder, value: Value, axis: int) -> Value:
+    """REDUCE_SUM of one axis of INT32, in as many pieces as the target's limits ask for; exact."""
+    shape = value.shape
+    folded = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
+    ranges = ranges if folded[2] > 1 else {name: ranges[name] for name in ranges if name == "extent"}
+    for place, feature in enumerate(("outer", "extent", "inner")):
+        most = ranges[feature].high if feature in ranges else folded[place]
+        if folded[place] <= most:
+            continue
+        flat, parts = b.reshape(value, folded), []
+        for start in range(0, folded[place], most):
+            starts = tuple(start if k == place else 0 for k in range(3))
+            size = tuple(min(most, extent - start) if k == place else extent for k, extent in enumerate(folded))
+            parts.append(_summed(b, b.emit("SLICE", flat, start=starts, size=size), 1))
+        if feature != "extent":
+            total = b.emit("CONCAT", *parts, axis=place)
+        else:
+            total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
+        return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
+    return b.emit("REDUCE_SUM", value, axis=axis)
+
+
+def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
+    """out = factor * mean of x over ``dims`` (kept with extent 1).
+
+    The sum is exact and takes any output scale. A mean of a map that keeps its input's scale is an AVG_POOL2D; so is one on a
+    target that prefers it for int8, with a RESCALE behind, which rounds twice, the first time in units of the input.
+    """
+    same = factor == 1.0 and (out.scale, out.zero_point, out.dtype) == (
+        x.qparams.scale,
+        x.qparams.zero_point,
+        x.qparams.dtype,
+    )
+    of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(x.shape[-2:]) <= 256
+    cheap = b.forms.get("mean") == "AVG_POOL2D" and x.qparams.dtype == "INT8"
+    if of_map and (same or cheap):
+        zp = x.qparams.zp
+        value = b.nhwc(x)
+        value = b.emit("AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp)
+        if not same:
+            value = b.rescale(value, x.qparams.step * factor / out.step, input_zp=zp, output_zp=out.zp, dtype=out.dtype)
+        return b.from_nhwc(b.clamp(value, out.qmin, out.qmax), out, x.rank)
+    count = math.prod(x.shape[dim] for dim in dims)
+    return sum_over(b, x, dims, out, factor / count)
+
+
+def rule_of_mean(node: Any, of_map: bool) -> QuantRule:
+    """The quantization of a mean: a scale of its own, since its range is far smaller than its input's.
+
+    Except of a map that others read too (squeeze and excite): there an AVG_POOL2D in the map's own scale needs no copy of the
+    map and no constants, and its one rounding is in units of the map's scale.
+    """
+    return SAME_AS_INPUT if of_map and len(node.args[0].users) > 1 else EACH_INPUT
+
+
+def _mean_rule(node: Any) -> QuantRule:
+    rank, dims = node.args[0].meta["val"].dim(), node.args[1] if len(node.args) > 1 else None
+    of_map = rank == 4 and dims is not None and sorted(dim % rank for dim in dims) == [2, 3]
+    return rule_of_mean(node, of_map)
+
+
+def _dims(x: QTensor, dim: Any) -> list[int]:
+    """PyTorch's dim argument (one, several, none for all) as non-negative dims."""
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.rank))
+    return [d % x.rank for d in dims]
+
+
+@op(
+    "aten.mean.dim", quant=_mean_rule, bound=6, also={"aten.mean.default": lambda x, **kwargs: ((x, None, False), kwargs)},
+    samples=[
+        Sample(I8(1, 8, 7, 7), [2, 3], True), Sample(I8(2, 6, 5, 4), [-1, -2]), Sample(I8(1, 8, 4, 4), [1], True),
+        Sample(I8(3, 10), [1]), Sample(I8(2, 3, 4), None), Sample(I8(1, 2, 256, 400), [2, 3]), Sample(I8(2, 1, 3, 2, 5), [0, 3]),
+        Sample(I8(1, 2, 3, 2, 3, 4), [-2], True),
+    ],
+)  # fmt: skip
+def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
+    """out = mean of x over ``dim``, int8 or int16: the sum is exact, rounded once. A map's mean on a target that prefers
+    AVG_POOL2D is rounded to a step of the input first, hence the bound."""
+    return b.view(mean_over(b, x, _dims(x, dim), out), b.result_shape)
+
+
+@op(
+    "aten.sum.dim_IntList", quant=EACH_INPUT, also={"aten.sum.default": lambda x, **kwargs: ((x, None, False), kwargs)},
+    samples=[Sample(I8(1, 8, 5, 5), [2, 3]), Sample(I8(2, 6, 5), [-1], True), Sample(I8(1, 4, 6, 6), [1], True),
+             Sample(I8(3, 2, 1), [1])],
+)  # fmt: skip
+def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
+    """out = sum of x over ``dim``: int8 -> int8, exact in int32, rounded once."""
+    return b.view(sum_over(b, x, _dims(x, dim), out, 1.0), b.result_shape)
+
+
+def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool) -> QTensor:
+    """int32 index along ``dim`` (all dims of None) of the largest or least code; the first of several. TOSA 1.0 ARGMAX."""
+    dims = list(range(x.rank)) if dim is None else [dim % x.rank]
+    rest = [d for d in range(x.rank) if d not in dims]
+    value = b.stored_as(x, [(), (), rest, dims])  # along the channels of one picture, the only way U55 has
+    if least:
+        ones = b.const(np.full((1, 1, 1, 1), -1, np.int32))
+        reversed_ = b.emit("SUB", ones, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is a code
+        value = b.rescale(reversed_, 1.0, dtype=value.dtype)
+    result = b.reshape(b.emit("ARGMAX", value, axis=3), [x.shape[d] for d in rest])
+    return b.view(QTensor(result, contiguous(result.shape), None), b.result_shape)
+
+
+_INDICES = [
+    Sample(I8(1, 5, 4, 10), -1), Sample(I8(2, 7, 3), 1, True), Sample(I8(3, 5), None), Sample(I8(1, 8, 4, 5), 1),
+]  # fmt: skip
+
+
+@op("aten.argmax.default", quant=QuantRule(output="none"), samples=_INDICES)
+def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: None) -> QTensor:
+    """out = index of x's maximum along ``dim``, the first of several: int8 or int16 -> int32, to be read as int32."""
+    return _index_of_extreme(b, x, dim, False)
+
+
+@op("aten.argmin.default", quant=QuantRule(output="none"), samples=_INDICES)
+def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: None) -> QTensor:
+    """out = index of x's minimum along ``dim``, the first of several: int8 or int16 -> int32, to be read as int32."""
+    return _index_of_extreme(b, x, dim, True)

@@ -1,0 +1,219 @@
+"""Upsampling and other changes of a map's size: nearest and bilinear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ethorch.ops.copies import joined, piece, wanted
+from ethorch.ops.index import rows_of
+from ethorch.ops.quant_rules import SAME_AS_INPUT
+from ethorch.ops.spec import I8, Sample, op
+from ethorch.qparams import QParams, QTensor
+from ethorch.tosa.builder import Builder
+
+
+def _resize(b: Builder, x: QTensor, numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
+    """TOSA 1.0 RESIZE of a logical [N,C,H,W]; per axis (numerator, denominator, offset) of the scale, border from the sizes."""
+    value = b.nhwc(x)
+    border = [
+        (size - 1) * den + offset - (extent - 1) * num
+        for size, extent, (num, den, offset) in zip(b.result_shape[-2:], value.shape[1:3], numbers, strict=True)
+    ]
+    scale = tuple(part for num, den, _ in numbers for part in (num, den))
+    result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode=mode)
+    if mode == "BILINEAR":  # its weights add up to the product of the numerators
+        result = b.rescale(result, 1 / (numbers[0][0] * numbers[1][0]), dtype=value.dtype)
+    return b.from_nhwc(result, x.q, x.rank)
+
+
+def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
+    """Each element along ``dim`` ``factor`` times in a row. TOSA 1.0 TILE."""
+    if factor == 1:
+        return x
+    value, axis, dims = b.axis_of(x, dim)
+    shape = value.shape
+    flat = b.reshape(value, (math.prod(shape[: axis + 1]), 1, math.prod(shape[axis + 1 :])))
+    tiled = b.emit("TILE", flat, multiples=(1, factor, 1))
+    return QTensor(b.reshape(tiled, (*shape[:axis], shape[axis] * factor, *shape[axis + 1 :])), dims, x.q)
+
+
+def nearest(b: Builder, x: QTensor, size: tuple[int, int]) -> QTensor:
+    """x[..., floor(i * H / size0), floor(j * W / size1)].
+
+    A RESIZE for the factors every NPU has; TILEs for other whole ones, chosen rows and columns for the rest.
+    """
+    ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
+    whole = all(ratio.denominator == 1 for ratio in ratios)
+    easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
+    if whole and ratios == [1, 1]:
+        return x
+    if whole and (easy or b.forms.get("resize") != "few"):
+        numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
+        if x.rank == 4 and x.shape[0] > 1 and b.forms.get("resize") == "few":
+            images = [_upsampled(b, piece(b, x, 0, n, 1), numbers) for n in range(x.shape[0])]
+            return joined(b, images, 0)
+        return _upsampled(b, x, numbers)
+    if whole:
+        return _repeated(b, _repeated(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
+    for dim, count in zip((-2, -1), size, strict=True):
+        extent = x.shape[dim]
+        x = rows_of(b, x, dim, np.arange(count) * extent // count)
+    return x
+
+
+def _upsampled(b: Builder, x: QTensor, numbers: Sequence[tuple[int, int, int]]) -> QTensor:
+    value = b.nhwc(x)
+    border = [
+        (extent * (num // 2) - 1) * den + offset - (extent - 1) * num
+        for extent, (num, den, offset) in zip(value.shape[1:3], numbers, strict=True)
+    ]
+    scale = tuple(part for num, den, _ in numbers for part in (num, den))
+    result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode="NEAREST")
+    return b.from_nhwc(result, x.q, x.rank)
+
+
+def _vec(x: Any, size: Any, *rest: Any) -> Any:
+    """Arguments of the ``.vec`` spellings: (x, size or None, [align_corners,] scale factors or None)."""
+    factors = rest[-1]
+    return (x, size, *rest[:-1], *(factors if factors else (None,) * (len(x.shape) - 2))), {}
+
+
+_UPSAMPLE = [
+    Sample(I8(1, 8, 5, 6), [10, 12]), Sample(I8(2, 4, 5, 3), [10, 6]), Sample(I8(1, 5, 4, 6), [12, 12]),
+    Sample(I8(1, 3, 5, 7), [7, 9]), Sample(I8(1, 4, 4, 4), [16, 16]), Sample(I8(1, 4, 8, 8), [5, 4]),
+]  # fmt: skip
+
+
+@op(
+    "aten.upsample_nearest2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_nearest2d.vec": _vec}, samples=_UPSAMPLE,
+)  # fmt: skip
+def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: QParams) -> QTensor:
+    """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW], exact."""
+    height, width = b.result_shape[-2:]
+    return wanted(b, nearest(b, x, (height, width)), out)
+
+
+@op(
+    "aten.upsample_nearest1d.default", quant=SAME_AS_INPUT, also={"aten.upsample_nearest1d.vec": _vec},
+    samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18])],
+)  # fmt: skip
+def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: QParams) -> QTensor:
+    """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL], exact."""
+    flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
+    return wanted(b, b.view(nearest(b, flat, (1, b.result_shape[-1])), b.result_shape), out)
+
+
+def _positions(extent: int, size: int, align: bool) -> np.ndarray:
+    """Where PyTorch reads the input for each output: centres of pixels over centres, or corners over corners; clamped."""
+    i = np.arange(size)
+    where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * (extent / size) - 0.5
+    return np.clip(where, 0, extent - 1)
+
+
+def _bilinear_numbers(extent: int, size: int, align: bool) -> tuple[int, int, int]:
+    """(numerator, denominator, offset) of ``_positions`` for RESIZE."""
+    if align:
+        ratio = Fraction(max(size - 1, 1), max(extent - 1, 1))
+        return ratio.numerator, ratio.denominator, 0
+    ratio = Fraction(size, extent)
+    num, den = 2 * ratio.numerator, 2 * ratio.denominator
+    return num, den, (den - num) // 2
+
+
+def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
+    """Bilinear by whole factors: nearest, then the average over f + 1 neighbours (the outer two count half, if f is even).
+
+    The map gets a copy of its edges first. TOSA 1.0 DEPTHWISE_CONV2D of whole numbers, rounded once.
+    """
+    kernels, margins = [], []
+    for dim, factor in zip((-2, -1), factors, strict=True):
+        kernel = np.full(factor, 1) if factor % 2 else np.array([1, *[2] * (factor - 1), 1])
+        kernels.append(kernel)
+        if factor > 1:
+            last = x.shape[dim] - 1
+            x = joined(b, [piece(b, x, dim, 0, 1), x, piece(b, x, dim, last, 1)], dim)
+        margins.append(factor - (len(kernel) - 1) // 2 if factor > 1 else 0)
+    grown = nearest(b, x, (x.shape[-2] * factors[0], x.shape[-1] * factors[1]))
+    for dim, margin in zip((-2, -1), margins, strict=True):
+        grown = piece(b, grown, dim, margin, grown.shape[dim] - 2 * margin)
+    value, channels = b.nhwc(grown), grown.shape[-3]
+    area = np.outer(*kernels)
+    weight = np.broadcast_to(area[:, :, None, None], (*area.shape, channels, 1)).astype(np.int8)
+    zeros = b.const(np.zeros(channels, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(channels, np.int32))
+    acc = b.emit(
+        "DEPTHWISE_CONV2D", value, b.const(np.ascontiguousarray(weight), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
+        dilation=(1, 1), input_zp=x.qparams.zp, weight_zp=0,
+    )  # fmt: skip
+    result = b.rescale(acc, 1 / float(area.sum()), output_zp=x.qparams.zp, dtype=value.dtype)
+    return b.from_nhwc(result, x.q, x.rank)
+
+
+def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool) -> QTensor:
+    """Linear interpolation along one dim as a product with a constant [size, extent] matrix in steps of 1/127."""
+    extent = x.shape[dim]
+    if extent == size:
+        return x
+    where = _positions(extent, size, align)
+    low = np.minimum(where.astype(int), max(extent - 2, 0))
+    upper = np.rint((where - low) * 127).astype(int)
+    weight = np.zeros((size, extent), np.int8)
+    weight[np.arange(size), low] = 127 - upper
+    if extent > 1:
+        weight[np.arange(size), low + 1] += upper.astype(np.int8)
+    others = [d for d in range(x.rank) if d != dim % x.rank]
+    value = b.stored_as(x, [(), tuple(others), (), (dim % x.rank,)])
+    zeros = b.const(np.zeros(size, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(size, np.int32))
+    acc = b.emit(
+        "CONV2D", value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
+        dilation=(1, 1), input_zp=x.qparams.zp, weight_zp=0,
+    )  # fmt: skip
+    result = b.rescale(acc, 1 / 127, output_zp=x.qparams.zp, dtype=value.dtype)
+    full = QTensor(b.reshape(result, (*(x.shape[d] for d in others), size)), tuple((k,) for k in range(x.rank)), x.q)
+    order = [*others, dim % x.rank]
+    return b.permute(full, [order.index(d) for d in range(x.rank)])
+
+
+def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
+    """Bilinear interpolation to ``size``: a RESIZE where the NPU has one, else boxes for whole factors, else two products."""
+    if b.forms.get("resize") != "few":
+        numbers = [_bilinear_numbers(extent, wide, align) for extent, wide in zip(x.shape[-2:], size, strict=True)]
+        return _resize(b, x, numbers, "BILINEAR")
+    factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
+    if not align and all(factor.denominator == 1 for factor in factors):
+        return _by_boxes(b, x, (int(factors[0]), int(factors[1])))
+    return _by_matrix(b, _by_matrix(b, x, -2, size[0], align), -1, size[1], align)
+
+
+@op(
+    "aten.upsample_bilinear2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_bilinear2d.vec": _vec}, bound=2,
+    samples=[Sample(*sample.args, align) for align in (False, True) for sample in _UPSAMPLE],
+)  # fmt: skip
+def upsample_bilinear2d(
+    b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: QParams
+) -> QTensor:
+    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]; one rounding, or two where it is two products."""
+    height, width = b.result_shape[-2:]
+    return wanted(b, bilinear(b, x, (height, width), align_corners), out)
+
+
+@op(
+    "aten.upsample_linear1d.default", quant=SAME_AS_INPUT, also={"aten.upsample_linear1d.vec": _vec},
+    samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True)],
+)  # fmt: skip
+def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: QParams) -> QTensor:
+    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL]."""
+    flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
+    target = (1, b.result_shape[-1])
+    return wanted(b, b.view(_linear(b, flat, target, align_corners), b.result_shape), out)
+
+
+def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
+    factor = Fraction(size[1], x.shape[-1])
+    if not align and factor.denominator == 1:
+        return _by_boxes(b, x, (1, int(factor)))
+    return _by_matrix(b, x, -1, size[1], align)

@@ -1,0 +1,164 @@
+"""Numbers per row (a sum, a variance) inside an operator: exact sums, and functions of them in interpolated tables.
+
+A row has one such number where the data have hundreds, so 16-bit tables, wherever they are slow, cost little here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ethorch.qparams import QTensor
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import Value
+
+#: A table's code for the lower and upper end of its piece; above it the table is flat. TOSA 1.0 TABLE, int16: 513 entries.
+_FIRST, _LAST = -32768, -32768 + 511 * 128
+
+
+def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
+    """INT32 sums over the stored ``axes``, which keep extent 1. Axes that lie side by side are summed as one."""
+    reduced = {axis for axis in axes if acc.shape[axis] > 1}
+    shape = acc.shape
+    runs: list[list[int]] = []
+    for axis in range(acc.rank):
+        if runs and axis - 1 in runs[-1] and axis in reduced and axis - 1 in reduced:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    acc = b.reshape(acc, [math.prod(shape[axis] for axis in run) for run in runs])
+    for index, run in enumerate(runs):
+        if run[0] in reduced:
+            acc = b.emit("REDUCE_SUM", acc, axis=index)
+    return b.reshape(acc, [1 if axis in reduced else extent for axis, extent in enumerate(shape)])
+
+
+def pieces(low: float, high: float, ratio: float) -> list[float]:
+    """low..high in as few geometric pieces as keep ``ratio``: their bounds."""
+    count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
+    return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
+
+
+def function_of(
+    b: Builder,
+    v: Value,
+    function: Callable[[np.ndarray], np.ndarray],
+    bounds: Sequence[float],
+    unit: float,
+    *,
+    dtype: str = "INT32",
+) -> Value:
+    """round(function(v) / unit) for INT32 v, clamped to the ends of ``bounds``; ``function`` is monotonic there.
+
+    One TABLE of 511 intervals per piece between ``bounds``, linear in between. The piece from a to b gives
+    f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself.
+    """
+    total: Value | None = None
+    for index, (low, high) in enumerate(pairwise(bounds)):
+        scale = (_LAST - _FIRST) / (high - low + 1)  # one more, since the centre is rounded
+        centre = round(low - 0.5 - _FIRST / scale)
+        grid = np.clip(centre + (_FIRST + 128 * np.arange(513)) / scale, low, high)
+        real = function(grid) - (0.0 if index == len(bounds) - 2 else function(np.asarray([high])))
+        step = max(float(np.abs(real).max()), 1e-30) / 32767
+        table = b.const(np.rint(real / step).astype(np.int16), name="table")
+        inside = v
+        if bounds[-1] * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
+            inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high), np.int32), name="end"))
+        centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
+        looked_up = b.emit("TABLE", b.rescale(centred, scale, dtype="INT16"), table)
+        if dtype == "INT16" and len(bounds) == 2:
+            return b.rescale(looked_up, step / 128 / unit, dtype="INT16")
+        part = b.rescale(b.rescale(looked_up, 1 / 128, dtype="INT16"), step / unit, dtype="INT32")
+        total = part if total is None else b.emit("ADD", total, part)
+    assert total is not None
+    return total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)
+
+
+def maximum_of(b: Builder, value: Value, axis: int) -> Value:
+    """Maximum over one stored axis, which keeps extent 1: MAX_POOL2D, 4 times cheaper than REDUCE_MAX (Vela's estimate).
+
+    Pooling runs along a map's height and width, so an axis that is stored last is transposed to the front first.
+    """
+    extent, outer, inner = value.shape[axis], math.prod(value.shape[:axis]), math.prod(value.shape[axis + 1 :])
+    kept = [1 if k == axis else e for k, e in enumerate(value.shape)]
+    if extent == 1:
+        return value
+    if inner == 1:
+        moved = b.ordered(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
+        outer, inner = 1, outer
+    else:
+        moved = value
+    height = extent if extent <= 256 else math.ceil(extent / 256)
+    while extent > 256 and extent % height and height < 256:
+        height += 1
+    width = math.ceil(extent / height)
+    if width > 256:
+        return b.emit("REDUCE_MAX", value, axis=axis)
+    if height * width != extent:
+        lowest = int(np.iinfo(np.int8 if value.dtype == "INT8" else np.int16).min)
+        padding = (0, 0, 0, height * width - extent, 0, 0)
+        moved = b.emit("PAD", b.reshape(moved, (outer, extent, inner)), padding=padding, pad_const=lowest)
+    window = b.reshape(moved, (outer, height, width, inner))
+    pooled = b.emit("MAX_POOL2D", window, kernel=(height, width), stride=(1, 1), pad=(0, 0, 0, 0))
+    return b.reshape(pooled, kept)
+
+
+def minimum_of(b: Builder, value: Value, axis: int) -> Value:
+    """Minimum over one stored axis, which keeps extent 1: halves compared with each other. TOSA 1.0 MINIMUM.
+
+    Half the price of REDUCE_MIN by Vela's estimate; its streams for that, on U55, do not give the minimum.
+    """
+    shape, dtype = value.shape, value.dtype
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    value = b.reshape(value, (outer, shape[axis], inner))
+
+    def lower(one: Value, other: Value) -> Value:
+        wide = [b.rescale(v, 1.0, dtype="INT32") for v in (one, other)]
+        return b.rescale(b.emit("MINIMUM", *wide), 1.0, dtype=dtype)
+
+    def part(start: int, size: int) -> Value:
+        return b.emit("SLICE", value, start=(0, start, 0), size=(outer, size, inner))
+
+    while (extent := value.shape[1]) > 1:
+        half = extent // 2
+        pairs = lower(part(0, half), part(half, half))
+        value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, part(extent - 1, 1), axis=1)
+    return b.reshape(value, [1 if k == axis else e for k, e in enumerate(shape)])
+
+
+def fineness(codes: int, count: int) -> float:
+    """Units of a deviation per code of x, of ``codes`` different ones: what INT16 holds, less where ``count`` of them add up."""
+    return 32640 / codes / (4 if count > 4096 else 1)
+
+
+def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
+    """INT16 (x - mean) * fine, the mean over the stored ``axes`` of the exact sum."""
+    zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
+    total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
+    mean = b.rescale(total, fine * 64 / count, dtype="INT32")
+    wide = b.emit("SUB", b.rescale(x.value, fine * 64, input_zp=zp, dtype="INT32"), mean)
+    return b.rescale(wide, 1 / 64, dtype="INT16")
+
+
+def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
+    """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``): as fine as 32 bits allow.
+
+    Long rows are summed axis by axis, with a rescale after each, so that squares keep their bits.
+    """
+    extents = [deviation.shape[axis] for axis in axes]
+    staged = math.prod(extents) > 4096 and len(axes) > 1
+    first = extents[-1] if staged else math.prod(extents)
+    scale = min(1.0, math.sqrt(2.0**31 / first) / largest * 0.99)
+    one, two = (b.rescale(deviation, scale, input_zp=zp, dtype="INT32") for _ in range(2))
+    square = b.emit("MUL", one, two, shift=0)
+    if not staged:
+        return sum_axes(b, square, axes), 1 / scale**2
+    unit = 1 / scale**2
+    for axis, extent in reversed(list(zip(axes, extents, strict=True))):
+        if axis != axes[-1]:
+            square, unit = b.rescale(square, 1 / extent, dtype="INT32"), unit * extent
+        square = sum_axes(b, square, [axis])
+    return square, unit

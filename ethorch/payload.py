@@ -1,0 +1,204 @@
+"""The delegate payload: the blob inside a .pte that Ethos-U firmware reads, packed and unpacked.
+
+A sequence of blocks, all little endian: name (16 bytes, zero padded), length of the data (int32, then 12 zero bytes),
+data padded to a multiple of 16. ``vela_bin_stream`` and ``vela_end_stream``, both empty, come first and last; between
+them ``cmd_data``, ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two hold a count
+and nine int32 for each tensor: shape (6, left-padded with ones), element size, byte offset, region.
+
+The blob is what ``executorch.backends.arm`` 1.4 writes, byte for byte. It does not say how much staging memory
+(region 2, in Dedicated_Sram modes) the commands use: firmware has one buffer of its own for all delegates.
+``runtime/payload.cpp`` mirrors this file.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from ethorch.errors import PayloadError
+
+if TYPE_CHECKING:
+    from ethorch.vela import CompiledModel
+
+ALIGNMENT = 16
+RANK = 6
+SCRATCH_REGION = 1
+ELEMENT_SIZES = (1, 2, 4, 8)  # int8 and bool, int16, int32, int48 kept in 8 bytes
+MAX_BYTES = 2**31 - 1  # a block's length is an int32
+
+_BEGIN, _END = "vela_bin_stream", "vela_end_stream"
+_BLOCKS = ("cmd_data", "weight_data", "scratch_size", "inputs", "outputs")
+_HEADER = struct.Struct("<16si12s")
+_TENSOR = struct.Struct("<9i")
+_MAGICS = (b"COP1", b"COP2")  # driver payload headers, ethos-u-npu.md 1.2
+
+
+@dataclass(frozen=True)
+class IoTensor:
+    """An input or output of a delegate: where the NPU expects or leaves it.
+
+    Attributes:
+        shape: six sizes, left-padded with ones, in the order of the TOSA graph; the bytes are row-major.
+        element_size: bytes per element.
+        offset: first byte inside the region.
+        region: base pointer the offset counts from.
+    """
+
+    shape: tuple[int, ...]
+    element_size: int
+    offset: int
+    region: int = SCRATCH_REGION
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.element_size
+
+
+@dataclass(frozen=True)
+class DelegatePayload:
+    """What one delegate needs to run. Checked when built: an instance is always valid.
+
+    Attributes:
+        commands: Vela's command stream with its COP1 (or COP2) header.
+        weights: region 0: weights, scales, tables, constants.
+        scratch_bytes: size of region 1, which holds feature maps, inputs and outputs.
+        inputs, outputs: in the order of the delegate's arguments.
+
+    Raises:
+        PayloadError: a field out of range.
+    """
+
+    commands: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
+    scratch_bytes: int
+    inputs: tuple[IoTensor, ...]
+    outputs: tuple[IoTensor, ...]
+
+    def __post_init__(self) -> None:
+        if self.commands[:4] not in _MAGICS:
+            raise PayloadError(
+                f"cmd_data starts with {bytes(self.commands[:4])!r}; a driver payload starts with COP1 or COP2."
+            )
+        if len(self.commands) % 4:
+            raise PayloadError(f"cmd_data is {len(self.commands)} bytes long, not a whole number of 32-bit words.")
+        for name, data in (("cmd_data", self.commands), ("weight_data", self.weights)):
+            if len(data) > MAX_BYTES:
+                raise PayloadError(f"{name} is {len(data)} bytes long; a block holds at most {MAX_BYTES}.")
+        if not 0 <= self.scratch_bytes < 2**32:
+            raise PayloadError(f"scratch_size is {self.scratch_bytes}; allowed: 0 to {2**32 - 1} bytes.")
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for index, tensor in enumerate(tensors):
+                self._check_tensor(f"{kind} {index}", tensor)
+
+    def _check_tensor(self, what: str, tensor: IoTensor) -> None:
+        if len(tensor.shape) != RANK or any(not 1 <= size < 2**31 for size in tensor.shape):
+            raise PayloadError(f"{what} has shape {list(tensor.shape)}; {RANK} sizes of at least 1 are allowed.")
+        if tensor.element_size not in ELEMENT_SIZES:
+            raise PayloadError(f"{what} has element size {tensor.element_size}; allowed: {ELEMENT_SIZES} bytes.")
+        if tensor.region != SCRATCH_REGION:
+            raise PayloadError(
+                f"{what} is in region {tensor.region}; firmware copies inputs and outputs to and from region "
+                f"{SCRATCH_REGION} only."
+            )
+        if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
+            raise PayloadError(
+                f"{what} lies at bytes {tensor.offset} to {tensor.offset + tensor.nbytes} of a scratch region of "
+                f"{self.scratch_bytes} bytes."
+            )
+
+    @classmethod
+    def from_compiled(cls, compiled: CompiledModel) -> DelegatePayload:
+        """The payload of what Vela compiled."""
+        return cls(
+            compiled.command_stream, compiled.constants, compiled.scratch_bytes, compiled.inputs, compiled.outputs
+        )
+
+    def pack(self) -> bytes:
+        """The blob. ``unpack(pack())`` is the same payload."""
+        blocks = {
+            _BEGIN: b"",
+            "cmd_data": self.commands,
+            "weight_data": self.weights,
+            "scratch_size": struct.pack("<I", self.scratch_bytes),
+            "inputs": _pack_tensors(self.inputs),
+            "outputs": _pack_tensors(self.outputs),
+            _END: b"",
+        }
+        parts = []
+        for name, data in blocks.items():
+            parts += [_HEADER.pack(name.encode(), len(data), bytes(12)), data, bytes(-len(data) % ALIGNMENT)]
+        return b"".join(parts)
+
+    @classmethod
+    def unpack(cls, blob: bytes | bytearray | memoryview) -> DelegatePayload:
+        """Read a blob from outside. PayloadError names the block and what is wrong with it, for anything malformed."""
+        blocks = _read_blocks(memoryview(blob).cast("B"))
+        if len(blocks["scratch_size"]) != 4:
+            raise PayloadError(f"block scratch_size is {len(blocks['scratch_size'])} bytes long; a uint32 has 4.")
+        return cls(
+            bytes(blocks["cmd_data"]),
+            bytes(blocks["weight_data"]),
+            struct.unpack("<I", blocks["scratch_size"])[0],
+            _unpack_tensors("inputs", blocks["inputs"]),
+            _unpack_tensors("outputs", blocks["outputs"]),
+        )
+
+
+def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
+    """Block name to data, begin and end marks excluded. Bytes that only pad data to 16 may hold anything."""
+    blocks: dict[str, memoryview] = {}
+    position = 0
+    while True:
+        if len(blob) - position < _HEADER.size:
+            raise PayloadError(
+                f"the payload ends at byte {len(blob)}, inside the header of a block at byte {position}: it is "
+                f"truncated, or {_END} is missing."
+            )
+        raw_name, length, zeros = _HEADER.unpack_from(blob, position)
+        name = raw_name.rstrip(b"\0").decode("ascii", "backslashreplace")
+        if position == 0 and name != _BEGIN:
+            raise PayloadError(f"the first block is {name!r}, not {_BEGIN}: this is no Ethos-U delegate payload.")
+        if position and name not in (*_BLOCKS, _END):
+            known = ", ".join((*_BLOCKS, _END))
+            raise PayloadError(
+                f"unknown block {name!r} at byte {position}. Known: {known}. If a newer ExecuTorch made this file, its "
+                "payload needs a newer reader."
+            )
+        if any(zeros):
+            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length are not zero.")
+        start = position + _HEADER.size
+        if length < 0 or length > len(blob) - start:
+            raise PayloadError(
+                f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow."
+            )
+        if name in blocks:
+            raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
+        if name in (_BEGIN, _END) and length:
+            raise PayloadError(f"block {name} at byte {position} holds {length} bytes; it marks a place and is empty.")
+        position = start + length + -length % ALIGNMENT
+        if name == _END:
+            break
+        if name != _BEGIN:
+            blocks[name] = blob[start : start + length]
+    if position != len(blob):
+        raise PayloadError(f"{len(blob) - position} bytes follow {_END}, which ends a payload.")
+    if missing := [name for name in _BLOCKS if name not in blocks]:
+        raise PayloadError(f"the payload has no block {', '.join(missing)}.")
+    return blocks
+
+
+def _pack_tensors(tensors: tuple[IoTensor, ...]) -> bytes:
+    rows = (_TENSOR.pack(*tensor.shape, tensor.element_size, tensor.offset, tensor.region) for tensor in tensors)
+    return b"".join((struct.pack("<i", len(tensors)), *rows))
+
+
+def _unpack_tensors(name: str, data: memoryview) -> tuple[IoTensor, ...]:
+    count = struct.unpack_from("<i", data)[0] if len(data) >= 4 else -1
+    if count < 0 or len(data) != 4 + count * _TENSOR.size:
+        raise PayloadError(
+            f"block {name} is {len(data)} bytes long and counts {count} tensors; n tensors need 4 + n * {_TENSOR.size}."
+        )
+    rows = (_TENSOR.unpack_from(data, 4 + index * _TENSOR.size) for index in range(count))
+    return tuple(IoTensor(row[:RANK], *row[RANK:]) for row in rows)

@@ -1,0 +1,122 @@
+"""Which modules lose the accuracy: each quantized alone, and each left in float alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ethorch.compile_spec import ArmCompileSpec
+from ethorch.errors import QuantizationError
+from ethorch.quantization_config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantize.switches import Inputs, Metric, Switched, sqnr_db
+from ethorch.quantizer import TOSAQuantizer
+
+
+@dataclass(frozen=True)
+class ModuleSensitivity:
+    """One module.
+
+    Attributes:
+        module: its name, e.g. ``features.3.conv``.
+        only: the metric if nothing but this module is quantized. Low: it alone does damage.
+        all_but: the metric if everything else is quantized.
+        gain: ``all_but`` minus the metric of the whole model quantized: what leaving it in float (or int16) brings.
+    """
+
+    module: str
+    only: float
+    all_but: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What ``ethorch.sensitivity`` found; modules with the largest gain first.
+
+    Attributes:
+        whole: the metric with everything quantized.
+        rows: one per module.
+    """
+
+    whole: float
+    rows: tuple[ModuleSensitivity, ...]
+
+    def table(self) -> str:
+        """As Markdown."""
+        lines = [f"whole model: {self.whole:.2f}", "", "| module | only it | all but it | gain |", "|---|--:|--:|--:|"]
+        lines += [f"| {r.module} | {r.only:.2f} | {r.all_but:.2f} | {r.gain:+.2f} |" for r in self.rows]
+        return "\n".join(lines)
+
+    __str__ = table
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Bars of the gain per module, worst first, as an image file (needs matplotlib).
+
+        Args:
+            path: its ending says the format, e.g. ``.png`` or ``.svg``.
+        """
+        from matplotlib.figure import Figure
+
+        rows = self.rows[:40][::-1]
+        figure = Figure(figsize=(8, 1 + 0.25 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh([r.module for r in rows], [r.gain for r in rows])
+        axes.set_xlabel(f"gained if it alone is not quantized (whole model: {self.whole:.1f})")
+        figure.savefig(path)
+
+
+def sensitivity(
+    model: nn.Module, spec: ArmCompileSpec | TOSAQuantizer, samples: Sequence[Inputs], metric: Metric | None = None, *,
+    config: QuantizationConfig | None = None, modules: Sequence[str] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Sensitivity:  # fmt: skip
+    """How much accuracy each module's quantization costs.
+
+    The model is calibrated once; then each module's quantization is switched on alone and off alone.
+
+    Args:
+        model: in eval mode, or a graph module from torch.export.
+        spec: what is compiled for; or a quantizer, whose settings then say what is quantized.
+        samples: input tuples; ranges come from them and the metric is measured on them.
+        metric: (float outputs, quantized outputs), one entry per sample -> a number, larger is better. SQNR in dB by default.
+        config: scheme of the whole model where ``spec`` is no quantizer; int8, weights per channel, by default.
+        modules: names to try; by default the innermost modules in which something is quantized.
+        progress: called as ``progress(done, total, module)``.
+
+    Raises:
+        QuantizationError: there are no samples, or a named module has nothing quantized in it.
+    """
+    quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)
+    if quantizer is not spec:
+        quantizer.set_global(config or get_symmetric_quantization_config())
+    metric = metric or sqnr_db
+    switched = Switched(model, quantizer, samples)
+    names = list(modules) if modules is not None else switched.modules
+    inside = {name for path in switched.owners.values() for name in path}
+    unknown = [name for name in names if name not in inside]
+    if unknown:
+        raise QuantizationError(f"nothing is quantized in {', '.join(unknown)}; quantized modules: {', '.join(switched.modules)}")
+    switched.switch(lambda path: False)
+    reference = switched.run(samples)
+    switched.switch(lambda path: True)
+    whole = metric(reference, switched.run(samples))
+    rows = []
+    for number, name in enumerate(names):
+        if progress:
+            progress(number, len(names), name)
+        figures = []
+        for only in (True, False):
+            switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
+            figures.append(metric(reference, switched.run(samples)))
+        rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole))
+    if progress:
+        progress(len(names), len(names), "")
+    return Sensitivity(whole, tuple(sorted(rows, key=lambda row: -row.gain)))

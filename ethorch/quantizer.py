@@ -1,0 +1,159 @@
+"""EthosUQuantizer and TOSAQuantizer: torchao's interface, and what users set.
+
+What they do is in ``ethorch/quantize``: in-place operators as values, which config a node gets, where observers sit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import Quantizer
+from typing_extensions import Self
+
+from ethorch.compile_spec import ArmCompileSpec
+from ethorch.decompose import decompose
+from ethorch.errors import SpecError
+from ethorch.quantization_config import QuantizationConfig
+from ethorch.quantize.annotate import ANNOTATION, Scan
+from ethorch.quantize.functionalize import functionalize
+from ethorch.quantize.selection import NodeFinder, Settings
+from ethorch.quantize.wiring import INNER, wire
+
+logger = logging.getLogger(__name__)
+
+Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
+
+
+class TOSAQuantizer(Quantizer):
+    """Annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
+
+    Setters return the quantizer, so they chain. Where several match a node, the narrower wins, also when it says None:
+    node name, node finder (the last one set), node target, module name (the innermost), module type (the innermost),
+    global. A setting that matches nothing is a warning that names near misses.
+
+    Args:
+        spec: what is compiled for: an ``EthosUCompileSpec``, or a TOSA specification such as ``"TOSA-1.0+INT"``.
+
+    Raises:
+        SpecError: it is neither.
+    """
+
+    def __init__(self, spec: ArmCompileSpec | Any):
+        super().__init__()
+        if not isinstance(spec, ArmCompileSpec) and not str(spec).startswith("TOSA-1."):
+            raise SpecError(f"{spec!r} is neither an EthosUCompileSpec nor a TOSA specification such as 'TOSA-1.0+INT'.")
+        self.compile_spec = spec
+        self.settings = Settings()
+        self._io: QuantizationConfig | None = None
+
+    def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize every operator that no narrower setting matches; None leaves them in float."""
+        self.settings.everything = quantization_config
+        return self
+
+    def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the program's float inputs and outputs by this config, whatever their readers and makers have.
+
+        None leaves that to the operators: an input is quantized as its reader wants it, an output as its maker does.
+        """
+        self._io = quantization_config
+        return self
+
+    def set_module_name(self, module_name: str, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize what lies under the submodule ``module_name``, e.g. ``"blocks.sub"``; None leaves it in float."""
+        self.settings.module_names[module_name] = quantization_config
+        return self
+
+    def set_module_type(self, module_type: type | str, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize what lies under submodules of the class (or of a class of that name); None leaves it in float."""
+        self.settings.module_types[module_type] = quantization_config
+        return self
+
+    def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the nodes that call ``node_target``, an ``OpOverload`` such as ``torch.ops.aten.add.Tensor``."""
+        self.settings.targets[node_target] = quantization_config
+        return self
+
+    def set_node_name(self, node_name: str, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the FX node of that name."""
+        self.settings.names[node_name] = quantization_config
+        return self
+
+    def set_node_finder(self, quantization_config: QuantizationConfig | None, node_finder: Finder) -> Self:
+        """Quantize the nodes that ``node_finder`` picks.
+
+        Args:
+            quantization_config: None leaves them in float.
+            node_finder: an object with ``find_nodes(graph_module)``, or a function of the graph module; it returns nodes
+                and is called on the graph as it is annotated, and once before it is decomposed.
+        """
+        self.settings.finders.append((node_finder, quantization_config))
+        return self
+
+    def quantize_with_submodules(
+        self, model: GraphModule, calibration_samples: Sequence[tuple[Any, ...]], is_qat: bool = False, fold_quantize: bool = True
+    ) -> GraphModule:
+        """Prepare, calibrate and convert ``model`` and the branches of its ``torch.cond`` and ``while_loop``.
+
+        Args:
+            model: from ``torch.export.export(...).module()``.
+            calibration_samples: argument tuples, at least one for each path through the branches.
+            is_qat: prepare with ``prepare_qat_pt2e``.
+            fold_quantize: as for ``convert_pt2e``.
+
+        Raises:
+            QuantizationError: no sample reached a branch; it is named.
+        """
+        from ethorch.quantize.submodules import quantize_with_submodules
+
+        return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
+
+    # --- torchao's interface ------------------------------------------------------------------------------------------
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Make the graph one that can be annotated: no guards, no in-place operators, no composites to be calibrated inside.
+
+        Guards of torch.export break re-export. In-place operators become values, so that quantizing a view loses no write.
+        Composite operators that some config is for are replaced by what they are made of.
+
+        Raises:
+            QuantizationError: an in-place operator has no functional form.
+        """
+        for node in list(model.graph.nodes):
+            if node.op == "call_module" and node.target == "_guards_fn":
+                model.graph.erase_node(node)
+        functionalize(model)
+        for child in model.children():
+            if isinstance(child, GraphModule):
+                child.meta[INNER] = True
+        config = self.settings.of(model, warn=False)
+        return decompose(model, keep=lambda node: config(node) is None)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate every operator that a config matches and that the table of operators knows."""
+        inner = bool(model.meta.get(INNER))
+        Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Warn if nothing was annotated: the converted model would be the float model."""
+        if not model.meta.get(INNER) and not any(ANNOTATION in node.meta for node in model.graph.nodes):
+            logger.warning("nothing was quantized: no config matches an operator; call set_global or a narrower setting")
+
+    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
+        """Called by prepare with the observers it made: tell them what they watch."""
+        wire(model, edge_or_node_to_obs_or_fq)
+
+
+class EthosUQuantizer(TOSAQuantizer):
+    """The quantizer for an Ethos-U: ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
+
+    Args:
+        compile_spec: what is compiled for.
+    """
+
+    def __init__(self, compile_spec: ArmCompileSpec):
+        super().__init__(compile_spec)

@@ -1,0 +1,148 @@
+"""Sketch: how a composite operator draws the small ATen graph that replaces it (see ethorch.decompose)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+
+#: Key of ``Node.meta``: (name, target) of the user's operator a node was made for; settings by name or target see that.
+MADE_FOR = "ethorch_made_for"
+INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
+
+
+class Sketch:
+    """Draws the nodes that replace ``node``: ``sketch(aten.mul.Tensor, x, y)`` appends one and returns it.
+
+    Nodes carry the value metadata PyTorch gives them, and the place in the user's code of the node they replace.
+    """
+
+    def __init__(self, model: GraphModule, node: Node):
+        self.model = model
+        self.node = node
+        self.meta = {key: node.meta[key] for key in INHERITED if key in node.meta}
+        self.meta[MADE_FOR] = node.meta.get(MADE_FOR, (node.name, node.target))
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """One operator; its node, or one node per result where it has a list of them."""
+        graph = self.model.graph
+        with graph.inserting_before(self.node):
+            made = graph.call_function(target, args, kwargs)
+            made.meta = dict(self.meta)
+            fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), value_of)
+            with self.fake_mode():
+                made.meta["val"] = value = target(*fake_args, **fake_kwargs)
+            if not isinstance(value, (tuple, list)):
+                return made
+            items = []
+            for index, part in enumerate(value):
+                item = graph.call_function(operator.getitem, (made, index))
+                item.meta = {**self.meta, "val": part}
+                items.append(item)
+            return items
+
+    def fake_mode(self) -> Any:
+        value = self.node.meta["val"]
+        mode = detect_fake_mode(value if isinstance(value, (tuple, list)) else [value])
+        assert mode is not None, f"{self.node.format_node()} has no fake value"
+        return mode
+
+    def constant(self, tensor: torch.Tensor) -> Node:
+        """A constant tensor, kept as a buffer of the model."""
+        with self.model.graph.inserting_before(self.node):
+            return constant(self.model, tensor, self.fake_mode(), self.meta)
+
+    def before(self, node: Node) -> Sketch:
+        """A sketch for a node before this one."""
+        return Sketch(self.model, node)
+
+    def number(self, x: Any) -> float | None:
+        """A Python number, or the value of a constant tensor that holds one; else None."""
+        if isinstance(x, (int, float)):
+            return float(x)
+        if isinstance(x, Node) and x.op == "get_attr":
+            tensor = attribute(self.model, x)
+            if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and not isinstance(tensor, torch.nn.Parameter):
+                return float(tensor)
+        return None
+
+    def transposed(self, weight: Node) -> Node:
+        """A parameter [I, O] as a parameter [O, I], which quantizes and trains as a linear layer's."""
+        return self.parameter(weight, lambda data: data.t().contiguous())
+
+    def flattened(self, weight: Node) -> Node:
+        """A parameter with all its dims as one."""
+        return self.parameter(weight, lambda data: data.flatten())
+
+    def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
+        """A parameter made of another one, once; a buffer of a buffer."""
+        return self._made_of(attribute(self.model, original), change)
+
+    def combined(self, one: Node, other: Node, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Node:
+        """A parameter made of two."""
+        second = attribute(self.model, other).detach()
+        return self._made_of(attribute(self.model, one), lambda data: change(data, second))
+
+    def is_zero(self, x: Node) -> bool:
+        """Is that node a constant tensor of zeros?"""
+        tensor = attribute(self.model, x) if x.op == "get_attr" else None
+        return isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch.nn.Parameter) and not bool(tensor.any())
+
+    def _made_of(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
+        made = self.constant(change(tensor.detach()))
+        if isinstance(tensor, torch.nn.Parameter):
+            name = str(made.target)
+            data = getattr(self.model, name)
+            delattr(self.model, name)
+            self.model.register_parameter(name, torch.nn.Parameter(data, requires_grad=tensor.requires_grad))
+        return made
+
+    def inline(self, function: Callable[..., Any], *args: Node) -> Any:
+        """The operators that PyTorch itself would break ``function(*args)`` into."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with self.fake_mode():
+            traced = make_fx(function)(*map(value_of, args))
+        env: dict[Node, Any] = {}
+        inputs = iter(args)
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(inputs)
+            elif node.op == "get_attr":
+                env[node] = self.constant(getattr(traced, node.target))
+            elif node.op == "call_function":
+                env[node] = self(node.target, *torch.fx.map_arg(node.args, env.get), **torch.fx.map_arg(node.kwargs, env.get))
+            else:
+                return torch.fx.map_arg(node.args[0], env.get)
+        raise AssertionError("a traced graph without output")
+
+
+def value_of(node: Any) -> Any:
+    """The fake tensor of a node; anything else as it is."""
+    return node.meta["val"] if isinstance(node, Node) else node
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in node.meta["val"].shape)
+
+
+def constant(model: GraphModule, tensor: torch.Tensor, mode: Any, meta: dict[str, Any]) -> Node:
+    """A get_attr node for a new buffer, at the graph's insertion point."""
+    number = 0
+    while hasattr(model, f"_constant_{number}"):
+        number += 1
+    model.register_buffer(f"_constant_{number}", tensor.detach().clone())
+    node = model.graph.get_attr(f"_constant_{number}")
+    node.meta = {**meta, "val": mode.from_tensor(tensor, static_shapes=True)}
+    return node
+
+
+def attribute(model: GraphModule, node: Node) -> Any:
+    value: Any = model
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value

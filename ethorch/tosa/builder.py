@@ -1,0 +1,325 @@
+"""Builder: emits TOSA operators, one at a time, checked against their row and the target's limits.
+
+The upper half is TOSA itself: ``emit``, ``const``. The lower half is what lowerings say all day: bring a quantized
+tensor into NHWC or into its logical order, widen it to INT32, requantize an accumulator, look up a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ethorch.errors import Reason, Unsupported
+from ethorch.layout import Dims, arrangement, contiguous, refine
+from ethorch.qparams import QParams, QTensor, dtype_range, multipliers_and_shifts
+from ethorch.tosa.ir import DTYPES, NOWHERE, Graph, Op, Origin, Value
+from ethorch.tosa.opset import OPSET
+from ethorch.tosa.reference import evaluate, foldable
+
+if TYPE_CHECKING:
+    from ethorch.target import Limits
+
+
+class Builder:
+    """Appends to ``graph``. ``limits`` are the target's, by operator; ``forms`` names which of several exact
+    forms the target runs fastest; ``origin`` is stamped on what is emitted."""
+
+    def __init__(self, limits: Mapping[str, Limits] | None = None, *, forms: Mapping[str, str] | None = None, target: str = ""):
+        self.graph = Graph()
+        self.limits = limits or {}
+        self.forms = forms or {}
+        self.target = target
+        self.origin: Origin = NOWHERE
+        self.result_shape: tuple[int, ...] = ()  # logical shape of the operator being lowered, set by the walk
+        self.result_dtype: str = ""  # and its TOSA dtype, "" where TOSA has none
+        self._names: dict[str, int] = {}
+        self._arranged: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Value] = {}
+
+    @property
+    def truth(self) -> str:
+        """How the target holds truth values: BOOL, or INT8 with 0 and 1."""
+        return self.forms.get("truth", "BOOL")
+
+    # --- TOSA ---------------------------------------------------------------------------------------------------------
+
+    def name(self, base: str) -> str:
+        """``base``, or ``base_1``, ``base_2``... where it is taken."""
+        count = self._names.get(base, 0)
+        self._names[base] = count + 1
+        return self.name(f"{base}_{count}") if count else base
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        value = Value(self.name(name), tuple(shape), dtype, self.origin)
+        self.graph.inputs.append(value)
+        return value
+
+    def const(self, data: np.ndarray, dtype: str | None = None, name: str = "const") -> Value:
+        """A constant. The dtype follows from the array's unless given (INT4, INT48, BF16)."""
+        array = np.asarray(data)
+        if dtype is None:
+            dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")
+        return Value(self.name(name), array.shape, dtype, self.origin, array)
+
+    def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
+        """Append one operator and return its result; folded when all its operands are constants.
+
+        Raises:
+            Unsupported: the target's limits row for the operator does not allow these operands.
+        """
+        row = OPSET[name]
+        assert row.operands is None or len(operands) == len(row.operands), f"{name} takes {row.operands}, got {operands}"
+        expected = {*row.const_operands, *row.attrs}
+        assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
+        assert row.dtypes is None or operands[0].dtype in row.dtypes, f"{name} does not take {operands[0]}"
+        inferred = row.infer(operands, attrs)
+        if foldable(name, operands):
+            data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
+            return Value(self.name("folded"), inferred[0][0], inferred[0][1], self.origin, data)
+        if name in self.limits:
+            features = row.features(operands, attrs, inferred) if row.features else {}
+            reason = self.limits[name].refuse(name, operands[0].dtype, features, self.target)
+            if reason:
+                raise Unsupported(reason)
+        base = self.origin.node or name.lower()
+        results = tuple(Value(self.name(base), shape, dtype, self.origin) for shape, dtype in inferred)
+        self.graph.ops.append(Op(name, operands, dict(attrs), results))
+        return results[0]
+
+    def refuse(self, id: str, text: str, way_out: str = "") -> Unsupported:
+        """The exception to raise for a refusal of the current operator."""
+        return Unsupported(Reason(id, text, way_out))
+
+    # --- how tensors lie ------------------------------------------------------------------------------------------------
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
+
+    def ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
+        """``value`` with its stored axes in ``order``, as ``shape``: nothing, a RESHAPE, or a TRANSPOSE; made once."""
+        key = (id(value), tuple(order), tuple(shape))
+        if key not in self._arranged:
+            move = arrangement(value.shape, order)
+            moved = value
+            if move is not None and self.forms.get("transpose") == "whole" and value.rank <= 4:
+                perms = (*(axis for axis in range(value.rank) if axis not in order), *order)
+                moved = self.emit("TRANSPOSE", value, perms=perms)
+            elif move is not None:
+                moved = self.emit("TRANSPOSE", self.reshape(value, move[0]), perms=move[1])
+            self._arranged[key] = self.reshape(moved, shape)
+        return self._arranged[key]
+
+    def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
+        """``x`` stored with one axis per group of logical dimensions, in that order (dims in no group have extent 1)."""
+        shape = x.shape
+        order = [axis for group in groups for dim in group for axis in x.dims[dim]]
+        return self.ordered(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
+
+    def logical(self, x: QTensor) -> Value:
+        """``x`` stored contiguously in its logical shape, as PyTorch's contiguous format."""
+        return self.stored_as(x, [(dim,) for dim in range(x.rank)])
+
+    def nhwc(self, x: QTensor) -> Value:
+        """A logical [N, C, H, W] (or [C, H, W]) tensor stored [N, H, W, C]."""
+        if x.rank == 3:
+            return self.stored_as(x, [(), (1,), (2,), (0,)])
+        return self.stored_as(x, [(0,), (2,), (3,), (1,)])
+
+    def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
+        """The inverse of ``nhwc``: logical [N, C, H, W] over a value stored [N, H, W, C]."""
+        return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
+
+    def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
+        """Reshape the logical tensor; data moves only where no stored order can express the new shape."""
+        refined = refine(x.value.shape, x.dims, shape)
+        if refined is None:
+            return QTensor(self.reshape(self.logical(x), shape), contiguous(shape), x.q)
+        stored, dims = refined
+        return QTensor(self.reshape(x.value, stored), dims, x.q)
+
+    def permute(self, x: QTensor, order: Sequence[int]) -> QTensor:
+        """Logical permute; nothing moves. Per-channel qparams follow their axis."""
+        q = x.q
+        if q is not None and q.axis is not None:
+            q = QParams(q.scale, q.zero_point, q.qmin, q.qmax, q.dtype, list(order).index(q.axis))
+        return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
+
+    def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
+        """``x`` so stored that logical ``dim`` is one axis: (value, that axis, dims of the value)."""
+        dim %= x.rank
+        if len(x.dims[dim]) == 1:
+            return x.value, x.dims[dim][0], x.dims
+        if x.shape[dim] == 1:
+            value = self.reshape(x.value, (*x.value.shape, 1))
+            axis = x.value.rank
+            return value, axis, tuple((axis,) if k == dim else axes for k, axes in enumerate(x.dims))
+        value = self.logical(x)
+        return value, dim, contiguous(x.shape)
+
+    def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
+        """Tensors of one rank, each stored with one axis per logical dim, all in the order of the largest."""
+        leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
+        order = list(range(leader.rank))
+        if all(len(axes) <= 1 for axes in leader.dims):
+            order.sort(key=lambda dim: leader.dims[dim] or (-1,))
+        dims = tuple((order.index(dim),) for dim in range(leader.rank))
+        return [self.stored_as(x, [(dim,) for dim in order]) for x in tensors], dims
+
+    def aligned(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
+        """Operands of a broadcasting operator, stored alike with equal ranks, and the dims of the result.
+
+        The operand with the most elements keeps its order; the others follow it where the factors agree.
+        """
+        rank = max(x.rank for x in tensors)
+        padded = [QTensor(x.value, ((),) * (rank - x.rank) + x.dims, x.q) for x in tensors]
+        shapes = [x.shape for x in padded]
+        extents = tuple(max(extents) if 0 not in extents else 0 for extents in zip(*shapes, strict=True))
+        leader = max((x for x in padded if not x.value.is_const), key=lambda x: math.prod(x.shape), default=padded[0])
+        if any(leader.shape[d] not in (1, extents[d]) for d in range(rank)) or not self._follows(leader, padded, extents):
+            return [self.logical(x) for x in padded], contiguous(extents)
+        # Slots: the stored axes of the result, in the leader's order; a dim the leader broadcasts is appended.
+        slots: list[tuple[int, int]] = []  # (logical dim, factor index), in stored order
+        places = {axis: (dim, k) for dim, axes in enumerate(leader.dims) for k, axis in enumerate(axes)}
+        slots = [places[axis] for axis in range(leader.value.rank) if axis in places]
+        missing = [(dim, 0) for dim in range(rank) if extents[dim] > 1 and leader.shape[dim] == 1 and not leader.dims[dim]]
+        slots = [*missing, *slots] or [(0, 0)]
+        values = []
+        for x in padded:
+            order, shape = [], []
+            for dim, k in slots:
+                axes = x.dims[dim]
+                if x.shape[dim] == 1 or k >= len(axes):
+                    shape.append(1)
+                else:
+                    order.append(axes[k])
+                    shape.append(x.value.shape[axes[k]])
+            values.append(self.ordered(x.value, order, shape))
+        index = {slot: k for k, slot in enumerate(slots)}
+        dims = tuple(tuple(index[dim, k] for k in range(len(leader.dims[dim]) or 1) if (dim, k) in index) for dim in range(rank))
+        return values, dims
+
+    @staticmethod
+    def _follows(leader: QTensor, tensors: Sequence[QTensor], extents: tuple[int, ...]) -> bool:
+        """Do all operands factor every dim as the leader does, or have extent 1 there?"""
+
+        def factors(x: QTensor, dim: int) -> list[int]:
+            return [x.value.shape[axis] for axis in x.dims[dim]]
+
+        for x in tensors:
+            for dim in range(x.rank):
+                if x.shape[dim] == 1 or x is leader:
+                    continue
+                if leader.shape[dim] == 1:
+                    if leader.dims[dim] or len(x.dims[dim]) != 1:
+                        return False
+                elif factors(x, dim) != factors(leader, dim):
+                    return False
+        return True
+
+    # --- numbers --------------------------------------------------------------------------------------------------------
+
+    def rescale(
+        self,
+        value: Value,
+        scale: float | Sequence[float],
+        *,
+        input_zp: int = 0,
+        output_zp: int = 0,
+        dtype: str = "INT8",
+    ) -> Value:
+        """RESCALE, SINGLE_ROUND: dtype((value - input_zp) * scale + output_zp); a sequence is per last stored axis.
+
+        Raises:
+            Unsupported: ``requantize.scale``, where a scale is zero, not finite or out of RESCALE's range.
+        """
+        scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
+        try:
+            multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
+        except OverflowError as error:
+            raise self.refuse("requantize.scale", f"cannot requantize: {error}") from None
+        return self.emit(
+            "RESCALE", value, multiplier=multipliers, shift=shifts, input_zp=input_zp, output_zp=output_zp, dtype=dtype,
+            per_channel=len(scales) > 1, input_unsigned=False, output_unsigned=False,
+        )  # fmt: skip
+
+    def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams) -> Value:
+        """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range."""
+        scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
+        scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
+        return self.clamp(scaled, out.qmin, out.qmax)
+
+    def clamp(self, value: Value, low: int, high: int) -> Value:
+        """CLAMP, left out where it is the whole range of the dtype."""
+        full = dtype_range(value.dtype)
+        low, high = max(low, full[0]), min(high, full[1])
+        if (low, high) == full:
+            return value
+        return self.emit("CLAMP", value, min_val=low, max_val=high)
+
+    def to_int32(self, x: QTensor) -> QTensor:
+        """INT32 with the zero point removed; one RESCALE per use, since Vela fuses only those with a single user."""
+        return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
+
+    def requantized(self, x: QTensor, out: QParams) -> QTensor:
+        """``x`` in the qparams ``out``: itself where they are equal, else one RESCALE and a CLAMP if ``out`` is narrow."""
+        q = x.qparams
+        if (q.scale, q.zero_point, q.dtype) == (out.scale, out.zero_point, out.dtype):
+            value = x.value if out.qmin <= q.qmin and q.qmax <= out.qmax else self.clamp(x.value, out.qmin, out.qmax)
+        else:
+            value = self.rescale(x.value, q.step / out.step, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
+            value = self.clamp(value, out.qmin, out.qmax)
+        return QTensor(value, x.dims, out)
+
+    def table(self, x: QTensor, real: np.ndarray, out: QParams) -> QTensor:
+        """``real``: the function's value at each of ``x.qparams.table_inputs``; in codes of ``out``.
+
+        TOSA 1.0 TABLE. int8: 256 entries, index = value + 128. int16: 513 entries, index = (value + 32768) >> 7, the low 7
+        bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
+        Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit table, which is exact; a narrower
+        one is looked up in 1/128 of its steps and then rounded.
+        """
+        source, value = x.value.dtype, x.value
+        real = _continued(real)
+        if source == "INT8" and out.dtype == "INT16":
+            value = self.rescale(value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
+            real = np.pad(real, (128, 129), mode="edge")
+        narrows = source == "INT16" and out.dtype == "INT8"
+        fine = QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16") if narrows else out
+        entries = fine.quantize(real).astype(DTYPES[value.dtype])
+        looked_up = self.emit("TABLE", value, self.const(entries, name="table"))
+        if value.dtype == "INT16":
+            looked_up = self.clamp(self.rescale(looked_up, 2.0**-7, dtype="INT16"), fine.qmin, fine.qmax)
+        return self.requantized(QTensor(looked_up, x.dims, fine), out)
+
+
+    def truth_table(self, x: QTensor, real: np.ndarray) -> QTensor:
+        """Truth values: is ``real``, for each of int8 ``x.qparams.table_inputs``, not 0? TOSA 1.0 TABLE."""
+        value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
+        return QTensor(value if self.truth == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
+
+    def integer_table(self, x: QTensor, real: np.ndarray) -> QTensor:
+        """INT32 integers: ``real`` for each of int8 ``x.qparams.table_inputs``, saturated at 30 bits. TOSA 1.0 TABLE.
+
+        Integers of more than 8 or 15 bits are looked up in two halves.
+        """
+        whole = np.clip(np.trunc(_continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
+        if np.abs(whole).max() < 128:
+            value = self.emit("TABLE", x.value, self.const(whole.astype(np.int8), name="table"))
+            return QTensor(self.rescale(value, 1.0, dtype="INT32"), x.dims, None)
+        unit = QParams((1.0,), (0,), *dtype_range("INT16"), "INT16")
+        low = self.rescale(self.table(x, whole & 0x7FFF, unit).value, 1.0, dtype="INT32")
+        high = self.rescale(self.table(x, whole >> 15, unit).value, 2.0**15, dtype="INT32")
+        return QTensor(self.emit("ADD", high, low), x.dims, None)
+
+
+def _continued(real: np.ndarray) -> np.ndarray:
+    """NaN (outside the function's domain) replaced by the nearest number: log of a negative code is log of the least one."""
+    known = np.flatnonzero(~np.isnan(real))
+    if known.size in (0, real.size):
+        return np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf)
+    after = np.clip(np.searchsorted(known, np.arange(real.size)), 0, known.size - 1)
+    before = np.maximum(after - 1, 0)
+    index = np.arange(real.size)
+    return real[np.where(abs(known[after] - index) <= abs(known[before] - index), known[after], known[before])]

@@ -1,0 +1,176 @@
+"""Graph -> .tosa flatbuffer, through the ``tosa_serializer`` of tosa-tools."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ethorch.tosa.ir import DTYPES, Graph, Op, Value
+from ethorch.tosa.opset import OPSET
+
+#: The version written: Vela 5.1 and 5.2 read TOSA 1.0.
+TOSA_VERSION = (1, 0, 0)
+
+
+def serialize(graph: Graph) -> bytes:
+    """The graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands TOSA 1.0 asks for."""
+    return _Writer(graph).write()[0]
+
+
+def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
+    """The flatbuffer, and for each operator of the graph its index in the flatbuffer's list (which counts CONSTs)."""
+    return _Writer(graph).write()
+
+
+class _Writer:
+    def __init__(self, graph: Graph):
+        import tosa_serializer as ts
+
+        self.ts = ts
+        self.graph = graph
+        major, minor, patch = TOSA_VERSION
+        self.out = ts.TosaSerializer("", ts.ConstMode.EMBED, major, minor, patch, False)
+        self.names: dict[int, str] = {}
+        self.shared: dict[tuple[Any, ...], str] = {}
+        self.count = 0
+
+    def write(self) -> tuple[bytes, list[int]]:
+        ts, out = self.ts, self.out
+        for value in self.graph.inputs:
+            out.addInputTensor(ts.TosaSerializerTensor(value.name, list(value.shape), self.dtype(value.dtype)))
+            self.names[id(value)] = value.name
+        positions = []
+        block = out.currRegion.currBasicBlock
+        for op in self.graph.ops:
+            operands = [self.operand(value) for value in op.operands] + self.const_operands(op)
+            for value in op.results:
+                self.names[id(value)] = value.name
+                block.addTensor(value.name, list(value.shape), self.dtype(value.dtype), None, "")
+            out.addOperator(getattr(ts.Op, op.name), operands, [value.name for value in op.results], self.attribute(op))
+            positions.append(self.count)
+            self.count += 1
+        for value in self.graph.outputs:
+            assert id(value) in self.names, f"output {value} must come from an operator"
+            block.addOutput(value.name)
+        return bytes(out.serialize()), positions
+
+    def dtype(self, name: str) -> Any:
+        return getattr(self.ts.DType, name)
+
+    def operand(self, value: Value) -> str:
+        if not value.is_const:
+            return self.names[id(value)]
+        if id(value) not in self.names:
+            self.names[id(value)] = self.constant(value.data, value.shape, value.dtype)
+        return self.names[id(value)]
+
+    def constant(self, data: Any, shape: tuple[int, ...], dtype: str) -> str:
+        """Name of a CONST (or CONST_SHAPE) operator with that data; equal ones are shared."""
+        array = np.ascontiguousarray(data, dtype=np.int64 if dtype == "SHAPE" else DTYPES[dtype])
+        key = (dtype, shape, array.tobytes())
+        if key not in self.shared:
+            name = f"const_{len(self.shared)}"
+            self.out.addConst(list(shape), self.dtype(dtype), array if dtype != "SHAPE" else array.tolist(), name)
+            self.shared[key] = name
+            self.count += 1
+        return self.shared[key]
+
+    def const_operands(self, op: Op) -> list[str]:
+        names = []
+        for attr, kind in OPSET[op.name].const_operands.items():
+            data = np.atleast_1d(np.asarray(op.attrs[attr]))
+            if kind == "SHAPE":
+                names.append(self.constant(data, (data.size,), "SHAPE"))
+                continue
+            if kind == "@out":
+                dtype = op.result.dtype
+            elif kind == "@scale":
+                dtype = "INT16" if op.operands[0].dtype == "INT48" else "INT32"
+            elif kind.startswith("@"):
+                dtype = op.operands[int(kind[1:])].dtype
+            else:
+                dtype = kind
+            names.append(self.constant(data, data.shape, dtype))
+        return names
+
+    def attribute(self, op: Op) -> Any:
+        attribute = self.ts.TosaSerializerAttribute()
+        _attribute_writers()[op.name](attribute, op, self)
+        return attribute
+
+
+@functools.cache
+def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
+    """Operator -> how its attributes are written; all others have none."""
+    import tosa_serializer as ts
+
+    no_nans = ts.NanPropagationMode.PROPAGATE
+    special = {
+        "RESHAPE": "Reshape", "MATMUL": "MatMul", "REDUCE_ANY": "ReduceAny", "CLZ": "Clz", "INTDIV": "IntDiv",
+        "CONV2D": "Conv2d", "DEPTHWISE_CONV2D": "DepthwiseConv2d", "CONV3D": "Conv3d",
+    }  # fmt: skip
+
+    def method(name: str) -> str:
+        return (special.get(name) or "".join(part.capitalize() for part in name.split("_"))) + "Attribute"
+
+    def plain(name: str) -> Callable[[Any, Op, _Writer], None]:
+        def write(attribute: Any, op: Op, writer: _Writer) -> None:
+            getattr(attribute, method(name))()
+
+        return write
+
+    def conv(attribute: Any, op: Op, w: _Writer) -> None:
+        a = op.attrs
+        getattr(attribute, method(op.name))(list(a["pad"]), list(a["stride"]), list(a["dilation"]), False, w.dtype(op.result.dtype))
+
+    def transpose_conv(attribute: Any, op: Op, w: _Writer) -> None:
+        a = op.attrs
+        attribute.TransposeConv2dAttribute(list(a["out_pad"]), list(a["stride"]), False, w.dtype(op.result.dtype))
+
+    def avg_pool(attribute: Any, op: Op, w: _Writer) -> None:
+        a = op.attrs
+        acc = "INT32" if op.result.dtype.startswith("INT") else "FP32"
+        attribute.AvgPool2dAttribute(list(a["kernel"]), list(a["stride"]), list(a["pad"]), w.dtype(acc))
+
+    def max_pool(attribute: Any, op: Op, w: _Writer) -> None:
+        a = op.attrs
+        attribute.MaxPool2dAttribute(list(a["kernel"]), list(a["stride"]), list(a["pad"]), no_nans)
+
+    def rescale(attribute: Any, op: Op, w: _Writer) -> None:
+        a = op.attrs
+        attribute.RescaleAttribute(
+            op.operands[0].dtype != "INT48",
+            ts.RoundingMode.SINGLE_ROUND,
+            a["per_channel"],
+            a["input_unsigned"],
+            a["output_unsigned"],
+        )
+
+    def clamp(attribute: Any, op: Op, w: _Writer) -> None:
+        dtype = DTYPES[op.result.dtype]
+        low, high = (list(np.asarray([op.attrs[key]], dtype).tobytes()) for key in ("min_val", "max_val"))
+        attribute.ClampAttribute(low, high, no_nans)
+
+    def axis(attribute: Any, op: Op, w: _Writer) -> None:
+        getattr(attribute, method(op.name))(op.attrs["axis"])
+
+    def axis_nan(attribute: Any, op: Op, w: _Writer) -> None:
+        name = "ArgMaxAttribute" if op.name == "ARGMAX" else method(op.name)
+        getattr(attribute, name)(op.attrs["axis"], no_nans)
+
+    def nan(attribute: Any, op: Op, w: _Writer) -> None:
+        getattr(attribute, method(op.name))(no_nans)
+
+    writers = {name: plain(name) for name in OPSET}
+    writers |= dict.fromkeys(("CONV2D", "DEPTHWISE_CONV2D", "CONV3D"), conv)
+    writers |= {"TRANSPOSE_CONV2D": transpose_conv, "AVG_POOL2D": avg_pool, "MAX_POOL2D": max_pool, "RESCALE": rescale}
+    writers |= {"CLAMP": clamp, "MAXIMUM": nan, "MINIMUM": nan}
+    writers |= dict.fromkeys(("REDUCE_SUM", "REDUCE_PRODUCT", "REDUCE_ALL", "REDUCE_ANY", "CONCAT", "REVERSE"), axis)
+    writers |= dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "ARGMAX"), axis_nan)
+    writers["TRANSPOSE"] = lambda attribute, op, w: attribute.TransposeAttribute(list(op.attrs["perms"]))
+    writers["ARITHMETIC_RIGHT_SHIFT"] = lambda attribute, op, w: attribute.ArithmeticRightShiftAttribute(op.attrs["round"])
+    writers["RESIZE"] = lambda attribute, op, w: attribute.ResizeAttribute(getattr(ts.ResizeMode, op.attrs["mode"]))
+    return writers

@@ -1,0 +1,58 @@
+"""NumPy meaning of TOSA operators that only move data: what the builder folds when every operand is a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ethorch.tosa.ir import Value
+
+Attrs = Mapping[str, Any]
+
+
+def _slice(a: Attrs, x: np.ndarray) -> np.ndarray:
+    return x[tuple(slice(start, start + size) for start, size in zip(a["start"], a["size"], strict=True))]
+
+
+def _pad(a: Attrs, x: np.ndarray) -> np.ndarray:
+    pads = np.asarray(a["padding"]).reshape(-1, 2)
+    return np.pad(x, pads, constant_values=a["pad_const"])
+
+
+def _table(a: Attrs, x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    return table[x.astype(np.int32) + 128]
+
+
+def _rescale(a: Attrs, x: np.ndarray) -> np.ndarray:
+    """TOSA 1.0 RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
+    multiplier, shift = (np.asarray(a[key], np.int64) for key in ("multiplier", "shift"))
+    product = (x.astype(np.int64) - a["input_zp"]) * multiplier + (np.int64(1) << (shift - 1))
+    bits = {"INT8": 8, "INT16": 16, "INT32": 32}[a["dtype"]]
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    return np.clip((product >> shift) + a["output_zp"], low, high).astype(f"int{bits}")
+
+
+FOLDABLE: Mapping[str, Callable[..., np.ndarray]] = {
+    "RESHAPE": lambda a, x: x.reshape(a["shape"]),
+    "TRANSPOSE": lambda a, x: x.transpose(a["perms"]),
+    "CONCAT": lambda a, *xs: np.concatenate(xs, a["axis"]),
+    "REVERSE": lambda a, x: np.flip(x, a["axis"]),
+    "TILE": lambda a, x: np.tile(x, a["multiples"]),
+    "CLAMP": lambda a, x: np.clip(x, a["min_val"], a["max_val"]).astype(x.dtype),
+    "SLICE": _slice,
+    "PAD": _pad,
+    "TABLE": _table,
+    "RESCALE": _rescale,
+}
+
+
+def foldable(name: str, operands: Sequence[Value]) -> bool:
+    """Can ``evaluate`` compute this operator here and now? int16 tables interpolate and are left to the NPU."""
+    return name in FOLDABLE and all(value.is_const for value in operands) and (name, operands[0].dtype) != ("TABLE", "INT16")
+
+
+def evaluate(name: str, operands: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """The result of one operator of ``FOLDABLE``."""
+    return np.asarray(FOLDABLE[name](attrs, *operands))

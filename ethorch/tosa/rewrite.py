@@ -1,0 +1,194 @@
+"""The few peephole rules, each of which preserves every bit, and the driver that runs them to a fixed point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ethorch.tosa.ir import Graph, Op, Value
+from ethorch.tosa.opset import OPSET
+
+#: A rule looks at one operator and its producers and returns its replacement, or None.
+Rule = Callable[[Op, "Context"], "Op | Value | None"]
+
+
+class Context:
+    """Who produces a value and how many read it, while rules run."""
+
+    def __init__(self, graph: Graph):
+        self.producer = {id(value): op for op in graph.ops for value in op.results}
+        self.uses: dict[int, int] = {}
+        for value in [*(v for op in graph.ops for v in op.operands), *graph.outputs]:
+            self.uses[id(value)] = self.uses.get(id(value), 0) + 1
+
+    def before(self, value: Value, name: str, *, sole: bool = True) -> Op | None:
+        """The operator ``name`` that makes ``value``, if there is one, and if it has this reader only."""
+        op = self.producer.get(id(value))
+        return op if op and op.name == name and (not sole or self.uses[id(value)] == 1) else None
+
+
+def merge_reshapes(op: Op, context: Context) -> Op | Value | None:
+    """RESHAPE of RESHAPE is the outer one; RESHAPE to the same shape is nothing."""
+    if op.name != "RESHAPE":
+        return None
+    if op.operands[0].shape == op.result.shape:
+        return op.operands[0]
+    inner = context.before(op.operands[0], "RESHAPE", sole=False)
+    return Op("RESHAPE", inner.operands, op.attrs, op.results) if inner else None
+
+
+def merge_transposes(op: Op, context: Context) -> Op | Value | None:
+    """TRANSPOSE of TRANSPOSE is one, or nothing where they cancel."""
+    if op.name != "TRANSPOSE":
+        return None
+    inner = context.before(op.operands[0], "TRANSPOSE", sole=False)
+    if not inner:
+        return op.operands[0] if list(op.attrs["perms"]) == sorted(op.attrs["perms"]) else None
+    perms = tuple(inner.attrs["perms"][axis] for axis in op.attrs["perms"])
+    return Op("TRANSPOSE", inner.operands, {"perms": perms}, op.results)
+
+
+def merge_clamps(op: Op, context: Context) -> Op | Value | None:
+    """CLAMP of CLAMP is one with the tighter bounds, where the ranges overlap."""
+    if op.name != "CLAMP":
+        return None
+    inner = context.before(op.operands[0], "CLAMP")
+    if not inner:
+        return None
+    low, high = (max(inner.attrs["min_val"], op.attrs["min_val"]), min(inner.attrs["max_val"], op.attrs["max_val"]))
+    if low > high:
+        return None
+    return Op("CLAMP", inner.operands, {"min_val": low, "max_val": high}, op.results)
+
+
+def compose_tables(op: Op, context: Context) -> Op | Value | None:
+    """TABLE of TABLE, int8, is one table."""
+    if op.name != "TABLE" or op.operands[0].dtype != "INT8":
+        return None
+    inner = context.before(op.operands[0], "TABLE")
+    if not inner:
+        return None
+    first, second = inner.operands[1].data, op.operands[1].data
+    assert first is not None and second is not None
+    composed = second[first.astype(np.int32) + 128]
+    table = Value(f"{op.operands[1].name}_of_{inner.operands[1].name}", composed.shape, "INT8", op.result.origin, composed)
+    return Op("TABLE", (inner.operands[0], table), {}, op.results)
+
+
+def pad_into_convolution(op: Op, context: Context) -> Op | Value | None:
+    """PAD of height and width with the zero point, before a convolution, is the convolution's own padding."""
+    if op.name not in ("CONV2D", "DEPTHWISE_CONV2D"):
+        return None
+    pad = context.before(op.operands[0], "PAD")
+    if not pad or pad.attrs["pad_const"] != op.attrs["input_zp"]:
+        return None
+    n0, n1, top, bottom, left, right, c0, c1 = pad.attrs["padding"]
+    if n0 or n1 or c0 or c1:
+        return None
+    total = tuple(a + b for a, b in zip(op.attrs["pad"], (top, bottom, left, right), strict=True))
+    kernel_axes = (1, 2) if op.name == "CONV2D" else (0, 1)
+    spans = [(op.operands[1].shape[axis] - 1) * d + 1 for axis, d in zip(kernel_axes, op.attrs["dilation"], strict=True)]
+    if max(total[:2]) >= spans[0] or max(total[2:]) >= spans[1]:  # a window of padding only: Vela may refuse it
+        return None
+    return Op(op.name, (pad.operands[0], *op.operands[1:]), {**op.attrs, "pad": total}, op.results)
+
+
+RULES: tuple[Rule, ...] = (merge_reshapes, merge_transposes, merge_clamps, compose_tables, pad_into_convolution)
+
+
+def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES) -> Graph:
+    """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit."""
+    while _once(graph, rules):
+        pass
+    _drop_dead(graph)
+    slices_behind_lone_rescales(graph)
+    return graph
+
+
+_ELEMENTWISE = {"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"}
+
+
+def slices_behind_lone_rescales(graph: Graph) -> None:
+    """RESCALE to INT32 of a SLICE becomes a SLICE of the RESCALE where Vela cannot make it part of what reads it.
+
+    Such a RESCALE Vela 5.2 turns into two operations on U55, and loses the SLICE of the first: the last rows are written over
+    the first ones. It can, where both operands of an elementwise operator are RESCALEs from one dtype, and for a REDUCE_SUM.
+    """
+    context, users = Context(graph), graph.users()
+
+    def part_of(reader: Op, dtype: str) -> bool:
+        if reader.name == "REDUCE_SUM":
+            return True
+        wide = [context.producer.get(id(value)) for value in reader.operands]
+        return reader.name in _ELEMENTWISE and all(op and op.name == "RESCALE" and op.operands[0].dtype == dtype for op in wide)
+
+    ops: list[Op] = []
+    for op in graph.ops:
+        chain: list[Op] = []
+        source = op.operands[0] if op.operands else None
+        while source is not None and (before := context.producer.get(id(source))) and before.name in ("SLICE", "RESHAPE"):
+            chain.append(before)
+            source = before.operands[0]
+        lone = op.name == "RESCALE" and op.attrs["dtype"] == "INT32" and not op.attrs["per_channel"]
+        if not lone or source is None or not any(part.name == "SLICE" for part in chain):
+            ops.append(op)
+            continue
+        readers = users.get(id(op.result), [])
+        if len(readers) == 1 and part_of(readers[0], op.operands[0].dtype):
+            ops.append(op)
+            continue
+        value = Value(f"{op.result.name}_whole", source.shape, "INT32", op.result.origin)
+        ops.append(Op("RESCALE", (source,), op.attrs, (value,)))
+        for number, part in enumerate(reversed(chain)):
+            last = number == len(chain) - 1
+            name = f"{op.result.name}_{number}_of_whole"
+            result = op.result if last else Value(name, part.result.shape, "INT32", op.result.origin)
+            ops.append(Op(part.name, (value,), dict(part.attrs), (result,)))
+            value = result
+    graph.ops = ops
+    _drop_dead(graph)
+
+
+def _once(graph: Graph, rules: tuple[Rule, ...]) -> bool:
+    context = Context(graph)
+    replaced: dict[int, Value] = {}
+    changed = False
+    ops: list[Op] = []
+    outputs = {id(value) for value in graph.outputs}
+    for op in graph.ops:
+        op.operands = tuple(replaced.get(id(value), value) for value in op.operands)
+        for rule in rules:
+            found = rule(op, context)
+            if found is None:
+                continue
+            if isinstance(found, Value):
+                if id(op.result) in outputs:  # an output needs an operator of its own
+                    continue
+                replaced[id(op.result)] = found
+                context.uses[id(found)] = context.uses.get(id(found), 0) + context.uses.get(id(op.result), 0)
+            else:
+                assert OPSET[found.name].infer(found.operands, found.attrs) == [(v.shape, v.dtype) for v in found.results], (
+                    rule.__name__
+                )
+                for value in found.operands:
+                    context.uses[id(value)] = context.uses.get(id(value), 0) + 1
+                op = found
+                context.producer[id(op.result)] = op
+            changed = True
+            if isinstance(found, Value):
+                break
+        else:
+            ops.append(op)
+    graph.ops = ops
+    return changed
+
+
+def _drop_dead(graph: Graph) -> None:
+    live = {id(value) for value in graph.outputs}
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(id(value) in live for value in op.results):
+            kept.append(op)
+            live.update(id(value) for value in op.operands)
+    graph.ops = kept[::-1]

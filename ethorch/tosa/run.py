@@ -1,0 +1,57 @@
+"""Run TOSA flatbuffers in the TOSA reference model, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ethorch.errors import EthorchError
+
+_CHILD = """
+import sys, numpy, tosa_reference_model
+tosa, inputs, outputs = sys.argv[1:]
+with numpy.load(inputs) as stored:
+    arrays = [stored[f"arr_{i}"] for i in range(len(stored.files))]
+results, status = tosa_reference_model.run(open(tosa, "rb").read(), arrays)
+if int(status) != int(tosa_reference_model.GraphStatus.TOSA_VALID):
+    sys.exit(f"the reference model says {status}")
+numpy.savez(outputs, *results)
+"""
+
+
+def run(
+    tosa: bytes | str | os.PathLike[str], inputs: Sequence[np.ndarray], timeout_seconds: float = 600
+) -> list[np.ndarray]:
+    """The TOSA reference model's outputs; in a process of its own, since it aborts on what it does not like.
+
+    Args:
+        tosa: a flatbuffer, or the path of a .tosa file.
+        inputs: arrays of the shapes and dtypes the graph declares, in its order.
+        timeout_seconds: how long the model may take.
+
+    Raises:
+        EthorchError: it refused the graph or the inputs, called the result unpredictable, died or took too long; its words
+            follow.
+    """
+    content = bytes(tosa) if isinstance(tosa, (bytes, bytearray, memoryview)) else Path(tosa).read_bytes()
+    if content[4:8] != b"TOSA":
+        raise EthorchError(f"not a TOSA flatbuffer: bytes 4 to 8 are {content[4:8]!r}, not b'TOSA'.")
+    with tempfile.TemporaryDirectory() as directory:
+        graph, arrays, results = (Path(directory) / name for name in ("graph.tosa", "inputs.npz", "outputs.npz"))
+        graph.write_bytes(content)
+        np.savez(arrays, *inputs)
+        command = [sys.executable, "-c", _CHILD, str(graph), str(arrays), str(results)]
+        try:
+            child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+        except subprocess.TimeoutExpired:
+            raise EthorchError(f"the TOSA reference model took more than {timeout_seconds:.0f} s.") from None
+        if child.returncode:
+            raise EthorchError(f"the TOSA reference model failed ({child.returncode}): {child.stderr.strip()[-1000:]}")
+        with np.load(results) as stored:
+            return [stored[f"arr_{i}"] for i in range(len(stored.files))]

@@ -1,0 +1,122 @@
+"""TosaSpecification: which TOSA is written, "TOSA-1.0+INT+int16", and TosaCompileSpec, the compile spec that asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ethorch.compile_spec import ArmCompileSpec
+from ethorch.errors import SpecError, unknown_name
+from ethorch.limits import FORMS, LIMITS, Limits
+
+#: Version -> profile -> its extensions (TOSA 1.0 and 1.1, profiles and extensions). ``u55`` is no TOSA extension: it asks for
+#: what Ethos-U55 can compile, as ExecuTorch's own Arm backend spells it.
+PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "1.0": {"INT": ("int16", "int4", "var", "cf", "u55"), "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf")},
+    "1.1": {
+        "INT": ("shape", "int64", "int16", "int4", "var", "cf", "u55"),
+        "FP": ("shape", "int64", "bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf", "random", "mxfp", "blockscale_ue5m3"),
+    },
+}
+
+_FORM = re.compile(r"TOSA-(\d+\.\d+)(?:\.\d+)?((?:\+\w+)*)")
+
+
+@dataclass(frozen=True)
+class TosaSpecification:
+    """A version of TOSA, its profiles (``INT``, ``FP``) and extensions. Made by ``create_from_string``."""
+
+    version: str
+    profiles: tuple[str, ...]
+    extensions: tuple[str, ...] = ()
+    level_8k: bool = False
+
+    @staticmethod
+    def create_from_string(text: str) -> TosaSpecification:
+        """``"TOSA-1.0+INT+int16"`` as a specification.
+
+        Raises:
+            SpecError: another form, an unknown version or extension, or no profile; the known ones are listed.
+        """
+        match = _FORM.fullmatch(text)
+        if not match:
+            raise SpecError(f"{text!r} is no TOSA specification; the form is 'TOSA-1.0+INT+int16'.")
+        version, parts = match.group(1), [part for part in match.group(2).split("+") if part]
+        if version not in PROFILES:
+            raise unknown_name("TOSA version", version, PROFILES)
+        profiles = tuple(part for part in parts if part in PROFILES[version])
+        if not profiles:
+            raise SpecError(f"{text!r} names no profile; known: {', '.join(PROFILES[version])}.")
+        known = {extension for profile in profiles for extension in PROFILES[version][profile]}
+        extensions = tuple(part for part in parts if part not in profiles and part != "8k")
+        for extension in extensions:
+            if extension not in known:
+                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, known)
+        return TosaSpecification(version, profiles, extensions, "8k" in parts)
+
+    def support_integer(self) -> bool:
+        return "INT" in self.profiles
+
+    def support_float(self) -> bool:
+        return "FP" in self.profiles
+
+    def support_extension(self, extension: str) -> bool:
+        return extension in self.extensions
+
+    def __str__(self) -> str:
+        return "+".join([f"TOSA-{self.version}", *self.profiles, *(["8k"] if self.level_8k else []), *self.extensions])
+
+
+@dataclass(frozen=True)
+class TosaTarget:
+    """What a lowering needs to know of TOSA itself as the target: the same three facts as of an NPU."""
+
+    name: str
+    limits: Mapping[str, Limits]
+    forms: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TosaCompileSpec(ArmCompileSpec):
+    """Lower to TOSA flatbuffers, for flows that compile them later.
+
+    Args:
+        tosa_spec: a TosaSpecification or its text.
+
+    Raises:
+        SpecError: the text is no specification.
+    """
+
+    _OUTPUT_FORMAT = "tosa"
+
+    def __init__(self, tosa_spec: TosaSpecification | str):
+        super().__init__()
+        self.tosa_spec = TosaSpecification.create_from_string(tosa_spec) if isinstance(tosa_spec, str) else tosa_spec
+
+    @property
+    def target(self) -> TosaTarget:
+        """Limits: none but the extensions that were not asked for; ``u55`` brings those of Ethos-U55."""
+        from ethorch.tosa.opset import OPSET
+
+        family = "u55" if self.tosa_spec.support_extension("u55") else ""
+        limits = dict(LIMITS.get(family, {}))
+        if not self.tosa_spec.support_extension("int16"):
+            narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Ask for +int16.")
+            limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
+        return TosaTarget(str(self.tosa_spec), limits, FORMS.get(family, {}))
+
+    def _own_items(self) -> dict[str, str]:
+        return {"tosa_spec": str(self.tosa_spec)}
+
+    @classmethod
+    def _from_items(cls, items: dict[str, str]) -> TosaCompileSpec:
+        try:
+            return cls(items.pop("tosa_spec"))
+        except KeyError:
+            raise SpecError("the compile spec list has no 'tosa_spec'.") from None
+
+    def __repr__(self) -> str:
+        return f"TosaCompileSpec({str(self.tosa_spec)!r})"

@@ -1,0 +1,8 @@
+"""Makes `bench` importable from tests: its models are also the whole-model tests' models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

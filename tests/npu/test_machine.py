@@ -1,0 +1,442 @@
+"""The machine around the operators: headers, faults, budgets, checks, traces, counters, disassembly, branches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ethorch import vela
+from ethorch.compile_spec import EthosUCompileSpec
+from ethorch.errors import FormatError, MachineFault
+from ethorch.npu import Machine, Program, Sources, disassembly
+from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, MAC_ACTIVE
+from ethorch.npu.registers import NPUS, REGISTERS, table
+from tests.npu.cases import CASES
+from tests.npu.graphs import (
+    TARGETS,
+    Graph,
+    Refused,
+    check,
+    compile_graph,
+    draw,
+    make_machine,
+    reference,
+    run_machine,
+    ts,
+)
+
+STOP = 0xFFFF0000
+CONFIG = {npu.name.removeprefix("ethos-"): npu.config for npu in NPUS.values()}
+
+
+def cmd0(code: int, value: int = 0) -> list[int]:
+    return [code | value << 16]
+
+
+def cmd1(code: int, data: int, high: int = 0) -> list[int]:
+    return [code | 1 << 14 | high << 16, data]
+
+
+def payload(*commands: list[int], target: str = "u55-128") -> bytes:
+    """A COP1 payload around hand-written commands."""
+    words = [w for c in commands for w in c]
+    header = [0x31504F43, 0x00100001, CONFIG[target], 0x10066001, 5, 5, 5, 2 | (len(words) & 0xFFFF) << 16]
+    return struct.pack(f"<{8 + len(words)}I", *header, *words)
+
+
+def compiled(name: str, target: str, seed: int = 1, **options):
+    graph = Graph(seed)
+    CASES[name](graph)
+    tosa = graph.serialize()
+    model = compile_graph(tosa, target, **options)
+    return graph, tosa, model, Program(model.command_stream, np.frombuffer(model.read_only.data, np.uint8))
+
+
+# Headers and rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_program_knows_its_npu(target):
+    _, _, _, program = compiled("identity", target)
+    assert program.config.name == f"ethos-{target}"
+
+
+def test_cop2_is_read():
+    options = "[compiler]\noutput_format=Raw\ncop_format=COP2\n[scheduler]\nseparate_io_regions=true"
+    graph, tosa, model, program = compiled("conv_3x3_same", "u85-256", options=options)
+    assert model.command_stream[:4] == b"COP2" and program.header.local_addressing
+    arrays = draw(graph, 7)
+    assert np.array_equal(run_machine(model, arrays)[0].ravel(), np.ravel(reference(tosa, arrays)[0]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "COP1 or COP2"),
+        (b"COP3" + bytes(60), "COP1 or COP2"),
+        (b"COP1", "COP1 header"),
+        (payload([STOP])[:-2], "announces 1 command words"),
+        (b"COP1" + struct.pack("<4I", 2, 0, 0, 0), "before its optimizer configuration"),
+        (b"COP1" + struct.pack("<4I", 0x77, 0, 0, 0), "unknown driver action 0x77"),
+        (payload([STOP]).replace(struct.pack("<I", 0x1807), struct.pack("<I", 0x1808)), "CONFIG word 0x00001808"),
+        (payload([0x8000]), "control bits 2"),
+        (payload([0x3FF]), "no CMD0 with opcode 0x3ff"),
+        (payload([0x4000]), "second word"),
+        (payload(cmd0(0x108)), "ethos-u55-128 has no CMD0 with opcode 0x108"),
+        (payload(cmd0(0x105, 3 << 2)), "IFM_PRECISION.precision = 3 is not a known value"),
+        (payload(cmd0(0x107, 8)), "bits 0x80000 set"),
+        (payload(cmd0(0x006, 10)), "mode = 10 is not a known value"),
+        (b"COP2" + bytes(60), "COP2 version 0"),
+    ],
+)
+def test_malformed_payloads_are_refused(data, message):
+    with pytest.raises(MachineFault, match=message):
+        Program(data)
+
+
+@pytest.mark.parametrize("family", ["u55", "u65", "u85"])
+def test_fields_of_a_register_do_not_overlap(family):
+    for row, _ in table(family).values():
+        used = 0
+        for _, f in row.named_fields():
+            assert not used & f.mask, row
+            used |= f.mask
+
+
+def test_every_register_decodes_zero():
+    for row in REGISTERS:
+        assert all(isinstance(v, int) for v in row.decode(0).values())
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+def copy(source: int = 0, target: int = 0, length: int = 16, regions=(1, 1)) -> list[list[int]]:
+    """Commands of a DMA."""
+    return [
+        cmd0(0x130, regions[0]),
+        cmd0(0x131, regions[1]),
+        cmd1(0x030, source),
+        cmd1(0x031, target),
+        cmd1(0x032, length),
+        cmd0(0x010),
+    ]
+
+
+def test_dma_copies():
+    machine = Machine(Program(payload(*copy(0, 32, 16), [STOP])), 64)
+    machine.region(1)[:16] = np.arange(16)
+    machine.run()
+    assert machine.region(1)[32:48].tolist() == list(range(16))
+
+
+@pytest.mark.parametrize(
+    ("commands", "message"),
+    [
+        (copy(56), r"command 5 at byte 0x20, NPU_OP_DMA_START: DMA0_SRC covers bytes 0x38..0x48 of region 1"),
+        (copy(regions=(1, 0)), "region 0, which holds constants"),
+        (copy(regions=(2, 1)), "region 2 does not exist; the machine has 0, 1"),
+        ([], "ends without NPU_OP_STOP"),
+        ([cmd0(0x002), [STOP]], "NPU_OP_CONV"),
+        ([cmd0(0x005, 1), [STOP]], "NPU_OP_POOL AVERAGE"),
+        ([cmd0(0x10A, 65535), cmd0(0x111, 65535), cmd0(0x112, 65535), cmd0(0x006, 6), [STOP]], "elements at once"),
+    ],
+)
+def test_faults_say_where_and_why(commands, message):
+    machine = Machine(Program(payload(*(commands + [[STOP]] if commands and commands[-1] != [STOP] else commands))), 64)
+    with pytest.raises(MachineFault, match=message):
+        machine.run()
+
+
+@pytest.mark.parametrize(
+    ("register", "value", "message"),
+    [
+        (0x000, 0x7FFFFFF0, "IFM covers bytes"),
+        (0x010, 0x7FFFFFF0, "OFM covers bytes"),
+        (0x010, 8, "OFM base 0x8 is not aligned to 16"),
+        (0x020, 0x7FFFFFF0, "WEIGHT covers bytes"),
+        (0x021, 16, "weight stream"),
+        (0x023, 20, "scale stream has 2 entries for 24 channels"),
+    ],
+)
+def test_a_changed_register_is_noticed(register, value, message):
+    """Overwrite one CMD1 register of a real convolution."""
+    options = "[compiler]\noutput_format=Raw\n[scheduler]\noptimize=Performance"
+    _, _, model, program = compiled("residual_block", "u55-128", options=options)
+    words = bytearray(model.command_stream)
+    for command in program.commands:
+        if command.row.cmd1 and command.row.code == register and not command.is_operation:
+            struct.pack_into("<I", words, program.header.start + command.offset + 4, value)
+    with pytest.raises(MachineFault, match=message):
+        make_machine(Program(bytes(words), program.constants), model).run()
+
+
+def test_endless_branches_run_out_of_budget():
+    program = Program(payload(cmd1(0x100, 0), [STOP], target="u85-256"))
+    with pytest.raises(MachineFault, match="budget"):
+        Machine(program, 64).run()
+
+
+def test_budget_is_configurable():
+    _, _, model, program = compiled("conv_3x3_same", "u55-128")
+    with pytest.raises(MachineFault, match="budget of 1000 work units"):
+        make_machine(program, model, budget=1000).run()
+
+
+def test_reads_of_unwritten_bytes_are_noticed():
+    _, _, model, program = compiled("conv_3x3_same", "u55-128")
+    machine = make_machine(program, model, checks=("uninitialized",))
+    with pytest.raises(MachineFault, match="IFM reads bytes of region 1 that nothing has written"):
+        machine.run()
+
+
+def test_an_ofm_on_its_ifm_is_noticed():
+    """A convolution that writes where it reads; hardware would read what it has just written."""
+    _, _, model, program = compiled("conv_3x3_same", "u55-128")
+    words = bytearray(model.command_stream)
+    ofm = next(c.values["OFM_BASE0"] for c in program.commands if c.row.name == "OFM_BASE0")
+    for command in program.commands:
+        if command.row.name == "IFM_BASE0":
+            struct.pack_into("<I", words, program.header.start + command.offset + 4, ofm + 64)
+    damaged = Program(bytes(words), program.constants)
+    make_machine(damaged, model).run()
+    with pytest.raises(MachineFault, match="OFM lies on IFM"):
+        make_machine(damaged, model, checks=("overlap",)).run()
+
+
+def test_unknown_checks_and_regions_are_refused():
+    program = Program(payload([STOP]))
+    with pytest.raises(MachineFault, match="known: overlap, uninitialized"):
+        Machine(program, 64, checks=("speling",))
+    with pytest.raises(MachineFault, match="contiguous uint8"):
+        Machine(program, regions={1: np.zeros((4, 4), np.uint8)})
+    with pytest.raises(MachineFault, match="region 5 does not exist"):
+        Machine(program, 64).region(5)
+
+
+FUZZED = ["conv_3x3_same", "depthwise_3x3", "add_broadcast_both", "average_pool_3x3_padded", "table_fused", "residual_block"]
+FUZZED_85 = [*FUZZED, "matmul", "gather_batch", "resize_bilinear_x2", "argmax_c", "select_int8", "reverse_c"]
+
+
+def fuzz(rounds: int, seed: int) -> None:
+    rnd = random.Random(seed)
+    models = [(n, t) for t, names in (("u55-128", FUZZED), ("u85-1024", FUZZED_85)) for n in names]
+    ready = [compiled(n, t)[2:] for n, t in models]
+    faults = 0
+    for _ in range(rounds):
+        model, program = rnd.choice(ready)
+        words, constants = bytearray(model.command_stream), bytearray(program.constants.tobytes())
+        for _ in range(rnd.randint(1, 4)):
+            target = words if rnd.random() < 0.8 or not constants else constants
+            at = rnd.randrange(len(target))
+            if rnd.random() < 0.7:
+                target[at] ^= 1 << rnd.randrange(8)
+            else:
+                target[at : at + 4] = rnd.choice([b"\xff" * 4, bytes(4), rnd.randbytes(4)])
+        if rnd.random() < 0.1:
+            words = words[: rnd.randrange(len(words))]
+        try:
+            make_machine(Program(bytes(words), bytes(constants)), model, budget=1 << 30).run()
+        except MachineFault:
+            faults += 1
+    assert faults > rounds // 4
+
+
+def test_damaged_programs_fault_or_run():
+    """Flipped bits, overwritten words, cut ends: a run or a MachineFault, nothing else."""
+    fuzz(1500, seed=1)
+
+
+@pytest.mark.long
+def test_many_damaged_programs_fault_or_run():
+    fuzz(200_000, seed=2)
+
+
+# Use ------------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_caller_is_used_in_place():
+    graph, tosa, model, program = compiled("conv_3x3_same", "u55-128")
+    memory = np.zeros(model.scratch.size, np.uint8)
+    arrays = draw(graph, 3)
+    got = run_machine(model, arrays, Machine(program, regions={1: memory}))
+    assert np.array_equal(got[0].ravel(), np.ravel(reference(tosa, arrays)[0]))
+    out = model.outputs[0]
+    assert np.array_equal(memory[out.address : out.address + out.size].view(np.int8), got[0].ravel())
+
+
+def test_threads_share_a_program():
+    graph, _, model, program = compiled("residual_block", "u65-512")
+    inputs = [draw(graph, seed) for seed in range(6)]
+    wanted = [run_machine(model, arrays)[0] for arrays in inputs]
+    got: list = [None] * len(inputs)
+
+    def work(i):
+        machine = make_machine(program, model)
+        for _ in range(3):
+            got[i] = run_machine(model, inputs[i], machine)[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(np.array_equal(w, g) for w, g in zip(wanted, got, strict=True))
+
+
+def test_trace_sees_operands_and_registers():
+    graph, _, model, program = compiled("maximum_int32", "u55-128")
+    events = []
+    arrays = draw(graph, 1)
+    got = run_machine(model, arrays, make_machine(program, model, trace=events.append))
+    event = next(e for e in events if e.op.title == "NPU_OP_ELEMENTWISE MAX")
+    assert event.op["OFM_DEPTH"] == 20
+    assert {event.inputs[k].tobytes() for k in ("IFM", "IFM2")} == {a.tobytes() for a in arrays}
+    assert event.outputs["OFM"].tobytes() == got[0].tobytes()
+
+
+def test_counters():
+    graph, _, model, program = compiled("conv_3x3_same", "u55-128")
+    machine = make_machine(program, model)
+    for seed in range(2):
+        run_machine(model, draw(graph, seed), machine)
+    convs = [c for c in machine.counters.values() if c.op.name == "NPU_OP_CONV"]
+    assert all(c.runs == 2 and c.seconds > 0 for c in convs)
+    assert sum(c.macs for c in convs) == 2 * 13 * 11 * 24 * 9 * 8
+    assert sum(c.written_bytes[1] for c in convs) == 2 * 13 * 11 * 24
+    assert sum(c.weight_bytes for c in convs) > 0
+
+
+@pytest.fixture(scope="module")
+def attributed():
+    """Two convolutions, through ethorch.vela, which keeps Vela's database."""
+    g = Graph(3)
+    g.output(g.conv(g.conv(g.input(1, 16, 16, 8), 16, pad=(1, 1, 1, 1)), 24, stride=(2, 2), pad=(0, 1, 0, 1)))
+    model = vela.compile(g.serialize(), EthosUCompileSpec("ethos-u55-128"))
+    sources = Sources.from_schedule(model.rows(), {row.name: "conv (net.py:3)" for row in model.rows()})
+    return model, sources
+
+
+def test_counters_by_operator(attributed):
+    model, sources = attributed
+    machine = Machine(Program(model.command_stream, model.constants), model.scratch_bytes, sources=sources)
+    for _ in range(3):
+        machine.run()
+    convs = [o for o in machine.operators if o.macs]
+    assert [o.source.operator for o in convs] == ["Conv2D", "Conv2D"]
+    assert [o.macs for o in convs] == [3 * 16 * 16 * 16 * 8 * 9, 3 * 8 * 8 * 24 * 16 * 9]
+    assert convs[0].written_bytes[1] == 3 * 16 * 16 * 16
+    assert convs[1].written_bytes[1] == 3 * 8 * 8 * 24 + convs[1].dma_bytes  # weights are staged in region 1
+    assert all(o.source.op_cycles > 0 and o.runs == 3 and o.blocks >= 3 and o.seconds > 0 for o in convs)
+    events = machine.events()
+    macs = sum(o.macs for o in convs)
+    assert macs / 128 <= events[MAC_ACTIVE] <= macs / 128 + len(machine.counters)
+    assert events[AXI0_WRITE_BEATS] == sum(o.written_bytes[1] for o in convs) // 8
+    assert events[AXI1_READ_BEATS] >= sum(o.weight_bytes for o in convs) // 8
+    assert machine.events(ports={0: 0})[AXI1_READ_BEATS] == 0
+
+
+def test_sources_survive_json(attributed):
+    _, sources = attributed
+    again = Sources.from_json(sources.to_json())
+    assert [again.at(offset) for offset in range(0, 400, 4)] == [sources.at(offset) for offset in range(0, 400, 4)]
+    with pytest.raises(FormatError, match="not a table of sources"):
+        Sources.from_json('{"sources": [], "ends": [[1, 2]]}')
+
+
+def test_a_fault_names_its_operator(attributed):
+    model, sources = attributed
+    machine = Machine(Program(model.command_stream, model.constants), 2048, sources=sources)
+    with pytest.raises(MachineFault, match=r"FM covers bytes .* It works for Conv2D \S+, conv \(net.py:3\)\."):
+        machine.run()
+
+
+@pytest.mark.parametrize("target", ["u55-128", "u65-512", "u85-256"])
+def test_disassembly(target):
+    _, _, _, program = compiled("residual_block", target)
+    rows = disassembly.rows(program)
+    depthwise = next(r for r in rows if r["operation"] == "NPU_OP_DEPTHWISE")
+    assert depthwise["details"]["kernel"] == "3x3" and depthwise["registers"]["KERNEL_HEIGHT"] == "3"
+    conv = next(r for r in rows if r["operation"].startswith("NPU_OP_CONV"))
+    assert conv["tensors"]["OFM"].startswith("int8[") and "WEIGHT" in conv["tensors"]
+    assert target in disassembly.text(program).splitlines()[0]
+
+
+def test_disassembly_is_readable():
+    """A stream of Vela 5.2's, kept as a file so that no other version changes it."""
+    golden = Path(__file__).parent.parent / "golden"
+    program = Program((golden / "npu_stream.bin").read_bytes())
+    sources = Sources.from_json((golden / "npu_stream.sources.json").read_text())
+    assert disassembly.text(program, sources) == (golden / "npu_stream.txt").read_text()
+
+
+def test_disassembly_of_every_case():
+    """No operation of any case fails to be shown."""
+    for name, target in itertools.product(("table_fused", "matmul", "add_int16_opa", "resize_bilinear_x2"), ("u55-32", "u85-256")):
+        try:
+            program = compiled(name, target)[3]
+        except Refused:
+            continue
+        assert not any(line.fault for line in disassembly.lines(program)), name
+
+
+def test_disassembly_of_what_cannot_run():
+    program = Program(payload(cmd0(0x100, 5), cmd0(0x002), [STOP]))
+    assert "leave an IFM of" in disassembly.rows(program)[0]["fault"]
+    assert "cannot run: kernel (1, 1)" in disassembly.text(program)
+
+
+# Branches (U85) -------------------------------------------------------------------------------------------------------
+
+
+def block(g: Graph, name: str, inputs, body) -> None:
+    """A region of its own with one block, as COND_IF and WHILE_LOOP name them."""
+    g.ser.startRegion(name)
+    g.ser.addBasicBlock(name)
+    args = []
+    for t in inputs:
+        arg = g._tensor(g._name(), t.shape, t.dtype)
+        g.ser.addInputTensor(ts.TosaSerializerTensor(str(arg), list(t.shape), getattr(ts.DType, t.dtype), None))
+        args.append(arg)
+    for o in body(*args):
+        g.ser.addOutputTensor(ts.TosaSerializerTensor(str(o), list(o.shape), getattr(ts.DType, o.dtype), None))
+
+
+def cond_if(g: Graph) -> None:
+    c = g.input(1, dtype="BOOL")
+    x, y = (g.input(1, 4, 5, 16, dtype="INT32", low=-1000, high=1000) for _ in range(2))
+    g.output(g.op("COND_IF", [c, x, y], x.shape, "INT32", then_graph="then", else_graph="else"))
+    block(g, "then", [x, y], lambda a, b: [g.op("ADD", [a, b], a.shape, "INT32")])
+    block(g, "else", [x, y], lambda a, b: [g.op("SUB", [a, b], a.shape, "INT32")])
+
+
+def while_loop(g: Graph) -> None:
+    n = g.input(1, dtype="INT32", low=2, high=9)
+    x = g.input(1, 4, 5, 16, dtype="INT32", low=-1000, high=1000)
+    outputs = [g._tensor(g._name(), t.shape, t.dtype) for t in (n, x)]
+    for o in outputs:
+        g.ser.currRegion.currBasicBlock.addTensor(str(o), list(o.shape), ts.DType.INT32)
+    attribute = ts.TosaSerializerAttribute()
+    attribute.WhileLoopAttribute(cond_graph="cond", body_graph="body")
+    g.ser.addOperator(ts.Op.WHILE_LOOP, [str(n), str(x)], [str(o) for o in outputs], attribute)
+    g.output(*outputs)
+    block(g, "cond", [n, x], lambda a, b: [g.op("GREATER", [a, g.const([0], "INT32")], (1,), "BOOL")])
+    block(
+        g,
+        "body",
+        [n, x],
+        lambda a, b: [g.op("SUB", [a, g.const([1], "INT32")], (1,), "INT32"), g.op("ADD", [b, b], b.shape, "INT32")],
+    )
+
+
+@pytest.mark.parametrize("build", [cond_if, while_loop])
+@pytest.mark.parametrize("target", ["u85-256", "u85-1024"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_branches(build, target, seed):
+    check(build, target, seed)

@@ -1,0 +1,118 @@
+"""Whole networks, through ethorch's own quantizer and lowering: the machine equals the TOSA reference model, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from bench.flows import memory_for
+from bench.more_models import ALL_MODELS
+from tests.npu import coverage
+
+TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-1024")
+MODES = {"performance": ("--optimise Performance",), "size": ("--optimise Size",)}
+
+
+@lru_cache(maxsize=1)
+def quantized(model: str, target: str):
+    """(the user's model, quantized for the target); made once for both modes."""
+    from ethorch import flow
+
+    case = ALL_MODELS[model]
+    user = flow.UserModel(case.build(), case.example_inputs(), case.calibration(4))
+    return user, flow.quantize(user, _spec(target, ()))
+
+
+def _spec(target: str, flags: tuple[str, ...]):
+    from ethorch.compile_spec import EthosUCompileSpec
+
+    system_config, memory_mode = memory_for(target)
+    return EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode, extra_flags=list(flags) or None)
+
+
+def fuses_wrongly(text: str) -> list[str]:
+    """RESCALEs per channel behind a product of two computed tensors, in a TOSA graph's text.
+
+    Vela 5.2 fuses them into a convolution with dynamic weights, whose one scale is then channel 0's.
+    """
+    constants = set(re.findall(r"^const (%\S+):", text, re.M))
+    dynamic = set(re.findall(r"^(%\S+): \S+\[.*?\] = MATMUL ", text, re.M))
+    for name, operands in re.findall(r"^(%\S+): \S+\[.*?\] = (?:CONV2D|DEPTHWISE_CONV2D|CONV3D) ([^{]*)", text, re.M):
+        if operands.split(", ")[1].strip() not in constants:
+            dynamic.add(name)
+    rescales = re.findall(r"^(%\S+): .* = RESCALE (%[^ ,{]+).*per_channel=True", text, re.M)
+    return [name for name, source in rescales if source in dynamic]
+
+
+def test_a_wrong_fusion_would_be_found():
+    graph = "const %w: INT8[4]\n%a: INT32[1, 2] = {} %x, {}, %b {{}}\n%y: INT8[1, 2] = RESCALE %a {{per_channel={}}}\n"
+    assert fuses_wrongly(graph.format("MATMUL", "%v", True)) == ["%y"]
+    assert fuses_wrongly(graph.format("CONV2D", "%v", True)) == ["%y"]
+    assert not fuses_wrongly(graph.format("CONV2D", "%w", True))
+    assert not fuses_wrongly(graph.format("MATMUL", "%v", False))
+
+
+def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
+    """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
+    import tosa_reference_model
+
+    from ethorch import flow, host
+    from ethorch.npu import Machine, Program
+    from ethorch.report.compare import Recorder, delegate_arrays
+
+    user, ready = quantized(model, target)
+    build = flow.build(ready, user.example_inputs, _spec(target, flags))
+    assert build.delegates
+    assert not any(fuses_wrongly(delegate.text) for delegate in build.delegates)
+    recorders: list[Recorder] = []
+
+    def recording(payload):
+        recorders.append(Recorder(payload))
+        return recorders[-1]
+
+    device = host.load(build.pte, machine=recording)
+    by_payload = {delegate.payload: delegate for delegate in build.delegates}
+    known = coverage.on_page(coverage.PAGE.read_text())
+    programs = {d.payload: Program(d.payload.commands, d.payload.weights) for d in build.delegates}
+    unknown = coverage.named(coverage.gather(programs.values())) - known
+    assert not unknown, f"not on {coverage.PAGE.name}: {sorted(unknown)}"
+    distinct: set[int] = set()
+    for sample in ALL_MODELS[model].calibration(2, seed=99):
+        device(*sample)
+        for recorder in recorders:
+            delegate = by_payload[recorder.payload]
+            program, payload = programs[recorder.payload], delegate.payload
+            machine = Machine(
+                program, payload.scratch_bytes, host.staging_bytes(program), checks=("uninitialized", "overlap")
+            )
+            for place, data in zip(payload.inputs, recorder.inputs, strict=True):
+                machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
+                machine.mark_written(place.region, place.offset, place.nbytes)
+            machine.run()
+            wanted, status = tosa_reference_model.run(delegate.tosa, delegate_arrays(delegate, recorder.inputs))
+            assert "VALID" in str(status)
+            for place, expected in zip(payload.outputs, wanted, strict=True):
+                found = machine.region(place.region)[place.offset : place.offset + place.nbytes].view(expected.dtype)
+                different = int((found != expected.ravel()).sum())
+                assert not different, f"{different} of {expected.size} elements differ"
+                distinct |= set(np.unique(expected).tolist())
+    assert len(distinct) > 4, "the network's output hardly varies"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_network(model, target, mode):
+    check_network(model, target, MODES[mode])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", ["mobilenet_v2", "resnet8", "unet"])
+def test_network_in_a_small_arena(model, target):
+    """Cascades: stripes in rolling buffers."""
+    check_network(model, target, ("--optimise Performance", "--arena-cache-size 200000"))

@@ -1,0 +1,183 @@
+"""Modules that become many operators: close to their float selves, and the same bits from reference model and NPU machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
+from ethorch.decompose import decompose
+from ethorch.ops import OPS
+from ethorch.ops.spec import op_name
+from ethorch.sketch import MADE_FOR
+from ethorch.tosa.flatbuffer import serialize
+from tests import ladder
+
+Make = Callable[[], nn.Module]
+
+
+class Call(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+class First(nn.Module):
+    """The first result of a module."""
+
+    def __init__(self, inner: nn.Module, **options: bool):
+        super().__init__()
+        self.inner, self.options = inner, options
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.inner(*inputs, **self.options)[0]
+
+
+class LearnedPositions(nn.Module):
+    """Token vectors plus a table of positions read by arange, under a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(12, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.positions(torch.arange(x.shape[1]))
+        mask = torch.triu(torch.full((x.shape[1], x.shape[1]), -12.0), 1)
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+CASES: dict[str, tuple[Make, list[tuple[int, ...]], float]] = {
+    "lstm": (lambda: First(nn.LSTM(12, 16, batch_first=True)), [(1, 8, 12)], 28),
+    "lstm_two_layers_both_ways": (lambda: First(nn.LSTM(8, 12, 2, bidirectional=True)), [(5, 2, 8)], 24),
+    "gru": (lambda: First(nn.GRU(12, 16, batch_first=True)), [(2, 8, 12)], 26),
+    "rnn": (lambda: First(nn.RNN(12, 16, batch_first=True, nonlinearity="relu")), [(1, 6, 12)], 28),
+    "multihead": (lambda: First(nn.MultiheadAttention(16, 4, batch_first=True), need_weights=False), [(2, 9, 16)] * 3, 24),
+    "attention_weights": (lambda: First(nn.MultiheadAttention(16, 4, batch_first=True)), [(2, 9, 16)] * 3, 24),
+    "positions_and_causal_mask": (LearnedPositions, [(1, 10, 16)], 22),
+    "encoder_layer": (lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), [(1, 8, 16)], 24),
+    "group_norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU()), [(1, 3, 9, 9)], 28),
+    "instance_norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True)), [(2, 3, 9, 9)], 28),
+    "rms_norm": (lambda: nn.Sequential(nn.Linear(12, 24), nn.RMSNorm(24), nn.Linear(24, 8)), [(1, 7, 12)], 28),
+    "einsum": (lambda: Call(lambda x, y: torch.einsum("bqhd,bkhd->bhqk", x, y)), [(1, 5, 2, 8), (1, 6, 2, 8)], 28),
+    "pixel_shuffle": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 4, 3)), [(1, 3, 8, 8)], 28),
+    "logistic_pieces": (lambda: Call(lambda x: F.glu(x, 1) + F.cosine_similarity(x[:, :4], x[:, 4:], 1)[:, None]), [(2, 8, 6)], 24),
+    "shift_and_flip": (lambda: Call(lambda x: torch.cat([x.roll(1, -1), x.flip(2)], 1).unfold(-1, 3, 2)), [(1, 3, 5, 9)], 28),
+    "upsampled": (
+        lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(6, 4, 3)),
+        [(1, 3, 8, 8)], 26,
+    ),
+    "conv3d": (lambda: nn.Sequential(nn.Conv3d(2, 6, 3, padding=1), nn.ReLU(), nn.AvgPool3d(2)), [(1, 2, 4, 6, 6)], 26),
+    "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(3, 6, 5), nn.AdaptiveMaxPool2d(3)), [(1, 3, 8, 8)], 26),
+}  # fmt: skip
+
+
+def inputs_for(shapes: list[tuple[int, ...]], seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def sqnr(wanted: Tensor, found: Tensor) -> float:
+    """Power of the signal over that of the difference, in dB."""
+    return float(10 * torch.log10(wanted.pow(2).sum() / (wanted - found).pow(2).sum()))
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("name", CASES)
+def test_composite(name: str, target: str) -> None:
+    make, shapes, wanted_sqnr = CASES[name]
+    torch.manual_seed(3)
+    module = make().eval()
+    calibration = [inputs_for(shapes, seed) for seed in range(4)]
+    q = ladder.quantized(module, calibration, get_symmetric_quantization_config(), target)
+    assert not ladder.refusal_ids(q.program, target)
+    tosa = serialize(ladder.lowered(q.program, target))
+    codes = q.input_codes(calibration[0])
+    (found,) = ladder.reference(tosa, codes)
+    for machine in ladder.machine(tosa, codes, EthosUCompileSpec(target)):
+        np.testing.assert_array_equal(machine.ravel(), found.ravel())
+    dequantize = q.program.graph.output_node().args[0][0]  # type: ignore[index]
+    scale, zero = dequantize.args[1:3]
+    with torch.no_grad():
+        expected = module(*calibration[0])
+    order = ladder.storage_order(dequantize.meta["val"])
+    real = torch.from_numpy((found.astype(np.float32) - zero) * scale).reshape([expected.shape[d] for d in order])
+    assert sqnr(expected.permute(order), real) > wanted_sqnr
+
+
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(3, 7)])
+@pytest.mark.parametrize("function", [lambda x: F.rms_norm(x, [6]), lambda x: F.layer_norm(x, [6]), lambda x: x.log_softmax(-1)])
+def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], rows: slice) -> None:
+    """Vela 5.2 loses a SLICE before a RESCALE to INT32 that it does not fuse (rewrite.slices_behind_lone_rescales)."""
+    calibration = [inputs_for([(2, 8, 6)], seed) for seed in range(2)]
+    q = ladder.quantized(Call(lambda x: function(x[:, rows])), calibration, get_symmetric_quantization_config())
+    ladder.climb(q, calibration[0])
+
+
+def decomposed(module: nn.Module, *inputs: Tensor) -> torch.fx.GraphModule:
+    return decompose(torch.export.export(module.eval(), inputs).module(check_guards=False))
+
+
+def test_every_decomposition_computes_the_same() -> None:
+    for spec in {spec.name: spec for spec in OPS.values()}.values():
+        if spec.decompose is None:
+            continue
+        for sample in spec.samples:
+            module = ladder.Call(spec.name, sample)
+            inputs = ladder.inputs_for(sample, 0)
+            torch.testing.assert_close(decomposed(module, *inputs)(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_constants_never_become_operators() -> None:
+    graph = decomposed(LearnedPositions(), torch.randn(1, 10, 16)).graph
+    names = {op_name(node.target) for node in graph.nodes if node.op == "call_function"}
+    assert not names & {"aten.arange.default", "aten.full.default", "aten.triu.default", "aten.ones.default"}
+
+
+def test_drawn_nodes_say_where_they_come_from() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x)
+
+    module = decomposed(Block(), torch.randn(2, 8))
+    drawn = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert {node.meta[MADE_FOR][1] for node in drawn} == {torch.ops.aten.layer_norm.default}
+    assert all("norm" in str(node.meta["nn_module_stack"]) and node.meta["stack_trace"] for node in drawn)
+    assert {"norm.weight", "norm.bias"} <= set(dict(module.named_parameters()))
+
+
+def test_what_nobody_quantizes_stays_whole() -> None:
+    graph = torch.export.export(nn.Softmax(-1), (torch.randn(2, 8),)).module(check_guards=False)
+    decompose(graph, keep=lambda node: True)
+    assert [op_name(node.target) for node in graph.graph.nodes if node.op == "call_function"] == ["aten.softmax.int"]
+
+
+def test_matmul_with_a_parameter_is_a_linear_layer() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(8, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    x = torch.randn(3, 8)
+    module = Product()
+    made = decomposed(module, x)
+    assert "aten.linear.default" in {op_name(node.target) for node in made.graph.nodes}
+    torch.testing.assert_close(made(x), module(x))
+    assert [p.shape for p in made.parameters()] and (5, 8) in [tuple(p.shape) for p in made.parameters()]

@@ -1,0 +1,341 @@
+"""The quantizer's documented interface, a test per sentence."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+import ethorch
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUQuantizer,
+    TOSAQuantizer,
+    get_symmetric_a8w4_quantization_config,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    get_uint8_io_quantization_config,
+)
+from ethorch.errors import QuantizationError
+from ethorch.quantize.observers import ActivationObserver
+from tests.quantizer.models import IMAGE, Small, dtypes, exported, is_quantized, prepared, quantized, quantizer, samples, sqnr_db
+
+INT8 = get_symmetric_quantization_config()
+INT16 = get_symmetric_a16w8_quantization_config()
+aten = torch.ops.aten
+
+
+def by() -> EthosUQuantizer:
+    return EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))
+
+
+def small(quantizer: EthosUQuantizer) -> torch.fx.GraphModule:
+    return quantized(Small(), samples(IMAGE), quantizer)
+
+
+CONVS = ("conv2d", "conv2d_1", "conv2d_2")
+
+
+def which(graph: torch.fx.GraphModule) -> list[str]:
+    return [name for name in (*CONVS, "linear") if is_quantized(graph, name)]
+
+
+def test_setters_chain() -> None:
+    q = by()
+    for setter, args in (
+        ("set_global", (INT8,)), ("set_io", (INT8,)), ("set_module_name", ("a", INT8)), ("set_module_type", (nn.Conv2d, INT8)),
+        ("set_node_name", ("add", INT8)), ("set_node_target", (aten.add.Tensor, INT8)), ("set_node_finder", (INT8, lambda m: [])),
+    ):  # fmt: skip
+        assert getattr(q, setter)(*args) is q
+
+
+def test_global_quantizes_everything() -> None:
+    graph = small(by().set_global(INT8))
+    assert which(graph) == [*CONVS, "linear"]
+    assert sqnr_db(Small().eval()(*samples(IMAGE)[0]), graph(*samples(IMAGE)[0])) > 25
+
+
+def test_without_a_setting_nothing_is_quantized_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        graph = small(by())
+    assert which(graph) == [] and "nothing was quantized" in caplog.text
+
+
+def test_module_name_quantizes_what_lies_under_it() -> None:
+    assert which(small(by().set_module_name("blocks.1", INT8))) == ["conv2d_2"]
+    assert which(small(by().set_module_name("blocks", INT8))) == ["conv2d_1", "conv2d_2"]
+
+
+def test_module_name_none_leaves_float() -> None:
+    assert which(small(by().set_global(INT8).set_module_name("blocks", None))) == ["conv2d", "linear"]
+
+
+def test_module_type_by_class_and_by_name() -> None:
+    assert which(small(by().set_module_type(Small.Block, INT8))) == ["conv2d_1", "conv2d_2"]
+    assert which(small(by().set_module_type("Linear", INT8))) == ["linear"]
+    assert which(small(by().set_global(INT8).set_module_type(nn.Conv2d, None))) == ["linear"]
+
+
+def test_node_name_node_target_node_finder() -> None:
+    assert which(small(by().set_node_name("conv2d_1", INT8))) == ["conv2d_1"]
+    assert which(small(by().set_node_target(aten.linear.default, INT8))) == ["linear"]
+    assert which(small(by().set_node_finder(INT8, lambda m: [n for n in m.graph.nodes if n.name == "conv2d"]))) == ["conv2d"]
+
+    class Finder:
+        def find_nodes(self, model: torch.fx.GraphModule) -> Any:
+            return (n for n in model.graph.nodes if n.target is aten.conv2d.default)
+
+    assert which(small(by().set_global(INT8).set_node_finder(None, Finder()))) == ["linear"]
+
+
+def find_conv2d_1(model: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [n for n in model.graph.nodes if n.name == "conv2d_1"]
+
+
+#: Narrowest first: each setting quantizes conv2d_1 (blocks.0.conv).
+ORDER: list[tuple[str, tuple[Any, ...]]] = [
+    ("set_node_name", ("conv2d_1",)),
+    ("set_node_finder", (find_conv2d_1,)),
+    ("set_node_target", (aten.conv2d.default,)),
+    ("set_module_name", ("blocks.0.conv",)),
+    ("set_module_name", ("blocks",)),
+    ("set_module_type", (nn.Conv2d,)),
+    ("set_module_type", (Small.Block,)),
+    ("set_global", ()),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ORDER) - 1))
+@pytest.mark.parametrize("narrow_is_none", [True, False])
+def test_narrower_wins_whatever_the_order_of_calls(index: int, narrow_is_none: bool) -> None:
+    (narrow, narrow_args), (wide, wide_args) = ORDER[index], ORDER[index + 1]
+
+    def call(q: EthosUQuantizer, setter: str, args: tuple[Any, ...], config: Any) -> None:
+        getattr(q, setter)(*((config, *args) if setter == "set_node_finder" else (*args, config)))
+
+    configs = {narrow + str(narrow_args): None if narrow_is_none else INT8, wide + str(wide_args): INT8 if narrow_is_none else None}
+    for settings in (ORDER[index : index + 2], ORDER[index : index + 2][::-1]):
+        q = by()
+        for setter, args in settings:
+            call(q, setter, args, configs[setter + str(args)])
+        model = q.transform_for_annotation(exported(Small(), samples(IMAGE)[0]))
+        node = next(n for n in model.graph.nodes if n.name == "conv2d_1")
+        assert q.settings.of(model)(node) is (None if narrow_is_none else INT8)
+
+
+def test_the_last_finder_wins() -> None:
+    q = by().set_node_finder(INT8, find_conv2d_1).set_node_finder(None, find_conv2d_1)
+    model = exported(Small(), samples(IMAGE)[0])
+    assert q.settings.of(model)(find_conv2d_1(model)[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("setter", "args", "near"),
+    [
+        ("set_module_name", ("block.0",), "blocks.0"), ("set_module_name", ("sequential.conv",), "blocks.0.conv"),
+        ("set_module_type", (nn.Conv1d,), "torch.nn.modules.conv.Conv2d"), ("set_node_name", ("conv2d_9",), "conv2d_1"),
+        ("set_node_target", (aten.conv1d.default,), "aten.conv2d.default"),
+    ],
+)  # fmt: skip
+def test_what_matches_nothing_is_a_warning_with_near_misses(
+    setter: str, args: tuple[Any, ...], near: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    q = by().set_global(INT8)
+    getattr(q, setter)(*args, None)
+    with caplog.at_level(logging.WARNING):
+        prepare_pt2e(exported(Small(), samples(IMAGE)[0]), q)
+    messages = [r.getMessage() for r in caplog.records if r.getMessage().startswith(setter)]
+    assert len(messages) == 1 and "matches no" in messages[0] and near in messages[0].partition("near:")[2]
+
+
+def test_io_of_another_dtype() -> None:
+    graph = small(by().set_global(INT8).set_io(get_uint8_io_quantization_config()))
+    nodes = list(graph.graph.nodes)
+    first = next(n for n in nodes if "quantize_per_tensor" in str(n.target))
+    (last,) = graph.graph.output_node().all_input_nodes
+    assert first.args[0].op == "placeholder" and first.args[3:6] == (0, 255, torch.uint8)
+    assert last.args[3:6] == (0, 255, torch.uint8)
+    assert dtypes(graph) == {torch.uint8, torch.int8}
+    x = samples(IMAGE)[0]
+    assert sqnr_db(Small().eval()(*x), graph(*x)) > 25
+
+
+def test_io_none_leaves_it_to_the_operators() -> None:
+    assert dtypes(small(by().set_global(INT8).set_io(None))) == {torch.int8}
+
+
+def test_io_int16_around_int8() -> None:
+    assert dtypes(small(by().set_global(INT8).set_io(INT16))) == {torch.int16, torch.int8}
+
+
+def test_a_module_with_guards() -> None:
+    q = by().set_global(INT8)
+    graph = quantized(Small(), samples(IMAGE), q, guards=True)
+    assert which(graph) == [*CONVS, "linear"]
+    torch.export.export(graph, samples(IMAGE)[0])
+
+
+def test_tosa_quantizer_takes_specifications_and_compile_specs() -> None:
+    for spec in ("TOSA-1.0+INT", "TOSA-1.0+INT+int16+int4", EthosUCompileSpec("ethos-u55-128")):
+        q = TOSAQuantizer(spec).set_global(INT8)
+        assert which(quantized(Small(), samples(IMAGE), q)) == [*CONVS, "linear"]  # type: ignore[arg-type]
+    assert issubclass(EthosUQuantizer, TOSAQuantizer)
+
+
+# --- configs ---------------------------------------------------------------------------------------------------------
+
+
+def test_per_channel_or_per_tensor_weights() -> None:
+    per_channel = small(by().set_global(get_symmetric_quantization_config(is_per_channel=True)))
+    per_tensor = small(by().set_global(get_symmetric_quantization_config(is_per_channel=False)))
+    assert any("per_channel" in str(n.target) for n in per_channel.graph.nodes)
+    assert not any("per_channel" in str(n.target) for n in per_tensor.graph.nodes)
+
+
+def test_code_ranges_are_kept() -> None:
+    config = get_symmetric_quantization_config(act_qmin=-100, act_qmax=90, weight_qmin=-31, weight_qmax=31)
+    graph = small(by().set_global(config))
+    bounds = {n.args[3:5] for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)}
+    assert bounds == {(-100, 90)}
+    weights = [b for name, b in graph.named_buffers() if "frozen" in name]
+    assert weights and all(int(w.min()) >= -31 and int(w.max()) <= 31 for w in weights)
+    assert max(int(w.abs().max()) for w in weights) == 31
+
+
+@pytest.mark.parametrize("wrong", [{"act_qmin": -129}, {"act_qmax": 128}, {"weight_qmin": 5}, {"weight_qmax": -1}, {"act_qmin": 3}])
+def test_code_ranges_outside_int8_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(QuantizationError, match=r"range .* has to lie in -128\.\.127"):
+        get_symmetric_quantization_config(**wrong)  # type: ignore[arg-type]
+
+
+def test_eps_is_the_least_scale() -> None:
+    graph = small(by().set_global(get_symmetric_quantization_config(eps=0.5)))
+    assert all(n.args[1] >= 0.5 for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target))
+
+
+def test_dynamic_ranges_are_found_at_run_time() -> None:
+    graph = small(by().set_global(get_symmetric_quantization_config(is_dynamic=True)))
+    assert any("choose_qparams" in str(n.target) for n in graph.graph.nodes)
+    x = samples(IMAGE)[0]
+    assert sqnr_db(Small().eval()(*x), graph(*x)) > 25
+
+
+def test_a16w8_is_int16_and_far_more_accurate() -> None:
+    x = samples(IMAGE)[0]
+    wanted = Small().eval()(*x)
+    graph = small(by().set_global(get_symmetric_a16w8_quantization_config()))
+    assert dtypes(graph) == {torch.int16}
+    assert {n.args[2:5] for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)} == {(0, -32767, 32767)}
+    assert sqnr_db(wanted, graph(*x)) > sqnr_db(wanted, small(quantizer())(*x)) + 6
+
+
+def test_a8w4_has_fifteen_weight_codes() -> None:
+    graph = small(by().set_global(get_symmetric_a8w4_quantization_config(is_qat=False)))
+    weights = [b for name, b in graph.named_buffers() if "frozen" in name]
+    assert {int(w.abs().max()) for w in weights} == {7}
+
+
+def test_a8w4_trains_by_default() -> None:
+    assert inspect.signature(get_symmetric_a8w4_quantization_config).parameters["is_qat"].default is True
+    assert get_symmetric_a8w4_quantization_config().is_qat
+
+
+def test_schemes_mix_with_a_cast_where_they_meet() -> None:
+    graph = small(by().set_global(INT8).set_module_name("blocks.0", INT16))
+    assert dtypes(graph) == {torch.int8, torch.int16}
+    x = samples(IMAGE)[0]
+    assert sqnr_db(Small().eval()(*x), graph(*x)) > 25
+
+
+@pytest.mark.parametrize("method", ["mse", "minmax", "moving_average", "percentile"])
+def test_every_calibration_method_reaches_the_observers(method: str) -> None:
+    config = get_symmetric_quantization_config(calibration=method, percentile=99.0, averaging_constant=0.5)
+    graph = prepared(Small(), samples(IMAGE), by().set_global(config))
+    found = [m for m in graph.modules() if isinstance(m, ActivationObserver)]
+    assert found and {(m.method, m.percentile, m.averaging_constant) for m in found} == {(method, 99.0, 0.5)}
+
+
+@pytest.mark.parametrize(("argument", "value"), [("calibration", "entropy"), ("weight_calibration", "min"), ("percentile", 101.0)])
+def test_unknown_calibration_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(QuantizationError, match=r"known: |outside"):
+        get_symmetric_quantization_config(**{argument: value})
+
+
+def test_every_public_name_has_documentation() -> None:
+    for name in ethorch.__all__:
+        thing = getattr(ethorch, name)
+        assert inspect.getdoc(thing), name
+        if inspect.isclass(thing) and issubclass(thing, TOSAQuantizer):
+            for member, value in vars(TOSAQuantizer).items():
+                if not member.startswith("_") and callable(value):
+                    assert inspect.getdoc(value), member
+
+
+# --- models users write ----------------------------------------------------------------------------------------------
+
+
+class Everything(nn.Module):
+    """Several inputs, one unused, a shared layer, a constant, dict output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.shared = nn.Linear(6, 6)
+        self.register_buffer("offset", torch.linspace(-1, 1, 6))
+
+    def forward(self, x: Tensor, pair: dict[str, Tensor], unused: Tensor) -> dict[str, Any]:
+        a = self.shared(x).relu()
+        b = self.shared(pair["left"] + self.offset)
+        return {"sum": a + b, "parts": (a, b * torch.tensor(0.5)), "number": 3}
+
+
+def test_several_inputs_dict_output_shared_weight_constant_unused_input() -> None:
+    generator = torch.Generator().manual_seed(0)
+    calibration = [
+        (torch.randn(2, 6, generator=generator), {"left": torch.randn(2, 6, generator=generator)}, torch.randn(3)) for _ in range(6)
+    ]
+    graph = quantized(Everything(), calibration)
+    found, wanted = graph(*calibration[0]), Everything()(*calibration[0])
+    assert set(found) == {"sum", "parts", "number"} and found["number"] == 3 and isinstance(found["parts"], tuple)
+    tensors = [{k: v for k, v in y.items() if k != "number"} for y in (wanted, found)]
+    assert sqnr_db(*tensors) > 30
+    assert len({id(b) for name, b in graph.named_buffers() if "frozen" in name and b.dim() == 2}) == 1
+    torch.export.export(graph, calibration[0])
+
+
+def test_in_place_operators_cost_nothing() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            y[:, :4] += 1
+            y.relu_()
+            y[:, 2:5].clamp_(max=0.7)
+            return y * 2
+
+    calibration = samples(IMAGE)
+    graph = quantized(InPlace(), calibration)
+    assert sqnr_db(InPlace()(*calibration[0]), graph(*calibration[0])) > 30
+
+
+def test_uncalibrated_is_an_error() -> None:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
+    with pytest.raises(QuantizationError, match=r"saw no calibration input.*before convert_pt2e"):
+        convert_pt2e(graph)
+
+
+def test_nan_while_calibrating_is_an_error_that_names_the_value() -> None:
+    graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
+    with pytest.raises(QuantizationError, match="x is NaN for a calibration input"):
+        graph(torch.full(IMAGE, float("nan")))

@@ -1,0 +1,135 @@
+"""The accuracy options: each keeps the float function and gains where it says it does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+import ethorch
+from ethorch import get_symmetric_quantization_config
+from ethorch.errors import QuantizationError
+from ethorch.quantize.refine import compensated
+from tests.quantizer.models import exported, prepared, quantizer, sqnr_db
+
+
+class Uneven(nn.Module):
+    """Convolutions whose channels differ a hundredfold, one of them depthwise, batch normalization in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.depthwise = nn.Conv2d(16, 16, 3, groups=16)
+        self.last = nn.Conv2d(16, 4, 1)
+        with torch.no_grad():
+            self.norm.weight.copy_(torch.logspace(-1, 1, 16))
+            self.last.weight.div_(torch.logspace(-1, 1, 16).reshape(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.depthwise(torch.relu(self.norm(self.first(x))))))
+
+
+CALIBRATION = [(torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)),) for i in range(8)]
+FRESH = [(torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(100 + i)),) for i in range(8)]
+PER_TENSOR = get_symmetric_quantization_config(is_per_channel=False)
+FOUR_BITS = get_symmetric_quantization_config(weight_qmin=-7, weight_qmax=7)
+
+
+def quality(model: nn.Module, graph: nn.Module) -> float:
+    with torch.no_grad():
+        return sqnr_db([model(*x) for x in FRESH], [graph(*x) for x in FRESH])
+
+
+def test_equalization_keeps_the_function_and_gains_with_per_tensor_weights() -> None:
+    model = Uneven().eval()
+    graph = ethorch.equalize(exported(copy.deepcopy(model), CALIBRATION[0]))
+    assert quality(model, graph) > 100
+    plain = convert_pt2e(prepared(copy.deepcopy(model), CALIBRATION, quantizer(PER_TENSOR)))
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+    equal = prepare_pt2e(graph, quantizer(PER_TENSOR))
+    for x in CALIBRATION:
+        equal(*x)
+    assert quality(model, convert_pt2e(equal)) > quality(model, plain) + 3
+
+
+def test_equalization_wants_a_graph_module() -> None:
+    with pytest.raises(QuantizationError, match=r"torch\.export"):
+        ethorch.equalize(Uneven())  # type: ignore[arg-type]
+
+
+def test_bias_correction_takes_the_mean_error_away() -> None:
+    model = Uneven().eval()
+
+    def mean_error(graph: nn.Module) -> float:
+        with torch.no_grad():
+            return float(torch.stack([(graph(*x) - model(*x)).mean((0, 2, 3)) for x in CALIBRATION]).mean(0).norm())
+
+    plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
+    corrected = ethorch.correct_bias(copy.deepcopy(plain), CALIBRATION)
+    plain, corrected = convert_pt2e(plain), convert_pt2e(corrected)
+    assert mean_error(corrected) < 0.3 * mean_error(plain)
+    assert quality(model, corrected) > quality(model, plain)
+    torch.export.export(corrected, CALIBRATION[0])
+
+
+def test_layers_without_a_bias_get_one() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 4, 3, bias=False)).eval()
+    graph = ethorch.correct_bias(prepared(model, CALIBRATION, quantizer(FOUR_BITS)), CALIBRATION)
+    assert sum(name.startswith("_bias_of") for name, _ in graph.named_parameters()) == 2
+    torch.export.export(convert_pt2e(graph), CALIBRATION[0])
+
+
+def test_rounding_for_the_output_gains_with_four_bits() -> None:
+    model = Uneven().eval()
+    plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
+    rounded = ethorch.round_weights(copy.deepcopy(plain), CALIBRATION)
+    plain, rounded = convert_pt2e(plain), convert_pt2e(rounded)
+    assert quality(model, rounded) > quality(model, plain) + 0.5
+    weights = [b for name, b in rounded.named_buffers() if "frozen" in name]
+    assert max(int(w.abs().max()) for w in weights) <= 7
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(12, 5), nn.Conv1d(3, 6, 3, stride=2, padding=1), nn.Conv2d(3, 6, 3, dilation=2, padding=2),
+        nn.Conv2d(3, 6, 1, groups=3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_kind_of_layer_is_rounded_for_its_output(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    shape = (4, 3, 12) if isinstance(layer, nn.Conv1d) else (2, 3, 12, 12)
+    data = [(torch.randn(shape, generator=torch.Generator().manual_seed(i)).cumsum(-1),) for i in range(8)]
+    config = get_symmetric_quantization_config(weight_qmin=-3, weight_qmax=3)
+    plain = prepared(nn.Sequential(layer).eval(), data, quantizer(config))
+    rounded = ethorch.round_weights(copy.deepcopy(plain), data)
+    graphs = [convert_pt2e(g) for g in (plain, rounded)]
+    with torch.no_grad():
+        wanted = [layer(*x) for x in data]
+        before, after = (sqnr_db(wanted, [g(*x) for x in data]) for g in graphs)
+    one_weight = layer.weight[0].numel() == 1                 # its scale is made for it: nothing to round
+    assert after > before or (one_weight and after >= before - 0.01)
+
+
+def test_compensation_is_exact_for_what_fits_and_never_worse_in_its_own_measure() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.full((1, 4, 1), 0.1)
+    on_grid = torch.randint(-7, 8, (1, 4, 6), generator=generator) * 0.1
+    rows = torch.randn(1, 200, 6, generator=generator)
+    rows[..., 1] = rows[..., 0] * 0.9 + rows[..., 1] * 0.1
+    moments = rows.transpose(1, 2) @ rows
+    torch.testing.assert_close(compensated(on_grid, moments, scale, -7, 7), on_grid)
+    weight = torch.randn(1, 4, 6, generator=generator) * 0.3
+
+    def loss(codes: Tensor) -> float:
+        return float(((rows @ (weight - codes).transpose(1, 2)) ** 2).sum())
+
+    nearest = torch.clamp(torch.round(weight / scale), -7, 7) * scale
+    assert loss(compensated(weight, moments, scale, -7, 7)) < loss(nearest)

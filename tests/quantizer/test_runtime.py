@@ -1,0 +1,103 @@
+"""Quantized in part, in several schemes, with views written in place: the ExecuTorch runtime gives what fake-quant gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUQuantizer,
+    flow,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    get_uint8_io_quantization_config,
+    host,
+)
+from tests.quantizer.models import IMAGE, Small, quantized, quantizer, samples, sqnr_db
+
+SPEC = EthosUCompileSpec("ethos-u55-128")
+INT8 = get_symmetric_quantization_config()
+
+
+def agree(graph: GraphModule, calibration: Sequence[tuple[Any, ...]], delegates: int | None, decibels: float = 30) -> flow.Build:
+    """Build, run, compare with the fake-quantized model."""
+    built = flow.build(graph, calibration[0], SPEC)
+    assert delegates in (None, len(built.delegates)), built.partition.refusals
+    program = host.load(built.pte)
+    for inputs in calibration[:2]:
+        with torch.no_grad():
+            wanted = [x for x in torch.utils._pytree.tree_leaves(graph(*inputs)) if isinstance(x, Tensor)]
+        found = [x for x in program(*inputs) if isinstance(x, Tensor)]
+        assert [x.shape for x in found] == [x.shape for x in wanted]
+        assert sqnr_db(wanted, found) > decibels
+    return built
+
+
+SETTINGS = {
+    "first in float": lambda q: q.set_global(INT8).set_module_name("stem", None),
+    "middle in float": lambda q: q.set_global(INT8).set_module_name("blocks.0", None),
+    "last in float": lambda q: q.set_global(INT8).set_module_type(nn.Linear, None),
+    "one layer only": lambda q: q.set_module_name("blocks.1", INT8),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_float_parts_stay_on_the_cpu(name: str) -> None:
+    q: EthosUQuantizer = SETTINGS[name](EthosUQuantizer(SPEC))
+    calibration = samples(IMAGE)
+    graph = quantized(Small(), calibration, q)
+    built = agree(graph, calibration, 2 if name == "middle in float" else 1)
+    assert built.partition.refusals
+
+
+def test_several_inputs_and_a_dict_of_outputs() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor, unused: Tensor) -> dict[str, Any]:
+            a = self.one(x).relu()
+            return {"b": self.two(a + y), "a": (a,)}
+
+    calibration = samples((2, 8), (2, 8), (3,))
+    agree(quantized(Model(), calibration), calibration, 1)
+
+
+def test_views_written_in_place() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            y[:, :4] += 1
+            y[:, 2:5].clamp_(max=0.7)
+            return y.relu_() * 2
+
+    calibration = samples(IMAGE)
+    graph = quantized(Model(), calibration)
+    agree(graph, calibration, 1)
+    assert sqnr_db(Model()(*calibration[0]), graph(*calibration[0])) > 30
+
+
+def test_uint8_at_the_programs_ends() -> None:
+    q = EthosUQuantizer(SPEC).set_global(INT8).set_io(get_uint8_io_quantization_config())
+    calibration = samples(IMAGE)
+    agree(quantized(Small(), calibration, q), calibration, 1)
+
+
+def test_two_schemes_in_one_model() -> None:
+    q = quantizer().set_module_name("head", get_symmetric_a16w8_quantization_config())
+    calibration = samples(IMAGE)
+    built = agree(quantized(Small(), calibration, q), calibration, None)
+    assert not built.partition.refusals

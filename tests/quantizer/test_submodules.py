@@ -1,0 +1,88 @@
+"""torch.cond and while_loop: every branch is calibrated, converted, and right; one that no sample reached is named."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch.errors import QuantizationError
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def large(x: Tensor) -> Tensor:
+            return self.one(x).relu() * 2
+
+        def small(x: Tensor) -> Tensor:
+            return self.two(x) - 1
+
+        return torch.cond(x.sum() > 0, large, small, (x,)) + 1
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def condition(i: Tensor, x: Tensor) -> Tensor:
+            return i < 3
+
+        def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return i + 1, torch.tanh(self.linear(x))
+
+        return torch.while_loop(condition, body, (torch.tensor(0), x))[1] * 2
+
+
+def quantizer() -> EthosUQuantizer:
+    return EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")).set_global(get_symmetric_quantization_config())
+
+
+def sqnr(a: Tensor, b: Tensor) -> float:
+    return float(10 * torch.log10((a**2).sum() / ((a - b) ** 2).sum()))
+
+
+def test_both_branches_of_cond() -> None:
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
+    graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
+    model = copy.deepcopy(graph)
+    converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,), (x / 2,), (-x / 2,)])
+    for sample in (x, -x):
+        assert sqnr(model(sample), converted(sample)) > 22
+    for branch in converted.children():
+        if isinstance(branch, torch.fx.GraphModule):
+            assert any("quantize_per_channel" in str(n.target) for n in branch.graph.nodes)
+    torch.export.export(converted, (x,))
+
+
+def test_a_branch_that_no_sample_reached_is_named() -> None:
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
+    graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match=r"no calibration sample reached false_graph_0 \(the branch for false of cond\)"):
+        quantizer().quantize_with_submodules(graph, [(x,)])
+
+
+def test_while_loop() -> None:
+    x = torch.randn(4, 8)
+    graph = torch.export.export(Loop(), (x,)).module(check_guards=False)
+    model = copy.deepcopy(graph)
+    converted = quantizer().quantize_with_submodules(graph, [(x,), (x * 0.7,)])
+    assert sqnr(model(x), converted(x)) > 25
+    body = converted.while_loop_body_graph_0
+    assert any("quantize_per_channel" in str(n.target) for n in body.graph.nodes)
+
+
+def test_no_samples_is_an_error() -> None:
+    graph = torch.export.export(Loop(), (torch.randn(4, 8),)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match="no calibration samples"):
+        quantizer().quantize_with_submodules(graph, [])

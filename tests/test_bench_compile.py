@@ -1,0 +1,81 @@
+"""The benchmark's own arithmetic: accounting, ratios, tables; and that the two implementations stay apart."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from bench import flows
+from bench.compile import COLUMNS, geometric_mean, ratios, table
+
+
+def record(impl: str, model: str, cycles: int) -> dict[str, Any]:
+    vela = {"total_cycles": cycles, "npu_cycles": cycles, "sram_bytes": 1024, "read_only_bytes": 2048}
+    return {
+        "impl": impl,
+        "model": model,
+        "target": "ethos-u55-128",
+        "delegates": 1,
+        "cpu_operators": [],
+        "sqnr_db": 20.0,
+        "vela": vela | {"command_bytes": 512},
+        "preprocess_seconds": 1.0,
+        "seconds": {"prepare": 1, "convert": 1, "reexport": 1, "to_edge_transform_and_lower": 2},
+        "peak_bytes": {"export": 2**20},
+    }
+
+
+RECORDS = [
+    record("ethorch", "a", 100),
+    record("arm", "a", 400),
+    record("ethorch", "b", 900),
+    record("arm", "b", 100),
+    record("ethorch", "c", 1),
+    {
+        "impl": "arm",
+        "model": "c",
+        "target": "ethos-u55-128",
+        "error": {"step": "prepare", "type": "ValueError", "message": "no"},
+    },
+]
+
+
+def test_ratios_leave_out_what_one_side_cannot_compile() -> None:
+    assert ratios(RECORDS, "ethos-u55-128", COLUMNS[0]) == {"a": 0.25, "b": 9.0}
+    assert geometric_mean([0.25, 9.0]) == pytest.approx(1.5)
+    assert math.isnan(geometric_mean([]))
+
+
+def test_table_shows_ratio_mean_and_failure() -> None:
+    text = table(RECORDS, "ethos-u55-128")
+    assert "| 100 / 400 (0.25) |" in text
+    assert "**1.50**" in text
+    assert "- arm, c: ValueError in prepare: no" in text
+
+
+def test_a_process_holds_one_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "executorch.backends.arm.ethosu.backend"
+    monkeypatch.setitem(sys.modules, other, types.ModuleType(other))
+    with pytest.raises(RuntimeError, match="process of its own"):
+        flows.load_api("ethorch")
+
+
+def test_sqnr() -> None:
+    x = torch.ones(100)
+    assert flows.sqnr_db(x, x * 1.1) == pytest.approx(20, abs=1e-3)
+    assert flows.sqnr_db(x, x) == math.inf
+
+
+def test_a_child_that_dies_is_a_record() -> None:
+    outcome = flows.run_in_child("bench.flows", ["--impl", "nobody", "--model", "resnet8"])
+    assert outcome["error"]["step"] == "process"
+    assert "invalid choice" in outcome["error"]["message"]
+
+
+def test_memory_configuration_by_family() -> None:
+    assert flows.memory_for("ethos-u85-2048") == ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")

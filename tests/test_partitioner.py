@@ -1,0 +1,226 @@
+"""The partitioner: what goes to the NPU, in how many delegates, and why the rest does not."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from torch import nn
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch import (
+    ArmCompileSpecBuilder,
+    EthosUCompileSpec,
+    EthosUPartitioner,
+    EthosUQuantizer,
+    get_symmetric_quantization_config,
+    host,
+)
+from ethorch.lower import QUANTIZE
+from ethorch.ops.spec import op_name
+
+SPEC = EthosUCompileSpec("ethos-u55-128")
+
+
+class TopkInTheMiddle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.topk(x, 8, dim=3).values
+        return self.last(x)
+
+
+def quantized(model: nn.Module, inputs: tuple[torch.Tensor, ...], *, guards: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    graph = torch.export.export(model.eval(), inputs).module(check_guards=guards)
+    prepared = prepare_pt2e(graph, EthosUQuantizer(SPEC).set_global(get_symmetric_quantization_config()))
+    prepared(*inputs)
+    return convert_pt2e(prepared)
+
+
+def lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], partitioner: EthosUPartitioner) -> bytes:
+    edge = to_edge_transform_and_lower(
+        torch.export.export(module, inputs), partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    return edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
+
+
+def steps(found: torch.Tensor, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
+    """Largest distance to the fake-quantized module, in units of its output scale."""
+    (last,) = module.graph.output_node().all_input_nodes
+    with torch.no_grad():
+        return ((found - module(*inputs)).abs().max() / last.args[1]).item()
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_unsupported_in_the_middle_makes_two_delegates_and_the_right_result(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(TopkInTheMiddle(), inputs)
+    partitioner = EthosUPartitioner(SPEC)
+    with caplog.at_level(logging.INFO, "ethorch"):
+        program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 2
+    (found,) = program(*inputs)
+    assert found.shape == (1, 4, 8, 8)
+    assert len(found.unique()) > 30
+    assert steps(found, module, inputs) <= 2.01
+    (refusal,) = [r for r in partitioner.report.refusals if r.origin.target.startswith("aten.topk")]
+    assert refusal.reason.id == "operator.unknown"
+    assert refusal.origin.source.startswith("test_partitioner.py:")
+    assert "3 of 4 operators on ethos-u55-128 in 2 delegates; 1 on the CPU: aten.topk" in caplog.text
+
+
+def test_an_unquantized_model_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = (torch.randn(1, 3, 8, 8),)
+    partitioner = EthosUPartitioner(SPEC)
+    model = TopkInTheMiddle().eval()
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        program = host.load(lower(model, inputs, partitioner))
+    assert "nothing is quantized" in caplog.text
+    assert program.delegates == ()
+    torch.testing.assert_close(program(*inputs)[0], model(*inputs), rtol=1e-4, atol=1e-4)
+    assert {refusal.reason.id for refusal in partitioner.report.refusals} >= {"graph.input_not_quantized", "operator.unknown"}
+
+
+def test_additional_checks_keep_operators_on_the_cpu() -> None:
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), inputs)
+
+    class NoRelu(OperatorSupportBase):
+        def is_node_supported(self, submodules: object, node: torch.fx.Node) -> bool:
+            return "relu" not in op_name(node.target)
+
+    partitioner = EthosUPartitioner(SPEC, additional_checks=[NoRelu()])
+    program = host.load(lower(module, inputs, partitioner))
+    refused = {refusal.origin.target: refusal.reason.id for refusal in partitioner.report.refusals}
+    assert refused["aten.relu.default"] == "user.check"
+    assert "graph.output_not_quantized" in refused.values()  # the convolution whose clamp went away
+    (found,) = program(*inputs)
+    assert steps(found, module, inputs) <= 2.01
+
+
+def test_what_the_silicon_cannot_do_has_a_reason_with_the_row() -> None:
+    inputs = (torch.randn(1, 4, 32, 32),)
+    module = quantized(nn.Conv2d(4, 4, 65, padding=40), inputs)
+    partitioner = EthosUPartitioner(SPEC)
+    host.load(lower(module, inputs, partitioner))
+    (refusal,) = partitioner.report.refusals
+    assert refusal.reason.id == "CONV2D.kernel_h"
+    assert "65" in refusal.reason.text
+    assert "1..64 on ethos-u55-128" in refusal.reason.text
+    assert partitioner.report.to_json()["cpu"][0]["id"] == "CONV2D.kernel_h"
+
+
+def test_older_spelling_of_the_compile_spec_and_guards() -> None:
+    spec = (
+        ArmCompileSpecBuilder()
+        .ethosu_compile_spec(
+            "ethos-u55-128", system_config="Ethos_U55_High_End_Embedded", memory_mode="Shared_Sram",
+            extra_flags="--output-format=raw --debug-force-regor",
+        )
+        .build()
+    )  # fmt: skip
+    inputs = (torch.randn(2, 16),)
+    module = quantized(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5)), inputs, guards=True)
+    program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
+    assert len(program.delegates) == 1
+    assert steps(program(*inputs)[0], module, inputs) <= 1.01
+
+
+def test_channels_last_crosses_the_boundary_without_a_transpose(tmp_path) -> None:
+    spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(tmp_path)
+    inputs = (torch.randn(1, 3, 9, 7).to(memory_format=torch.channels_last),)
+    module = quantized(nn.Conv2d(3, 5, 3), inputs)
+    program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
+    text = (tmp_path / "delegate_0.txt").read_text()
+    assert "input" in text
+    assert "TRANSPOSE" not in text
+    assert steps(program(*inputs)[0], module, inputs) <= 1.01
+
+
+def test_a_tensor_read_by_npu_and_cpu() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.relu(self.conv(x))
+            return self.conv(x) * y, torch.topk(y, y.shape[-1]).values
+
+    inputs = (torch.randn(1, 3, 6, 6),)
+    module = quantized(Both(), inputs)
+    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    assert len(program.delegates) == 1
+    product, order = program(*inputs)
+    expected = module(*inputs)
+    scale = expected[0].abs().max() / 100
+    assert (product - expected[0]).abs().max() < scale
+    assert (order - expected[1]).abs().max() < expected[1].abs().max() / 100
+
+
+def test_every_target_compiles() -> None:
+    from ethorch.target import TARGETS
+
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(
+        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)), inputs
+    )
+    for name in TARGETS:
+        partitioner = EthosUPartitioner(EthosUCompileSpec(name))
+        lower(module, inputs, partitioner)
+        assert partitioner.report.npu_operators == 5, name
+        assert partitioner.report.refusals == []
+
+
+def test_two_backends_of_one_name_are_noticed() -> None:
+    script = """
+import torch
+import executorch.backends.arm.ethosu
+from ethorch import EthosUCompileSpec, EthosUPartitioner
+from executorch.exir import to_edge_transform_and_lower
+try:
+    to_edge_transform_and_lower(torch.export.export(torch.nn.ReLU(), (torch.ones(2),)),
+                                partitioner=[EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
+    assert "two backends are called EthosUBackend" in out
+    assert "executorch.backends.arm" in out
+
+
+def test_delegates_never_form_a_circle() -> None:
+    """NPU -> CPU -> NPU with a bypass from the first to the last: two delegates, not one that waits for itself."""
+
+    class Bypass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            return self.b(torch.topk(y, y.shape[-1]).values) + y
+
+    inputs = (torch.randn(1, 2, 5, 5),)
+    module = quantized(Bypass(), inputs)
+    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    assert len(program.delegates) == 2
+    assert steps(program(*inputs)[0], module, inputs) <= 3.01
+
+
+def test_quantize_nodes_are_known_by_name() -> None:
+    assert "quantized_decomposed.quantize_per_tensor.default" in QUANTIZE

@@ -1,0 +1,117 @@
+"""Every rewrite rule fires where it should, and never changes a bit."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.flatbuffer import serialize
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.rewrite import rewrite
+from tests.ladder import reference
+
+SHAPE = (1, 6, 5, 4)
+
+
+def table(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-128, 128, 256).astype(np.int8)
+
+
+def convolution(b: Builder, x, zp: int):
+    weight = b.const(np.random.default_rng(2).integers(-127, 128, (3, 3, 3, x.shape[3])).astype(np.int8))
+    acc = b.emit(
+        "CONV2D", x, weight, b.const(np.zeros(3, np.int32)), pad=(1, 0, 0, 1), stride=(1, 1), dilation=(1, 1),
+        input_zp=zp, weight_zp=0,
+    )  # fmt: skip
+    return b.rescale(acc, 0.003, output_zp=2)
+
+
+def reshapes(b, x):
+    return b.emit("RESHAPE", b.emit("RESHAPE", b.emit("RESHAPE", x, shape=(30, 4)), shape=(120,)), shape=SHAPE[::-1])
+
+
+def transposes(b, x):
+    return b.emit("TRANSPOSE", b.emit("TRANSPOSE", x, perms=(0, 3, 1, 2)), perms=(0, 1, 3, 2))
+
+
+def cancelling_transposes(b, x):
+    y = b.emit("TRANSPOSE", b.emit("TRANSPOSE", x, perms=(0, 3, 1, 2)), perms=(0, 2, 3, 1))
+    return b.emit("CLAMP", y, min_val=-9, max_val=44)
+
+
+def clamps(b, x):
+    return b.emit("CLAMP", b.emit("CLAMP", x, min_val=-100, max_val=30), min_val=-20, max_val=90)
+
+
+def disjoint_clamps(b, x):
+    return b.emit("CLAMP", b.emit("CLAMP", x, min_val=-100, max_val=-30), min_val=20, max_val=90)
+
+
+def tables(b, x):
+    return b.emit("TABLE", b.emit("TABLE", x, b.const(table(0))), b.const(table(1)))
+
+
+def pad_convolution(b, x):
+    return convolution(b, b.emit("PAD", x, padding=(0, 0, 0, 1, 1, 0, 0, 0), pad_const=7), 7)
+
+
+def pad_with_another_value(b, x):
+    return convolution(b, b.emit("PAD", x, padding=(0, 0, 0, 1, 1, 0, 0, 0), pad_const=8), 7)
+
+
+CASES = {
+    reshapes: 1, transposes: 1, cancelling_transposes: 1, clamps: 1, disjoint_clamps: 2, tables: 1, pad_convolution: 2,
+    pad_with_another_value: 3,
+}  # fmt: skip
+
+
+def built(*parts) -> Graph:
+    b = Builder()
+    value = b.input("x", SHAPE, "INT8")
+    for part in parts:
+        value = part(b, value)
+    b.graph.outputs.append(value)
+    return b.graph
+
+
+@pytest.mark.parametrize("part", CASES, ids=lambda part: part.__name__)
+def test_rule(part) -> None:
+    before, after = built(part), rewrite(built(part))
+    after.verify()
+    assert len(after.ops) == CASES[part], after.to_text()
+    x = np.random.default_rng(3).integers(-128, 128, SHAPE).astype(np.int8)
+    np.testing.assert_array_equal(reference(serialize(after), [x])[0], reference(serialize(before), [x])[0])
+
+
+def test_an_intermediate_that_is_an_output_survives() -> None:
+    b = Builder()
+    x = b.input("x", SHAPE, "INT8")
+    first = b.emit("TABLE", x, b.const(table(0)))
+    b.graph.outputs += [b.emit("TABLE", first, b.const(table(1))), first]
+    graph = rewrite(copy.deepcopy(b.graph))
+    graph.verify()
+    assert len(graph.ops) == 2
+
+
+def test_what_nobody_reads_goes() -> None:
+    b = Builder()
+    x = b.input("x", SHAPE, "INT8")
+    b.emit("TABLE", x, b.const(table(0)))
+    b.graph.outputs.append(b.emit("CLAMP", x, min_val=0, max_val=5))
+    assert [op.name for op in rewrite(b.graph).ops] == ["CLAMP"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from([transposes, cancelling_transposes, clamps, disjoint_clamps, tables]), min_size=1, max_size=5))
+def test_any_sequence_keeps_its_bits(parts) -> None:
+    shape_kept = [part for part in parts if part is not transposes]
+    before, after = built(*shape_kept, transposes), rewrite(built(*shape_kept, transposes))
+    after.verify()
+    assert len(after.ops) <= len(before.ops)
+    x = np.random.default_rng(4).integers(-128, 128, SHAPE).astype(np.int8)
+    np.testing.assert_array_equal(reference(serialize(after), [x])[0], reference(serialize(before), [x])[0])
