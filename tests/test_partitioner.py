@@ -21,6 +21,7 @@ from ethorch import (
     get_symmetric_quantization_config,
     host,
 )
+from ethorch.limits import LIMITS, Limits, upto
 from ethorch.lower import QUANTIZE
 from ethorch.ops.spec import op_name
 
@@ -112,16 +113,17 @@ def test_additional_checks_keep_operators_on_the_cpu() -> None:
     assert steps(found, module, inputs) <= 2.01
 
 
-def test_what_the_silicon_cannot_do_has_a_reason_with_the_row() -> None:
+def test_what_the_silicon_cannot_do_has_a_reason_with_the_row(monkeypatch) -> None:
+    monkeypatch.setitem(LIMITS["u55"], "CONV2D", Limits({"ifm_c": upto(3)}))
     inputs = (torch.randn(1, 4, 32, 32),)
-    module = quantized(nn.Conv2d(4, 4, 65, padding=40), inputs)
+    module = quantized(nn.Conv2d(4, 4, 3), inputs)
     partitioner = EthosUPartitioner(SPEC)
     host.load(lower(module, inputs, partitioner))
     (refusal,) = partitioner.report.refusals
-    assert refusal.reason.id == "CONV2D.kernel_h"
-    assert "65" in refusal.reason.text
-    assert "1..64 on ethos-u55-128" in refusal.reason.text
-    assert partitioner.report.to_json()["cpu"][0]["id"] == "CONV2D.kernel_h"
+    assert refusal.reason.id == "CONV2D.ifm_c"
+    assert "4" in refusal.reason.text
+    assert "1..3 on ethos-u55-128" in refusal.reason.text
+    assert partitioner.report.to_json()["cpu"][0]["id"] == "CONV2D.ifm_c"
 
 
 def test_older_spelling_of_the_compile_spec_and_guards() -> None:
