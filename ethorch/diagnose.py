@@ -8,7 +8,7 @@ from ethorch import vela
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import VelaError
 from ethorch.tosa.flatbuffer import serialize
-from ethorch.tosa.ir import Graph, Op, Value
+from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
 
 
 def alone(op: Op) -> Graph:
@@ -43,12 +43,39 @@ def refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
             yield op, verdicts[kind]
 
 
+def first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
+    """(operator, Vela's words): Vela takes the graph as far as before this operator, and no further. Found by halving."""
+
+    def refusal(count: int) -> str:
+        """Vela's words for the first ``count`` operators, or nothing."""
+        ops = graph.ops[:count]
+        read = {id(value) for op in ops for value in op.operands}
+        ends = [value for op in ops for value in op.results if id(value) not in read or value in graph.outputs]
+        inputs = [value for value in graph.inputs if id(value) in read]
+        try:
+            vela.compile(serialize(Graph(inputs=inputs, outputs=ends, ops=ops)), spec)
+        except VelaError as error:
+            return str(error)
+        return ""
+
+    low, high, words = 0, len(graph.ops), refusal(len(graph.ops))  # taken with ``low`` operators, refused with ``high``
+    while words and high - low > 1:
+        middle = (low + high) // 2
+        found = refusal(middle)
+        low, high, words = (low, middle, found) if found else (middle, high, words)
+    return (graph.ops[high - 1], words) if words else None
+
+
 def explained(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """The error with the user's operators named, as far as they can be told."""
-    found = {f"{op.name} of {op.result.origin}" for op, _ in refused(graph, spec)}
-    if found:
-        names = "; ".join(sorted(found))
-        text = f"{error} Vela declines these by themselves: {names}."
-    else:
+    """The error with the user's operators named, in its text and in ``declined``, as far as they can be told."""
+    found = list(refused(graph, spec))
+    names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in found}))
+    text = f"{error} Vela declines these by themselves: {names}."
+    if not found:
         text = f"{error} Vela takes each operator of the graph by itself; it is their combination."
-    return VelaError(f"{text} Keep an operator on the CPU with EthosUPartitioner(..., additional_checks=[...]).")
+        last = first_refused(graph, spec)
+        if last is not None:
+            found = [last]
+            text += f" It takes what is before {last[0].name} of {last[0].result.origin}."
+    text += " Keep an operator on the CPU with EthosUPartitioner(..., additional_checks=[...])."
+    return VelaError(text, {op.result.origin: words for op, words in found if op.result.origin != NOWHERE})

@@ -18,9 +18,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 
 class EthorchError(Exception):
@@ -36,7 +37,15 @@ class QuantizationError(EthorchError, ValueError):
 
 
 class VelaError(EthorchError):
-    """Vela declined a graph."""
+    """Vela declined a graph.
+
+    Attributes:
+        declined: what it declined, as far as that is known: place in the user's code (an Origin) -> Vela's words.
+    """
+
+    def __init__(self, text: str, declined: Mapping[Any, str] | None = None):
+        super().__init__(text)
+        self.declined = dict(declined or {})
 
 
 class FormatError(EthorchError, ValueError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 import operator
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import torch
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
@@ -19,7 +22,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend import EthosUBackend, TOSABackend, builder_for, check_only_backend, register_quantized_kernels
 from ethorch.compile_spec import EthosUCompileSpec
-from ethorch.errors import Reason
+from ethorch.errors import Reason, VelaError
 from ethorch.lower import DEQUANTIZE, INT64_OUTPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, Walk, constants_of, origin_of
 from ethorch.ops.spec import OPS, op_name
 from ethorch.tosa.ir import Origin
@@ -56,6 +59,10 @@ class PartitionReport:
     target: str
     delegated: dict[str, list[str]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+
+    def restore(self, before: PartitionReport) -> None:
+        """Forget what came since ``before`` was copied."""
+        self.delegated, self.refusals = before.delegated, before.refusals
 
     @property
     def npu_operators(self) -> int:
@@ -98,6 +105,7 @@ class _DryRunPartitioner(Partitioner):
         self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.to_list())
         self.additional_checks = list(additional_checks or ())
         self.report = PartitionReport(compile_spec.target.name)
+        self.declined: dict[Origin, str] = {}  # what Vela refused though the limits allow it -> its words
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
@@ -140,6 +148,11 @@ class _DryRunPartitioner(Partitioner):
             for node in program.graph.nodes
             for check in self.additional_checks
             if node.op == "call_function" and not _plumbing(node) and not check.is_node_supported(modules, node)
+        }
+        refused |= {
+            node: Reason("vela.refused", f"Vela refuses it: {self.declined[origin]}", "Please report it: a limit is missing.")
+            for node in program.graph.nodes
+            if self.declined and (origin := origin_of(node)) in self.declined
         }
         while True:
             walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
@@ -310,3 +323,36 @@ def _behind_dequantize(node: Node) -> Node:
     while op_name(node.target) in DEQUANTIZE:
         node = node.all_input_nodes[0]
     return node
+
+
+def _again_without_what_vela_declines() -> None:
+    """Give ExecuTorch's ``to_backend`` a second attempt: what Vela declines of a delegate goes to the CPU.
+
+    ExecuTorch partitions first and compiles the delegates then, too late for a partitioner to hear of it. Its to_backend
+    dispatches on the type of the first argument, so the two forms that take a partitioner are registered anew, around
+    themselves. Nothing is compiled twice unless Vela raised.
+    """
+    for form in (ExportedProgram, MethodProgramsPartitionerSpec):
+        once = to_backend.dispatch(form)
+
+        @functools.wraps(once)
+        def attempts(program: Any, *rest: Any, once: Callable[..., Any] = once) -> Any:
+            users = rest if rest else program.method_to_partitioner.values()
+            ours = [user for user in users if isinstance(user, EthosUPartitioner)]
+            while True:
+                before = [(user, copy.deepcopy(user.report)) for user in ours]
+                try:
+                    return once(program, *rest)
+                except VelaError as error:
+                    new = {origin: words for origin, words in error.declined.items() if any(origin not in p.declined for p in ours)}
+                    if not new:
+                        raise
+                    logger.warning("Vela refused a delegate; again without %s", "; ".join(map(str, new)))
+                    for user, report in before:
+                        user.declined.update(new)
+                        user.report.restore(report)
+
+        to_backend.register(form, attempts)
+
+
+_again_without_what_vela_declines()

@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.backend.operator_support import DontPartition, DontPartitionModule, DontPartitionName
+from executorch.exir.dialects._ops import ops as exir_ops
 from torch import nn
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -20,6 +22,7 @@ from ethorch import (
     EthosUQuantizer,
     get_symmetric_quantization_config,
     host,
+    vela,
 )
 from ethorch.limits import LIMITS, Limits, upto
 from ethorch.lower import QUANTIZE
@@ -226,3 +229,76 @@ def test_delegates_never_form_a_circle() -> None:
 
 def test_quantize_nodes_are_known_by_name() -> None:
     assert "quantized_decomposed.quantize_per_tensor.default" in QUANTIZE
+
+
+class Pooled(nn.Module):
+    """U55 has no average over a padded window of 9x9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = nn.functional.avg_pool2d(x, 9, 1, 4, count_include_pad=False)
+        return self.last(x)
+
+
+def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(LIMITS["u55"], "AVG_POOL2D", Limits())  # a limit too loose, so that Vela really refuses
+    inputs = (torch.randn(1, 3, 16, 16),)
+    module = quantized(Pooled(), inputs)
+    partitioner = EthosUPartitioner(SPEC)
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 2
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+    (refusal,) = partitioner.report.refusals
+    assert (refusal.reason.id, refusal.origin.target) == ("vela.refused", "aten.avg_pool2d.default")
+    assert refusal.origin.source.startswith("test_partitioner.py:")
+    assert partitioner.report.npu_operators == 2 + 1  # two convolutions and relu, each counted once
+    assert "again without aten.avg_pool2d.default" in caplog.text
+
+
+def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
+    calls: list[bytes] = []
+    compile_ = vela.compile
+    monkeypatch.setattr(vela, "compile", lambda tosa, *rest: calls.append(tosa) or compile_(tosa, *rest))
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(nn.Conv2d(3, 4, 1), inputs)
+    lower(module, inputs, EthosUPartitioner(SPEC))
+    assert len(calls) == 1
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh())
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.head(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    ("check", "kept"),
+    [
+        (DontPartition(torch.ops.aten.tanh.default), {"aten.tanh.default"}),
+        (DontPartition(exir_ops.edge.aten.tanh.default), {"aten.tanh.default"}),
+        (DontPartition("sigmoid", exact=False), {"aten.sigmoid.default"}),
+        (DontPartitionName("sigmoid", exact=False), {"aten.sigmoid.default"}),
+        (DontPartitionModule(module_name="Tanh"), {"aten.tanh.default"}),
+        (DontPartitionModule(instance_name="head"), {"aten.convolution.default"}),
+        (DontPartitionModule(instance_name="body"), {"aten.convolution.default", "aten.tanh.default"}),
+        (DontPartitionModule(module_name="Nothing"), set()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_checks_that_executorch_ships(check: OperatorSupportBase, kept: set[str]) -> None:
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(Named(), inputs)
+    partitioner = EthosUPartitioner(SPEC, additional_checks=[check])
+    program = host.load(lower(module, inputs, partitioner))
+    assert {(r.origin.target, r.reason.id) for r in partitioner.report.refusals} == {(name, "user.check") for name in kept}
+    assert partitioner.report.npu_operators == 4 - len(kept)
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
