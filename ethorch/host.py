@@ -74,7 +74,7 @@ class HostProgram:
         self.description = description
         self.delegates = _payloads(description)
         self._bridge = _bridge()
-        self._lock = threading.Lock()
+        self._running = False
         self._bridge.check_registered(description)
         _check_kernel_calls(description)
         with self._bridge.calling(f"load method {method!r}", machine):
@@ -100,8 +100,14 @@ class HostProgram:
                 f"{', '.join(map(str, wanted)) or 'none'}."
             )
         ready = [_check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]
-        with self._lock, self._bridge.calling(f"run method {self.method!r}"):
-            return list(self._method.execute(ready))
+        with self._bridge.calling(f"run method {self.method!r}"):
+            if self._running:
+                raise HostError(f"method {self.method!r} was called from inside a run of itself; load it once more for that.")
+            self._running = True
+            try:
+                return list(self._method.execute(ready))
+            finally:
+                self._running = False
 
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
         """Write what the runs so far have recorded, for ``executorch.devtools.Inspector``.
@@ -112,7 +118,7 @@ class HostProgram:
         Raises:
             HostError: loaded without ``etdump=True``, or nothing has run, or the file cannot be written.
         """
-        with self._lock:
+        with native.REDIRECTING:
             if not self._program._program.has_etdump():
                 raise HostError("the program was loaded without etdump=True.")
             with self._bridge.calling("write an ETDump"):
@@ -480,7 +486,14 @@ class _Bridge:
 
     @contextmanager
     def calling(self, what: str, machine: MachineFactory | None = None) -> Iterator[None]:
-        """A call into ExecuTorch: its aborts become exceptions, and the exception of a machine becomes the call's."""
+        """A call into ExecuTorch: its aborts become exceptions, and the exception of a machine becomes the call's.
+
+        One thread at a time: see ``native.REDIRECTING``.
+        """
+        with native.REDIRECTING:
+            yield from self._calling(what, machine)
+
+    def _calling(self, what: str, machine: MachineFactory | None) -> Iterator[None]:
         calls = self.calls
         before = (calls.machine, calls.error, calls.messages)
         calls.machine, calls.error, calls.messages = machine, None, []
@@ -489,6 +502,8 @@ class _Bridge:
         try:
             yield
         except Exception as error:
+            if isinstance(error, HostError):
+                raise
             if calls.error is not None:
                 raise calls.error from None
             said = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])

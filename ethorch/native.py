@@ -12,10 +12,16 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ethorch.errors import HostError
+
+#: Held around calls into ExecuTorch's runtime and into Vela. Both redirect std::cout to a buffer of the call (pybind11's
+#: scoped_ostream_redirect) and put back what they found; when two threads' calls overlap, std::cout is left with the
+#: buffer of a call that has ended, and the next call to flush it ends the process.
+REDIRECTING = threading.RLock()
 
 
 def cache_folder() -> Path:

@@ -12,13 +12,13 @@ import math
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ethorch import native
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import VelaError
 from ethorch.flatbuffer import Buffer, Table
@@ -26,7 +26,6 @@ from ethorch.payload import RANK, IoTensor
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]  # table name -> column names, rows of text
 
-_ONE_AT_A_TIME = threading.Lock()  # regor keeps global state; nothing says that two compilations may overlap
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
 
 # Vela's own words for parts of its scheduler that a flag switches off (vela.py, get_compiler_config).
@@ -240,7 +239,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     except ImportError as error:
         raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
     try:
-        with _ONE_AT_A_TIME:
+        with native.REDIRECTING:  # nor does anything say that two compilations may overlap
             raw = regor.compile(
                 spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options_text(spec), verbose=False
             )

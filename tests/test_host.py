@@ -342,6 +342,36 @@ def test_threads_and_several_programs_at_once(incumbent):
     assert problems == []
 
 
+def test_runs_of_two_threads_do_not_overlap(incumbent):
+    """They would leave std::cout with a buffer that is gone: Vela, the next to flush it, would take the process down."""
+    began = threading.Event()
+    overlapped: list[bool] = []
+
+    def first(scratch):
+        overlapped.append(began.wait(0.3))
+
+    one = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, first))
+    two = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: began.set()))
+    threads = [threading.Thread(target=program, args=random_inputs("cnn")) for program in (one, two)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join(60)
+    assert overlapped == [False]
+    assert began.is_set()
+
+
+def test_a_run_inside_a_run_of_the_same_method_is_refused(incumbent):
+    programs = []
+    program = host.load(
+        incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: programs[0](*random_inputs("cnn")))
+    )
+    programs.append(program)
+    with pytest.raises(HostError, match="inside a run of itself"):
+        program(*random_inputs("cnn"))
+
+
 def test_a_program_may_run_another_inside_its_machine(incumbent):
     inner = host.load(incumbent / "staged.pte", machine=Stub)
 
