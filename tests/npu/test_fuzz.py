@@ -1,13 +1,17 @@
-"""Hypothesis on what comes from outside: payloads, weight streams, tables of sources. A result or an error of ours, no more.
+"""What comes from outside, damaged or made up: a result or an error of ours, no more. ``fuzzing`` makes the inputs.
 
-ETHORCH_FUZZ_EXAMPLES sets how many inputs each test of the long run takes.
+ETHORCH_FUZZ_EXAMPLES sets how many inputs the long run takes, a million unless told, ETHORCH_FUZZ_FIRST where it starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,47 +19,55 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ethorch.errors import FormatError, MachineFault
-from ethorch.npu import Machine, Program, Sources, disassembly
-from ethorch.npu.registers import NPUS, table
+from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.weights import decode_fast, decode_standard
-from tests.npu.test_machine import payload
+from tests.npu import fuzzing
 
-LONG = int(os.environ.get("ETHORCH_FUZZ_EXAMPLES", "20000"))
+ROOT = Path(__file__).parent.parent.parent
+LONG = int(os.environ.get("ETHORCH_FUZZ_EXAMPLES", "1000000"))
+FIRST = int(os.environ.get("ETHORCH_FUZZ_FIRST", "1000000"))
 quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-long = settings(max_examples=LONG, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-targets = st.sampled_from([npu.name.removeprefix("ethos-") for npu in NPUS.values()])
 
 
-@st.composite
-def streams(draw) -> tuple[str, list[list[int]]]:
-    """Known commands with values that fit their fields: what gets past the decoder."""
-    target = draw(targets)
-    rows = sorted(table(target[:3]).values(), key=lambda entry: (entry[0].cmd1, entry[0].code))
-    commands = []
-    for row, _ in draw(st.lists(st.sampled_from(rows), min_size=1, max_size=60)):
-        word = row.code | row.cmd1 << 14
-        for _, f in row.named_fields():
-            if f.values is not None:
-                raw = draw(st.sampled_from(sorted(f.values)))
-            else:
-                width = bin(f.mask).count("1")
-                small = st.integers(0, min(40, (1 << width) - 1))
-                raw = draw(st.one_of(small, small, small, st.integers(0, (1 << width) - 1)))
-            bits = [position for position in range(64) if f.mask >> position & 1]
-            low = [b for b in bits if b >= 32] + [b for b in bits if b < 32]  # an address continues in the first word
-            word |= sum((raw >> i & 1) << position for i, position in enumerate(low))
-        commands.append([word & 0xFFFFFFFF, word >> 32] if row.cmd1 else [word & 0xFFFFFFFF])
-    return target, [*commands, [0xFFFF0000]]
+def fuzz(first: int, count: int, folder: Path) -> str:
+    """What ``fuzzing`` prints about these inputs, in a process of its own, which may die of one."""
+    progress = folder / "progress"
+    command = [sys.executable, "-m", "tests.npu.fuzzing", "--first", str(first), "--count", str(count), "--progress", str(progress)]
+    child = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert child.returncode == 0, f"{child.returncode} at input {progress.read_text().split()[:1]}: {child.stdout}{child.stderr}"
+    return child.stdout
 
 
-def run_stream(case: tuple[str, list[list[int]]], constants: bytes) -> None:
-    target, commands = case
-    try:
-        program = Program(payload(*commands, target=target), constants)
-        disassembly.text(program)
-        Machine(program, 4096, 1024, budget=1 << 24, checks=("overlap",)).run()
-    except MachineFault:
-        pass
+def test_damaged_inputs(tmp_path):
+    """Every kind of input both gets through and is refused, so neither is all there is."""
+    counts = dict(re.findall(r"^(\w+, \w+): (\d+)$", fuzz(0, 1500, tmp_path), re.M))
+    for kind in ("damaged_program", "assembled_stream", "spliced_stream", "damaged_payload", "damaged_file"):
+        assert int(counts[f"{kind}, ran"]) > 5 and int(counts[f"{kind}, refused"]) > 5, counts
+
+
+@pytest.mark.long
+def test_a_million_damaged_inputs(tmp_path):
+    fuzz(FIRST, LONG, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "message"),
+    [
+        ("raise KeyError('x')", "KeyError"),
+        ("while True: pass", "Slow"),
+        ("global kept; kept = np.ones(1 << 26)", "memory rose"),
+    ],
+)
+def test_the_fuzzer_notices(misdeed, message, monkeypatch, capsys):
+    def misbehave(rnd):
+        exec(misdeed, {"np": np})
+
+    monkeypatch.setattr(fuzzing, "KINDS", [(100, misbehave)])
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.2)
+    monkeypatch.setattr(fuzzing, "MOST_BYTES", 128 << 20)
+    monkeypatch.setattr(fuzzing, "WARM_UP", 0)
+    assert fuzzing.main(["--count", "1"]) == 1
+    assert message in capsys.readouterr().out
 
 
 def run_bytes(data: bytes) -> None:
@@ -65,12 +77,6 @@ def run_bytes(data: bytes) -> None:
     for head in (b"", b"COP1", b"COP2", struct.pack("<4sIIII3I", b"COP1", 0x00100001, 0x1807, 0x10066001, 5, 5, 5, 2 | 64 << 16)):
         with contextlib.suppress(MachineFault):
             Machine(Program(head + data, data), 4096, budget=1 << 24).run()
-
-
-@quick
-@given(streams(), st.binary(max_size=300))
-def test_streams(case, constants):
-    run_stream(case, constants)
 
 
 @quick
@@ -85,17 +91,3 @@ def test_bytes(data):
 def test_tables_of_sources(text):
     with contextlib.suppress(FormatError):
         Sources.from_json(text)
-
-
-@pytest.mark.long
-@long
-@given(streams(), st.binary(max_size=300))
-def test_many_streams(case, constants):
-    run_stream(case, constants)
-
-
-@pytest.mark.long
-@long
-@given(st.binary(max_size=2000))
-def test_many_bytes(data):
-    run_bytes(data)

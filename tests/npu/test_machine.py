@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import struct
 import threading
 from pathlib import Path
@@ -16,8 +15,9 @@ from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, MAC_ACTIVE
-from ethorch.npu.registers import NPUS, REGISTERS, table
+from ethorch.npu.registers import REGISTERS, table
 from tests.npu.cases import CASES
+from tests.npu.fuzzing import payload
 from tests.npu.graphs import (
     TARGETS,
     Graph,
@@ -32,7 +32,6 @@ from tests.npu.graphs import (
 )
 
 STOP = 0xFFFF0000
-CONFIG = {npu.name.removeprefix("ethos-"): npu.config for npu in NPUS.values()}
 
 
 def cmd0(code: int, value: int = 0) -> list[int]:
@@ -41,13 +40,6 @@ def cmd0(code: int, value: int = 0) -> list[int]:
 
 def cmd1(code: int, data: int, high: int = 0) -> list[int]:
     return [code | 1 << 14 | high << 16, data]
-
-
-def payload(*commands: list[int], target: str = "u55-128") -> bytes:
-    """A COP1 payload around hand-written commands."""
-    words = [w for c in commands for w in c]
-    header = [0x31504F43, 0x00100001, CONFIG[target], 0x10066001, 5, 5, 5, 2 | (len(words) & 0xFFFF) << 16]
-    return struct.pack(f"<{8 + len(words)}I", *header, *words)
 
 
 def compiled(name: str, target: str, seed: int = 1, **options):
@@ -218,44 +210,6 @@ def test_unknown_checks_and_regions_are_refused():
         Machine(program, regions={1: np.zeros((4, 4), np.uint8)})
     with pytest.raises(MachineFault, match="region 5 does not exist"):
         Machine(program, 64).region(5)
-
-
-FUZZED = ["conv_3x3_same", "depthwise_3x3", "add_broadcast_both", "average_pool_3x3_padded", "table_fused", "residual_block"]
-FUZZED_85 = [*FUZZED, "matmul", "gather_batch", "resize_bilinear_x2", "argmax_c", "select_int8", "reverse_c"]
-
-
-def fuzz(rounds: int, seed: int) -> None:
-    rnd = random.Random(seed)
-    models = [(n, t) for t, names in (("u55-128", FUZZED), ("u85-1024", FUZZED_85)) for n in names]
-    ready = [compiled(n, t)[2:] for n, t in models]
-    faults = 0
-    for _ in range(rounds):
-        model, program = rnd.choice(ready)
-        words, constants = bytearray(model.command_stream), bytearray(program.constants.tobytes())
-        for _ in range(rnd.randint(1, 4)):
-            target = words if rnd.random() < 0.8 or not constants else constants
-            at = rnd.randrange(len(target))
-            if rnd.random() < 0.7:
-                target[at] ^= 1 << rnd.randrange(8)
-            else:
-                target[at : at + 4] = rnd.choice([b"\xff" * 4, bytes(4), rnd.randbytes(4)])
-        if rnd.random() < 0.1:
-            words = words[: rnd.randrange(len(words))]
-        try:
-            make_machine(Program(bytes(words), bytes(constants)), model, budget=1 << 30).run()
-        except MachineFault:
-            faults += 1
-    assert faults > rounds // 4
-
-
-def test_damaged_programs_fault_or_run():
-    """Flipped bits, overwritten words, cut ends: a run or a MachineFault, nothing else."""
-    fuzz(1500, seed=1)
-
-
-@pytest.mark.long
-def test_many_damaged_programs_fault_or_run():
-    fuzz(200_000, seed=2)
 
 
 # Use ------------------------------------------------------------------------------------------------------------------
