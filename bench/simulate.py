@@ -1,11 +1,12 @@
-"""How fast the simulated NPU is, against the TOSA reference model on the same graph, and whether both agree.
+"""How fast the simulated NPU is, against the TOSA reference model on the same graph, whether both agree; and its memory.
 
 ``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
 
 Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and machine
 and reference model take turns, so that whatever else the machine is doing falls on both. The first run of the NPU machine
 decodes weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least
-of several runs.
+of several runs. Memory is what a process that does nothing else needs beyond its imports, program and regions included,
+against the sizes of the regions.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.compile import geometric_mean, provenance
-from bench.flows import memory_for, peak_bytes, run_in_child, stdout_for_json
+from bench.flows import memory_for, run_in_child, stdout_for_json
+from ethorch.payload import DelegatePayload
 
 Record = dict[str, Any]
 
@@ -41,7 +45,6 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
     build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
     record: Record = {"model": model, "target": target, "runs": runs, "delegates": len(build.delegates)}
-    before = peak_bytes()
     first, later, reference, preparing = 0.0, 0.0, 0.0, 0.0
     different = elements = 0
     distinct: set[int] = set()
@@ -90,30 +93,65 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         "elements": elements,
         "different": different,
         "distinct_values": len(distinct),
-        "memory_bytes": peak_bytes() - before,
-        "region_bytes": sum(len(d.payload.weights) + d.payload.scratch_bytes for d in build.delegates),
+        **memory([delegate.payload for delegate in build.delegates]),
     }
+
+
+def memory(payloads: Sequence[DelegatePayload]) -> dict[str, int]:
+    """memory_bytes and region_bytes of the delegate that needs most for its regions, each in a process of its own."""
+    worst = {"memory_bytes": 0, "region_bytes": 1}
+    for payload in payloads:
+        with tempfile.NamedTemporaryFile(suffix=".payload") as file:
+            file.write(payload.pack())
+            file.flush()
+            one = run_in_child("bench.simulate", ["--payload", file.name])
+        if "error" in one:
+            raise RuntimeError(one["error"]["message"])
+        worst = max(worst, one, key=lambda m: m["memory_bytes"] / m["region_bytes"])
+    return worst
+
+
+def _memory_here(path: str) -> dict[str, int]:
+    """What reading a payload and running it twice needs of this process."""
+    from ethorch import host
+    from ethorch.npu import Machine, Program, compiled
+
+    compiled.library()
+    before = _resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
+    payload = DelegatePayload.unpack(Path(path).read_bytes())
+    program = Program(payload.commands, payload.weights)
+    machine = Machine(program, payload.scratch_bytes, host.staging_bytes(program))
+    for _ in range(2):
+        machine.run()
+    regions = sum(region.size for region in machine.regions.values())
+    return {"memory_bytes": _resident_bytes("VmHWM") - before, "region_bytes": regions}
+
+
+def _resident_bytes(key: str) -> int:
+    return 1024 * int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
 
 
 def table(records: Sequence[Record]) -> str:
     """Markdown: a line per network and target, ratios of CPU seconds against the reference model."""
-    head = ["model", "target", "first run, s", "later runs, s", "reference, s", "first", "later", "elements that differ"]
+    head = ["model", "target", "first run, s", "later runs, s", "reference, s", "first", "later", "memory", "elements that differ"]
     rows = [head, ["---"] * len(head)]
     good = [r for r in records if "error" not in r]
     for r in records:
         if "error" in r:
             last = (r["error"]["message"].strip().splitlines() or [""])[-1]
-            rows.append([r["model"], r["target"], f"failed: {r['error']['type']}: {last[:120]}", *[""] * 5])
+            rows.append([r["model"], r["target"], f"failed: {r['error']['type']}: {last[:120]}", *[""] * 6])
             continue
         seconds = [f"{r[key]:.3f}" for key in ("first_seconds", "later_seconds", "reference_seconds")]
         ratio = [f"{r[key] / r['reference_seconds']:.2f}" for key in ("first_seconds", "later_seconds")]
+        ratio.append(f"{r['memory_bytes'] / r['region_bytes']:.1f}")
         rows.append([r["model"], r["target"], *seconds, *ratio, f"{r['different']} of {r['elements']}"])
     if good:
         means = [
             f"**{geometric_mean([r[key] / r['reference_seconds'] for r in good]):.2f}**"
             for key in ("first_seconds", "later_seconds")
         ]
-        rows.append(["geometric mean of ratios", "", "", "", "", *means, ""])
+        rows.append(["geometric mean of ratios", "", "", "", "", *means, "", ""])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -124,8 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5, help="inputs per network; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
     parser.add_argument("--here", action="store_true", help="one network, in this process")
+    parser.add_argument("--payload", help="the memory that one payload needs, in this process")
     options = parser.parse_args(arguments)
 
+    if options.payload:
+        with stdout_for_json() as stdout:
+            os.write(stdout, (json.dumps(_memory_here(options.payload)) + "\n").encode())
+        return 0
     from bench.models import MODELS
     from bench.more_models import ALL_MODELS
 

@@ -25,11 +25,13 @@ def library() -> ctypes.CDLL | None:
         found = native.load(lambda: native.build("npu", [Path(__file__).with_name("weights.cpp")], ["-O2"]))
     except HostError:
         return None
-    weights, owner = ctypes.POINTER(ctypes.POINTER(ctypes.c_int16)), ctypes.POINTER(ctypes.c_void_p)
-    found.ethorch_decode_standard.argtypes = ctypes.c_char_p, ctypes.c_int64, weights, owner
-    found.ethorch_decode_standard.restype = ctypes.c_int64
-    found.ethorch_place.argtypes = (ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 5)
-    found.ethorch_place.restype = None
-    found.ethorch_free.argtypes = (ctypes.c_void_p,)
-    found.ethorch_free.restype = None
+    pointer = ctypes.POINTER(ctypes.c_void_p)
+    for bits in (8, 16):
+        decode, place, free = (getattr(found, f"ethorch_{name}_{bits}") for name in ("decode_standard", "place", "free"))
+        decode.argtypes = ctypes.c_void_p, ctypes.c_int64, pointer, pointer
+        decode.restype = ctypes.c_int64
+        place.argtypes = (ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 5)
+        place.restype = None
+        free.argtypes = (ctypes.c_void_p,)
+        free.restype = None
     return found

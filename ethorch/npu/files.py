@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +21,9 @@ import numpy as np
 
 from ethorch.errors import FormatError
 from ethorch.flatbuffer import Buffer, Table
-from ethorch.npu.machine import SCRATCH, SCRATCH_FAST, Machine
+from ethorch.npu.machine import MOST_REGION_BYTES, SCRATCH, SCRATCH_FAST, Machine
 from ethorch.npu.program import Program
 
-MOST_BYTES = 1 << 30  # of any region; the files come from outside
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by element size
 _TYPES = {0: "float32", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}  # TFLite's TensorType
 _OPERATOR, _ALLOCATION = "ethos-u", "OfflineMemoryAllocation"
@@ -99,10 +100,10 @@ def read_vela(path: str | os.PathLike[str]) -> VelaFile:
     found = _read_tflite(data) if data[4:8] == b"TFL3" else _read_npz(path)
     for tensor in (*found.inputs, *found.outputs):
         size = found.region_bytes.get(tensor.region)
-        if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 0 or tensor.offset + tensor.size_bytes > size:
+        if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 1 or tensor.offset + tensor.size_bytes > size:
             raise FormatError(f"{tensor} does not lie in its region, which has {size} bytes.")
-    if any(not 0 <= size <= MOST_BYTES for size in found.region_bytes.values()):
-        raise FormatError(f"regions of {found.region_bytes} bytes: more than {MOST_BYTES}.")
+    if any(not 0 <= size <= MOST_REGION_BYTES for size in found.region_bytes.values()):
+        raise FormatError(f"regions of {found.region_bytes} bytes: more than {MOST_REGION_BYTES}.")
     return found
 
 
@@ -120,7 +121,9 @@ def _read_npz(path: str | os.PathLike[str]) -> VelaFile:
         if int(found["scratch_fast_region"]) == SCRATCH_FAST:
             sizes[SCRATCH_FAST] = int(found["scratch_fast_size"])
         stream, constants = found["cmd_data"].tobytes(), found["weight_data"].tobytes()
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, MemoryError, SyntaxError) as error:
+        raise FormatError(f"{os.fspath(path)} is neither a .npz nor a .tflite from Vela: {error}.") from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error) as error:  # of the .zip
         raise FormatError(f"{os.fspath(path)} is neither a .npz nor a .tflite from Vela: {error}.") from None
     for tensor in (*inputs, *outputs):
         if tensor.region > SCRATCH_FAST:  # separate regions for inputs and outputs
@@ -149,8 +152,8 @@ class _Tflite(Buffer):
 class _Model:
     """The parts of a TFLite model that matter here. Field numbers: TFLite's schema.fbs, version 3."""
 
-    def __init__(self, data: bytes):
-        reader = _Tflite(memoryview(data), 10_000_000)
+    def __init__(self, file: bytes):
+        reader = _Tflite(memoryview(file), 10_000_000)
         root = Table(reader, reader.number("<I", 0, "model"), "model")
         self.reader = reader
         self.operator_names = [
@@ -165,7 +168,8 @@ class _Model:
         self.offsets: tuple[int, ...] = ()
         for entry in root.tables(6, "metadata", optional=True):
             if entry.text(0, "metadata name") == _ALLOCATION:
-                words = np.frombuffer(self.buffer(entry.number(1, "<I")), "<i4")
+                data = self.buffer(entry.number(1, "<I"))
+                words = np.frombuffer(data, "<i4", len(data) // 4)
                 self.offsets = tuple(words[3:].tolist())
 
     def buffer(self, number: int) -> bytes:
@@ -212,9 +216,9 @@ def _read_tflite(data: bytes) -> VelaFile:
         constants = np.frombuffer(model.data(operands[_CONSTANTS]), np.uint8)
         programs.append(Program(model.data(operands[_STREAM]), constants))
         arena, fast = operands[_ARENA], operands[_FAST]
+        sizes[SCRATCH] = max(sizes[SCRATCH], math.prod(model.shape(arena)))
         if arena < len(model.offsets):
             base = max(model.offsets[arena], 0)
-        sizes[SCRATCH] = max(sizes[SCRATCH], math.prod(model.shape(arena)))
         if fast != arena:
             sizes[SCRATCH_FAST] = max(sizes.get(SCRATCH_FAST, 0), math.prod(model.shape(fast)))
     if not programs:

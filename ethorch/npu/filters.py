@@ -22,7 +22,7 @@ from ethorch.npu.kernel import Span
 from ethorch.npu.output import ofm_rounding
 from ethorch.npu.registers import U85
 from ethorch.npu.stream import Operation
-from ethorch.npu.traversal import Order
+from ethorch.npu.traversal import LANES, Order
 from ethorch.npu.window import kernel_stride
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
 LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (4.1)
 MOST_PARTS = 4  # of a float32 sum; more cost as much as float64
 PART_CHOICES = 128  # places where a sum may be cut
+_PIECE = 1 << 17  # weights looked at at a time, to save memory
 
 MICROBLOCK_AREA = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (2.5)
 
@@ -95,11 +96,13 @@ class Streams:
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
-        data = b"".join(m.bytes(s) for s in self.spans)
+        digest = hashlib.blake2b(digest_size=16)
+        for s in self.spans:
+            digest.update(m.span(s).data)
+        data = digest.digest()
         if cached is None or data != cached[0]:
             context = self.order, self.ifm.zero_point, self.ifm.dtype.str, self.depth, self.rounding, self.layout, self.fast
-            lengths = tuple(s.size_bytes for s in self.spans)
-            key = hashlib.blake2b(data, digest_size=16).digest(), lengths, context
+            key = data, tuple(s.size_bytes for s in self.spans), context
             value = m.program.remember(key, lambda: self._decode(m))
             self._cached = cached = (None if constant else data, value)
         return cached[1]
@@ -108,18 +111,18 @@ class Streams:
         bias, scaling = self._scales(m)
         if self.order is None:
             return Scales(bias, scaling)
-        w = self._weights(m, self.order)  # int16 [O, KH*KW, I]
+        w = self._weights(m, self.order)  # [O, KH*KW, I]
         rows = w[:, :, 0] if self.depthwise else w.reshape(len(w), -1)  # [O, K]
         offset = -self.ifm.zero_point * rows.sum(axis=1, dtype=np.int64)
         low, high = self.ifm.value_range
         reach = max(-low, high, abs(self.ifm.zero_point))
-        parts = _parts(rows, reach)
-        largest = np.abs(rows).sum(axis=1, dtype=np.int64).astype(np.float64) * reach
+        sums, step = _magnitudes(rows)
+        parts = _parts(sums * reach, step, rows.shape[1])
+        largest = sums.sum(axis=1).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
             raise MachineFault("convolution sums may pass 2**53, which no legal program reaches")
         largest += np.abs(bias) + np.abs(offset)
-        narrow = not rows.size or -128 <= rows.min() <= rows.max() <= 127
-        matrix = np.ascontiguousarray(rows.T, np.int8 if narrow else np.int16)
+        matrix = np.ascontiguousarray(rows.T)
         dtype = np.float32 if parts else np.float64
         return Filter(matrix, dtype, parts or (slice(None),), offset, bias, scaling, largest)
 
@@ -141,34 +144,36 @@ class Streams:
         return bias, Scaling(multiplier, shift, self.rounding)
 
     def _weights(self, m: Machine, order: Order) -> np.ndarray:
-        """int16 W[o][ky*KW+kx][i] from all streams."""
+        """int8 or int16 W[o][ky*KW+kx][i] from all streams."""
         fast = self.fast
         wanted = 1 if fast else min(order.streams, order.ofm_depth)
         if len(self.weight_spans) < wanted:
             raise MachineFault(f"{len(self.weight_spans)} weight streams, {wanted} wanted")
         decode = weights.decode_fast if fast else weights.decode_standard
-        streams = [decode(m.bytes(span)) for span in self.weight_spans]
+        streams = [decode(m.span(span)) for span in self.weight_spans]
         if sum(map(len, streams)) < order.weights:  # before anything of the announced size is allocated
             raise MachineFault(f"weight streams hold {sum(map(len, streams))} weights, the operation has {order.weights}")
-        flat = np.zeros(order.weights, np.int16)
-        for s, values in enumerate(streams):
-            self._place(flat, values, replace(order, stream=s), fast)
+        flat = np.zeros(order.weights, np.result_type(*streams))
+        if fast:
+            streams = self._sequences(streams[0], order)
+        for s in range(len(streams)):
+            self._place(flat, streams.pop(0).astype(flat.dtype, copy=False), replace(order, stream=s))
         if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
             raise MachineFault(f"weights {flat.min()}..{flat.max()} do not fit into 9 bits")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
-    def _place(self, flat: np.ndarray, values: np.ndarray, order: Order, fast: bool) -> None:
-        family = self.family
-        count = traversal.entries(order, family) * (order.streams if fast else 1)
-        # A fast stream is padded to 32 bytes, so it may hold a few values more.
-        if len(values) < count or (not fast and len(values) > count):
+    def _sequences(self, values: np.ndarray, order: Order) -> list[np.ndarray]:
+        """What a fast stream holds for each core. It is padded to 32 bytes, so it may hold a few values more."""
+        count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
+        if len(values) < count:
             raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
-        if fast:
-            where = traversal.fast_positions(order)
-            used = where >= 0
-            flat[where[used]] = values[:count][used]
-        else:
-            traversal.place(order, family, values, flat)
+        return list(traversal.sequences(order, values[:count])) if order.streams > 1 else [values[:count]]
+
+    def _place(self, flat: np.ndarray, values: np.ndarray, order: Order) -> None:
+        count = traversal.entries(order, self.family)
+        if len(values) != count:
+            raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
+        traversal.place(order, self.family, values, flat)
 
 
 def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
@@ -178,11 +183,22 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
     ]
 
 
-def _parts(weights: np.ndarray, reach: int) -> tuple[slice, ...]:
-    """Ranges of K in weights [O, K] whose sums float32 holds exactly; empty when float64 is the better choice."""
+def _magnitudes(weights: np.ndarray) -> tuple[np.ndarray, int]:
+    """(sums of |weight| over groups of K in weights [O, K], int64[O, groups]; how many K a group has)"""
     taps = weights.shape[1]
     step = max(1, taps // PART_CHOICES)
-    sums = np.add.reduceat(np.abs(weights), np.arange(0, taps, step), axis=1, dtype=np.int64) * reach
+    groups = np.arange(0, taps, step)
+    rows = max(1, _PIECE // max(taps, 1))
+    pieces = [weights[first : first + rows] for first in range(0, len(weights), rows)]
+    return np.concatenate([np.add.reduceat(np.abs(p, dtype=np.int16), groups, axis=1, dtype=np.int64) for p in pieces]), step
+
+
+def _parts(sums: np.ndarray, step: int, taps: int) -> tuple[slice, ...]:
+    """Ranges of K whose sums float32 holds exactly; empty when float64 is the better choice.
+
+    Args:
+        sums: the most that each group of ``step`` of the ``taps`` may add up to, [O, groups].
+    """
     running = np.cumsum(sums, axis=1)
     if not taps or running[:, -1].max(initial=0) < FLOAT32_EXACT:
         return (slice(None),)
@@ -203,6 +219,8 @@ def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -
     unit = op.npu.ofm_unit
     if op.npu.family == U85:
         unit = op.npu.macs // 8 // MICROBLOCK_AREA[op["ACC_FORMAT.microblock"]]
+        if unit % (LANES * op.npu.cores):
+            raise MachineFault(f"ACC_FORMAT.microblock {op['ACC_FORMAT.microblock']} leaves no channels for some weight decoders")
     return Order(
         kind=kind,
         ofm_depth=op["OFM_DEPTH"],

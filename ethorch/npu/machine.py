@@ -21,12 +21,13 @@ from ethorch.npu.sources import Source, Sources
 from ethorch.npu.stream import Operation
 
 SCRATCH, SCRATCH_FAST = 1, 2  # regions (1.4)
-WORK_PER_BYTE = 1 << 14  # default budget: work units per byte of memory; the largest networks need a few hundred
+MOST_REGION_BYTES = 1 << 28  # allocated here; sizes come from files, and boards have far less. A caller may bring more.
+WORK_PER_BYTE = 1 << 12  # default budget: work units per byte of memory; the largest networks need a few hundred
 LEAST_WORK = 1 << 33
 ELEMENT_WORK = 16  # work units per element an operation touches; a MAC is one unit
 COMMAND_WORK = 1 << 12  # per operation; where there are branches, per command
 ARRAY_PER_BYTE = 16  # largest array of an operation, in elements per byte of memory; padding can make it > 1
-LEAST_ARRAY = 1 << 22
+LEAST_ARRAY, MOST_ARRAY = 1 << 22, 1 << 27
 
 
 @dataclass
@@ -99,6 +100,8 @@ class Machine:
         self.sources = sources
         self.regions: dict[int, np.ndarray] = {0: program.constants}
         for number, size in ((SCRATCH, scratch_bytes), (SCRATCH_FAST, scratch_fast_bytes)):
+            if size > MOST_REGION_BYTES:
+                raise MachineFault(f"region {number} of {size} bytes: more than {MOST_REGION_BYTES}; give it as regions=")
             if size:
                 self.regions[number] = np.zeros(size, np.uint8)
         for number, array in (regions or {}).items():
@@ -109,7 +112,7 @@ class Machine:
         self.trace = trace
         total = sum(r.size for r in self.regions.values())
         self.budget = max(LEAST_WORK, WORK_PER_BYTE * total) if budget is None else budget
-        self.largest_array = max(LEAST_ARRAY, ARRAY_PER_BYTE * total)
+        self.largest_array = min(max(LEAST_ARRAY, ARRAY_PER_BYTE * total), MOST_ARRAY)
         self.chain: dict[int, np.ndarray] = {}
         self.accumulator: np.ndarray | None = None
         unknown = set(checks) - {"uninitialized", "overlap"}

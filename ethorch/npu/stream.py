@@ -30,9 +30,12 @@ class Header:
     local_addressing: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its number, byte offset from the first command word, row and decoded values."""
+    """One command: its number, byte offset from the first command word, row and decoded values.
+
+    Equal commands share ``values``: a stream has thousands of commands, most of them repeated.
+    """
 
     index: int
     offset: int
@@ -171,25 +174,31 @@ def commands(payload: bytes, header: Header) -> list[Command]:
     size = header.stop - header.start
     words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
     result: list[Command] = []
+    decoded: dict[int, dict[str, int]] = {}
+
+    def where(at: int) -> str:
+        return f"command {len(result)} at byte {4 * at:#x} ({words[at]:#010x})"
+
     at = 0
     while at < len(words):
         word = words[at]
         control = (word >> 14) & 3
-        where = f"command {len(result)} at byte {4 * at:#x} ({word:#010x})"
         if control > 1:
-            raise MachineFault(f"{where}: control bits {control} are neither CMD0 nor CMD1")
+            raise MachineFault(f"{where(at)}: control bits {control} are neither CMD0 nor CMD1")
         if control == 1 and at + 1 == len(words):
-            raise MachineFault(f"{where}: the stream ends before this command's second word")
+            raise MachineFault(f"{where(at)}: the stream ends before this command's second word")
         found = rows.get((control == 1, word & 0x3FF))
         if found is None:
             name = "CMD1" if control else "CMD0"
-            raise MachineFault(f"{where}: {header.npu.name} has no {name} with opcode {word & 0x3FF:#05x}")
+            raise MachineFault(f"{where(at)}: {header.npu.name} has no {name} with opcode {word & 0x3FF:#05x}")
         row, is_operation = found
         whole = word | words[at + 1] << 32 if control else word
-        try:
-            values = row.decode(whole)
-        except MachineFault as fault:
-            raise MachineFault(f"{where}, {row.name}: {fault}") from None
+        values = decoded.get(whole)
+        if values is None:
+            try:
+                values = decoded[whole] = row.decode(whole)
+            except MachineFault as fault:
+                raise MachineFault(f"{where(at)}, {row.name}: {fault}") from None
         result.append(Command(len(result), 4 * at, row, values, is_operation))
         at += 1 + control
     return result

@@ -16,6 +16,7 @@ from ethorch.npu import compiled
 from ethorch.npu.registers import U5X, U85
 
 PATTERNS = 64  # block patterns kept; a network uses a few
+LANES = 4  # channels of a U85 stream's groups
 SUB_KERNEL = 8  # kernels are taken in pieces of at most 8x8 elements, counted with dilation
 
 
@@ -88,15 +89,20 @@ def positions(order: Order, family: str) -> np.ndarray:
 
 
 def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> None:
-    """flat[positions(order)] = values, padding left out, block by block; int16, as many values as ``entries`` says."""
+    """flat[positions(order)] = values, padding left out, block by block; as many values as ``entries`` says.
+
+    Both are int8, or both int16.
+    """
     library = compiled.library()
     if library is None:
         where = positions(order, family)
         used = where >= 0
         flat[where[used]] = values[used]
         return
-    assert values.dtype == flat.dtype == np.int16 and values.flags.c_contiguous and flat.flags.c_contiguous
+    assert values.dtype == flat.dtype and values.dtype in (np.int8, np.int16)
+    assert values.flags.c_contiguous and flat.flags.c_contiguous
     assert len(flat) >= order.weights
+    put = library.ethorch_place_8 if flat.itemsize == 1 else library.ethorch_place_16
     first, step = _CHANNELS[family](order)
     shape = _SHAPES[family](order)
     taps = order.kernel[0] * order.kernel[1]
@@ -107,7 +113,7 @@ def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> No
         count = len(block.o)
         assert at + count <= len(values)
         where[0], where[2] = first + step * ob, ib
-        library.ethorch_place(source + values.itemsize * at, count, *block.addresses, *targets)
+        put(source + values.itemsize * at, count, *block.addresses, *targets)
         at += count
 
 
@@ -242,7 +248,7 @@ def _blocks_85(order: Order) -> Blocks:
 
 
 def _shape_85(order: Order) -> Order:
-    return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0)
+    return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0, stream=0)
 
 
 @lru_cache(PATTERNS)
@@ -262,7 +268,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     u, unit, streams = _units(order), order.ofm_unit, order.streams
     outer = np.arange(0, ifm_depth, u.ifm_unit)
     inner = np.arange(0, u.ifm_unit, u.step)
-    groups = np.arange(4 * order.stream, unit, 4 * streams)  # a stream owns groups of 4 channels
+    groups = np.arange(0, unit, LANES * streams)  # a stream owns groups of 4 channels; this is the first stream's
     o_parts: list[np.ndarray] = []
     i_parts: list[np.ndarray] = []
     k_parts: list[np.ndarray] = []
@@ -272,7 +278,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
             sw = min(kw - kx0, SUB_KERNEL // order.dilation[1])
             elements = np.array([-1 if e is None else (ky0 + e[0]) * kw + kx0 + e[1] for e in _elements(order, u, sh, sw)])
             iuo, ou, k, iui, oz, oi, iz = np.ix_(
-                outer, np.arange(0, ofm_depth, unit), elements, inner, groups, np.arange(4), np.arange(u.step)
+                outer, np.arange(0, ofm_depth, unit), elements, inner, groups, np.arange(LANES), np.arange(u.step)
             )
             _append(o_parts, i_parts, k_parts, ou + oz + oi, iuo + iui + iz, k)
     return Block(np.concatenate(o_parts), np.concatenate(i_parts), np.concatenate(k_parts))
@@ -298,14 +304,11 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
     return result
 
 
-def fast_positions(order: Order) -> np.ndarray:
-    """``positions`` of the one FWD stream that carries all ``streams`` sequences, interleaved in blocks (4.3)."""
+def sequences(order: Order, values: np.ndarray) -> np.ndarray:
+    """[streams, n]: what each stream's order lists, out of the one FWD stream that interleaves them in blocks (4.3)."""
     u = _units(order)
-    parts = [positions(replace(order, stream=s), U85) for s in range(order.streams)]
-    if order.streams == 1:
-        return parts[0]
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
-    return np.stack([part.reshape(-1, block) for part in parts], axis=1).ravel()
+    return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)
 
 
 def _channels_5x(order: Order) -> tuple[int, int]:
@@ -314,8 +317,8 @@ def _channels_5x(order: Order) -> tuple[int, int]:
 
 
 def _channels_85(order: Order) -> tuple[int, int]:
-    """Patterns of U85 hold whole channel numbers already."""
-    return 0, 1
+    """Patterns of U85 hold channel numbers of the first stream; the others' groups follow it."""
+    return LANES * order.stream, 1
 
 
 _BLOCKS = {**dict.fromkeys(U5X, _blocks_5x), U85: _blocks_85}

@@ -118,8 +118,16 @@ bool decode_slice(Bits& bits, const Slice& s, Symbols& w, Symbols& z) {
   }
 }
 
-bool decode(Bits& bits, std::vector<int16_t>& out) {
+enum class Decoded { well, malformed, too_wide };
+
+template <typename T>
+Decoded decode(Bits& bits, std::vector<T>& out) {
   Palette palette;
+  bool fits = true;
+  const auto narrow = [&fits](int16_t value) {
+    fits &= T(value) == value;
+    return T(value);
+  };
   Symbols w, z;
   while (bits.size - bits.at >= 3) {
     const int zdiv = int(bits.take(3));
@@ -127,44 +135,42 @@ bool decode(Bits& bits, std::vector<int16_t>& out) {
       bits.at = (bits.at + 7) / 8 * 8;
       continue;
     }
-    if (zdiv > 3 && zdiv != ZDIV_NONE) return false;
+    if (zdiv > 3 && zdiv != ZDIV_NONE) return Decoded::malformed;
     const int64_t count = int64_t(bits.take(15)) + 1;
     int wdiv = int(bits.take(3));
     const bool truncated = bits.take(1), leading = bits.take(1);
-    if (wdiv == 6) return false;
+    if (wdiv == 6) return Decoded::malformed;
     if (leading) palette.read(bits);
-    if (bits.at > bits.size || !palette.known) return false;
+    if (bits.at > bits.size || !palette.known) return Decoded::malformed;
     const bool raw = wdiv == WDIV_RAW;
     if (raw) wdiv = palette.index_bits();
     const Slice s{count, zdiv == ZDIV_NONE ? 0 : count + leading, wdiv, zdiv, truncated, raw};
-    if (!decode_slice(bits, s, w, z)) return false;
+    if (!decode_slice(bits, s, w, z)) return Decoded::malformed;
     const int64_t* run = z.values.data();
     if (s.runs && leading) out.insert(out.end(), size_t(*run++), 0);
     const size_t before = out.size();
     if (!s.runs) {
       out.resize(before + size_t(count));
-      for (int64_t i = 0; i < count; ++i) out[before + size_t(i)] = palette.value(w.values[size_t(i)]);
+      for (int64_t i = 0; i < count; ++i) out[before + size_t(i)] = narrow(palette.value(w.values[size_t(i)]));
       continue;
     }
     for (int64_t i = 0; i < count; ++i) {
-      out.push_back(palette.value(w.values[size_t(i)]));
+      out.push_back(narrow(palette.value(w.values[size_t(i)])));
       out.insert(out.end(), size_t(*run++), 0);
     }
   }
-  return true;
+  return fits ? Decoded::well : Decoded::too_wide;
 }
 
-}  // namespace
-
-// How many weights `data` holds, or -1 when it is malformed. They are at *weights until ethorch_free(*owner).
-extern "C" __attribute__((visibility("default"))) int64_t ethorch_decode_standard(const uint8_t* data, int64_t size,
-                                                                                  const int16_t** weights,
-                                                                                  void** owner) {
+template <typename T>
+int64_t decode_all(const uint8_t* data, int64_t size, const void** weights, void** owner) {
   try {
     Bits bits{data, 8 * size};
-    auto out = std::make_unique<std::vector<int16_t>>();
-    if (!decode(bits, *out)) return -1;
-    static const int16_t none = 0;
+    auto out = std::make_unique<std::vector<T>>();
+    out->reserve(size_t(size) + size_t(size) / 4);  // a weight of 8 bits takes about as many
+    const Decoded result = decode(bits, *out);
+    if (result != Decoded::well) return result == Decoded::malformed ? -1 : -2;
+    static const T none = 0;
     *weights = out->empty() ? &none : out->data();
     const int64_t count = int64_t(out->size());
     *owner = out.release();
@@ -174,11 +180,9 @@ extern "C" __attribute__((visibility("default"))) int64_t ethorch_decode_standar
   }
 }
 
-// flat[place] = value for a block of `count` weights, traversal.place says which; padding has none.
-extern "C" __attribute__((visibility("default"))) void ethorch_place(const int16_t* values, int64_t count,
-                                                                     const int32_t* o, const int32_t* i,
-                                                                     const int32_t* k, const int64_t* where,
-                                                                     int16_t* flat) {
+template <typename T>
+void place(const T* values, int64_t count, const int32_t* o, const int32_t* i, const int32_t* k, const int64_t* where,
+           T* flat) {
   const int64_t first = where[0], step = where[1], ifm_first = where[2], taps = where[3];
   const int64_t ofm_depth = where[4], ifm_depth = where[5];
   for (int64_t n = 0; n < count; ++n) {
@@ -188,6 +192,27 @@ extern "C" __attribute__((visibility("default"))) void ethorch_place(const int16
   }
 }
 
-extern "C" __attribute__((visibility("default"))) void ethorch_free(void* owner) {
-  delete static_cast<std::vector<int16_t>*>(owner);
+}  // namespace
+
+#define ETHORCH_API extern "C" __attribute__((visibility("default")))
+
+// How many weights `data` holds; -1 when it is malformed, -2 when one does not fit. They are at *weights until *owner is
+// given to the ethorch_free of that width.
+ETHORCH_API int64_t ethorch_decode_standard_8(const uint8_t* data, int64_t size, const void** weights, void** owner) {
+  return decode_all<int8_t>(data, size, weights, owner);
+}
+ETHORCH_API int64_t ethorch_decode_standard_16(const uint8_t* data, int64_t size, const void** weights, void** owner) {
+  return decode_all<int16_t>(data, size, weights, owner);
+}
+ETHORCH_API void ethorch_free_8(void* owner) { delete static_cast<std::vector<int8_t>*>(owner); }
+ETHORCH_API void ethorch_free_16(void* owner) { delete static_cast<std::vector<int16_t>*>(owner); }
+
+// flat[place] = value for a block of `count` weights, traversal.place says which; padding has none.
+ETHORCH_API void ethorch_place_8(const int8_t* values, int64_t count, const int32_t* o, const int32_t* i,
+                                 const int32_t* k, const int64_t* where, int8_t* flat) {
+  place(values, count, o, i, k, where, flat);
+}
+ETHORCH_API void ethorch_place_16(const int16_t* values, int64_t count, const int32_t* o, const int32_t* i,
+                                  const int32_t* k, const int64_t* where, int16_t* flat) {
+  place(values, count, o, i, k, where, flat);
 }

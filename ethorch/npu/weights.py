@@ -10,6 +10,7 @@ without compiled code. ``decode_standard`` takes ``weights.cpp`` where there is 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,23 +34,35 @@ _BITS = (np.arange(1 << CHUNK)[:, None] >> np.arange(CHUNK)) & 1
 _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
-def decode_standard(data: bytes) -> np.ndarray:
-    """All weights of a standard stream, int16. MachineFault when the stream ends inside a slice or lacks a palette."""
+def decode_standard(data: bytes | np.ndarray) -> np.ndarray:
+    """All weights of a standard stream: int8 where they fit, else int16.
+
+    MachineFault when the stream ends inside a slice or lacks a palette.
+    """
     library = compiled.library()
     if library is not None:
-        weights, owner = ctypes.POINTER(ctypes.c_int16)(), ctypes.c_void_p()
-        padded = data + bytes(compiled.PADDING)
-        count = library.ethorch_decode_standard(padded, len(data), ctypes.byref(weights), ctypes.byref(owner))
-        if count >= 0:
-            try:
-                return np.ctypeslib.as_array(weights, (count,)).copy()
-            finally:
-                library.ethorch_free(owner)
-    return decode_standard_numpy(data)
+        padded = np.empty(len(data) + compiled.PADDING, np.uint8)
+        padded[: len(data)] = np.frombuffer(data, np.uint8)
+        padded[len(data) :] = 0
+        for bits in (8, 16):
+            weights, owner = ctypes.c_void_p(), ctypes.c_void_p()
+            decode, free = getattr(library, f"ethorch_decode_standard_{bits}"), getattr(library, f"ethorch_free_{bits}")
+            count = decode(padded.ctypes.data, len(data), ctypes.byref(weights), ctypes.byref(owner))
+            if count >= 0:
+                pointer = ctypes.cast(weights, ctypes.POINTER(ctypes.c_int8 if bits == 8 else ctypes.c_int16))
+                array = np.ctypeslib.as_array(pointer, (count,))
+                weakref.finalize(array, free, owner)  # slices keep the array they are cut from
+                return array
+    return narrowed(decode_standard_numpy(bytes(data)))
+
+
+def narrowed(weights: np.ndarray) -> np.ndarray:
+    """The same weights in int8 where they fit."""
+    return weights.astype(np.int8) if not weights.size or -128 <= weights.min() <= weights.max() <= 127 else weights
 
 
 def decode_standard_numpy(data: bytes) -> np.ndarray:
-    """``decode_standard`` without compiled code, and the one that says what is wrong with a stream."""
+    """``decode_standard`` in int16, without compiled code, and the one that says what is wrong with a stream."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -327,8 +340,9 @@ def _with_zeros(weights: np.ndarray, runs: np.ndarray, leading: int) -> np.ndarr
     return out
 
 
-def decode_fast(data: bytes) -> np.ndarray:
-    """All weights of a U85 fast (FWD) stream, int16 (4.4): raw bytes, or 2- or 4-bit indices into a table of 16."""
+def decode_fast(data: bytes | np.ndarray) -> np.ndarray:
+    """All weights of a U85 fast (FWD) stream, int8 or int16 (4.4): raw bytes, or 2- or 4-bit indices into a table of 16."""
+    data = bytes(data)
     if len(data) < 32:
         raise MachineFault(f"fast weight stream of {len(data)} bytes has no room for its 32-byte header")
     header = int.from_bytes(data[:32], "little")
@@ -338,9 +352,9 @@ def decode_fast(data: bytes) -> np.ndarray:
     body = np.frombuffer(data, np.uint8, offset=32)
     if raw:
         adjust = (header >> 104) & 0xFF
-        return body.view(np.int8).astype(np.int16) - (adjust - 256 if adjust & 0x80 else adjust)
+        return narrowed(body.view(np.int8).astype(np.int16) - (adjust - 256 if adjust & 0x80 else adjust))
     entries = [(header >> (112 + 9 * i)) & 0x1FF for i in range(16)]
-    table = np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16)
+    table = narrowed(np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16))
     width = 2 if small else 4
     shifts = np.arange(0, 8, width, dtype=np.uint8)
     return table[((body[:, None] >> shifts) & ((1 << width) - 1)).ravel()]

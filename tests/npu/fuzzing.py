@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import io
 import random
 import resource
 import signal
@@ -35,8 +36,9 @@ from ethorch.npu.weights import decode_fast, decode_standard, decode_standard_nu
 from ethorch.payload import DelegatePayload, IoTensor
 
 SECONDS = 10.0  # of CPU, for any one input; a run's budget is BUDGET
+HANG_SECONDS = 600  # for 64 inputs, by the clock: something does not listen to signals, and the process is ended
 BUDGET = 1 << 28
-MOST_BYTES = 512 << 20  # of memory, above what the process had
+MOST_BYTES = 800 << 20  # of memory, above what the process had; a file may ask for regions of 256 MiB
 WARM_UP = 100  # inputs before memory is measured
 STOP = [0xFFFF0000]
 
@@ -74,12 +76,43 @@ def corpus() -> list[DelegatePayload]:
 
 
 @cache
-def files() -> list[tuple[str, bytes]]:
-    """Files of Vela's that run."""
+def files() -> list[bytes]:
+    """.tflite files of Vela's that run."""
     from tests.npu.graphs import compile_graph
     from tests.npu.test_files import TFLITE, network
 
-    return [(".tflite", bytes(compile_graph(network(), t, TFLITE, fmt="TFLITE").model)) for t in ("u55-128", "u85-256")]
+    return [bytes(compile_graph(network(), t, TFLITE, fmt="TFLITE").model) for t in ("u55-128", "u85-256")]
+
+
+@cache
+def raw_arrays() -> dict[str, np.ndarray]:
+    """What Vela's .npz of a program that runs holds."""
+    p = corpus()[0]
+    tensors = {"input": p.inputs, "output": p.outputs}
+    arrays = {f"{kind}_shape": np.array([t.shape for t in ts]) for kind, ts in tensors.items()}
+    arrays |= {f"{kind}_elem_size": np.array([t.element_size for t in ts]) for kind, ts in tensors.items()}
+    arrays |= {f"{kind}_region": np.array([t.region for t in ts]) for kind, ts in tensors.items()}
+    arrays |= {f"{kind}_offset": np.array([t.offset for t in ts]) for kind, ts in tensors.items()}
+    arrays |= {"scratch_size": np.array(p.scratch_bytes), "scratch_fast_region": np.array(0), "scratch_fast_size": np.array(0)}
+    return arrays | {"cmd_data": np.array(p.commands), "weight_data": np.frombuffer(p.weights, np.uint8)}
+
+
+def raw_file(arrays: dict[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def damaged_array(rnd: random.Random, array: np.ndarray) -> np.ndarray:
+    kind = rnd.random()
+    if kind < 0.6 and array.size:
+        data = bytearray(array.tobytes())
+        for _ in range(rnd.choice((1, 2))):
+            data[rnd.randrange(len(data))] ^= 1 << rnd.randrange(8)
+        return np.frombuffer(bytes(data), array.dtype).reshape(array.shape)
+    if kind < 0.8:
+        return array.ravel()[: rnd.randrange(array.size + 1)]
+    return rnd.choice((np.array("text"), array[None], np.array(rnd.choice((-1, 1 << 62, 0.5, np.nan)))))
 
 
 @cache
@@ -226,9 +259,18 @@ def damaged_payload(rnd: random.Random) -> None:
 
 
 def damaged_file(rnd: random.Random) -> None:
-    suffix, data = rnd.choice(files())
-    with tempfile.NamedTemporaryFile(suffix=suffix) as file:
-        file.write(damage(rnd, data))
+    kind = rnd.random()
+    if kind < 0.7:
+        data = damage(rnd, rnd.choice(files()))
+    elif kind < 0.8:
+        data = damage(rnd, raw_file(raw_arrays()))
+    else:  # a whole .zip around damaged arrays
+        arrays = dict(raw_arrays())
+        name = rnd.choice(sorted(arrays))
+        arrays[name] = damaged_array(rnd, arrays[name])
+        data = raw_file(arrays)
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        file.write(data)
         file.flush()
         found = read_vela(Path(file.name))
     found.run([np.zeros(t.shape, t.dtype) for t in found.inputs], budget=BUDGET)
@@ -303,14 +345,14 @@ def main(arguments: list[str] | None = None) -> int:
             progress.seek(0)
             progress.write(b"%d\n" % number)
         if number % 64 == 0:
-            faulthandler.dump_traceback_later(20 * SECONDS, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
         try:
             seen[one(number)] += 1
         except (Exception, Slow) as error:
             problems += 1
             last = traceback.extract_tb(error.__traceback__)[-1]
-            print(f"{number}: {_kind(number).__name__}: {error!r} at {last.filename}:{last.lineno}", flush=True)
+            print(f"{number}: {_kind(number).__name__}: {repr(error)[:200]} at {last.filename}:{last.lineno}", flush=True)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if peak_bytes() > peak + MOST_BYTES:

@@ -73,7 +73,7 @@ def test_the_fuzzer_notices(misdeed, message, monkeypatch, capsys):
 def run_bytes(data: bytes) -> None:
     for decode in (decode_standard, decode_fast):
         with contextlib.suppress(MachineFault):
-            assert decode(data).dtype == np.int16
+            assert decode(data).dtype in (np.int8, np.int16)
     for head in (b"", b"COP1", b"COP2", struct.pack("<4sIIII3I", b"COP1", 0x00100001, 0x1807, 0x10066001, 5, 5, 5, 2 | 64 << 16)):
         with contextlib.suppress(MachineFault):
             Machine(Program(head + data, data), 4096, budget=1 << 24).run()

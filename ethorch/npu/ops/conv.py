@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (2.5)
 BAND_ELEMENTS = 1 << 17  # patch elements worked on at a time, so that they stay in a core's cache
 PIECE_ELEMENTS = 1 << 20  # and no more than these for one wide row
+MATRIX_ELEMENTS = 1 << 18  # weights converted at a time where they are used only once
 
 
 @operation("NPU_OP_CONV", *ALL)
@@ -55,6 +56,8 @@ def _want_scale_mode(op: Operation, mode: int) -> None:
 
 def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Kernel:
     _want_scale_mode(op, PER_CHANNEL)
+    if w.ifm.dtype.itemsize > 2:
+        raise MachineFault(f"IFM_PRECISION.precision: an IFM of {8 * w.ifm.dtype.itemsize} bits; 8 and 16 are known here")
     stage = OutputStage(op)
     height, width, depth = stage.shape
     per_row = width * max(per_output if product is _product else depth, depth)
@@ -66,7 +69,9 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
         whole = stage.needs_whole or m.overlap(w.ifm, stage.ofm)
         step = height if whole else band
         plan = stage.plan(f)
-        matrix: np.ndarray = f.matrix.astype(f.dtype)
+        matrix: np.ndarray = f.matrix
+        if step < height or matrix.size <= MATRIX_ELEMENTS:  # a large one that is used once is converted bit by bit
+            matrix = matrix.astype(f.dtype)
         for first in range(0, height, step):
             n = min(step, height - first)
             rows = w.read(m, first, n, f.dtype, w.ifm.zero_point)
@@ -97,6 +102,10 @@ def _product(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int)
 
 
 def _sums(x: np.ndarray, f: Filter, matrix: np.ndarray) -> np.ndarray:
+    if matrix.dtype != f.dtype:
+        columns = max(1, MATRIX_ELEMENTS // len(matrix))
+        pieces: Iterator[np.ndarray] = (matrix[:, at : at + columns].astype(f.dtype) for at in range(0, matrix.shape[1], columns))
+        return np.concatenate([_sums(x, f, piece) for piece in pieces], axis=1)
     total = x[:, f.parts[0]] @ matrix[f.parts[0]]
     if len(f.parts) > 1:
         total = total.astype(np.float64)
