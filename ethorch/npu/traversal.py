@@ -6,6 +6,8 @@ groups. So a pattern is built once per kind of block, as (o, i, k) offsets, and 
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -15,7 +17,8 @@ import numpy as np
 from ethorch.npu import compiled
 from ethorch.npu.registers import U5X, U85
 
-PATTERNS = 64  # block patterns kept; a network uses a few
+SIZES = 64  # block sizes remembered
+PATTERN_BYTES = 1 << 20  # of block patterns kept for further blocks; a network's few take about as much
 LANES = 4  # channels of a U85 stream's groups
 SUB_KERNEL = 8  # kernels are taken in pieces of at most 8x8 elements, counted with dilation
 
@@ -62,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Entries of one block in stream order, int32: OFM and IFM channel offsets and kernel element, -1 for padding."""
+    """Entries of one block in stream order: OFM and IFM channel offsets (uint16) and kernel element (int32), -1 for padding."""
 
     o: np.ndarray
     i: np.ndarray
@@ -73,6 +76,28 @@ class Block:
         """Of o, i and k, for compiled code."""
         return self.o.ctypes.data, self.i.ctypes.data, self.k.ctypes.data
 
+    @property
+    def nbytes(self) -> int:
+        return self.o.nbytes + self.i.nbytes + self.k.nbytes
+
+
+_kept: OrderedDict[tuple[str, Order, int, int], Block] = OrderedDict()
+_kept_lock = threading.Lock()
+
+
+def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
+    """The pattern of such a block; those used last are kept, PATTERN_BYTES of them."""
+    key = family, shape, ofm_depth, ifm_depth
+    with _kept_lock:
+        block = _kept.get(key)
+        if block is None:
+            block = _kept[key] = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+            size = sum(b.nbytes for b in _kept.values())
+            while size > PATTERN_BYTES and len(_kept) > 1:
+                size -= _kept.popitem(last=False)[1].nbytes
+        _kept.move_to_end(key)
+        return block
+
 
 def positions(order: Order, family: str) -> np.ndarray:
     """int64 per stream entry: its place in W[o][ky][kx][i], or -1 for padding."""
@@ -81,7 +106,7 @@ def positions(order: Order, family: str) -> np.ndarray:
     first, step = _CHANNELS[family](order)
     shape = _SHAPES[family](order)
     for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
-        block = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+        block = _block(family, shape, ofm_depth, ifm_depth)
         o, i = first + step * (block.o.astype(np.int64) + ob), block.i.astype(np.int64) + ib
         padding = (block.k < 0) | (o >= order.ofm_depth) | (i >= order.ifm_depth)
         parts.append(np.where(padding, -1, (o * taps + block.k) * order.ifm_depth + i))
@@ -109,7 +134,7 @@ def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> No
     where = np.array((0, step, 0, taps, order.ofm_depth, order.ifm_depth), np.int64)
     source, targets, at = values.ctypes.data, (where.ctypes.data, flat.ctypes.data), 0
     for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
-        block = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+        block = _block(family, shape, ofm_depth, ifm_depth)
         count = len(block.o)
         assert at + count <= len(values)
         where[0], where[2] = first + step * ob, ib
@@ -170,14 +195,13 @@ def _sub_kernels(order: Order) -> Iterator[tuple[int, int, int, int]]:
             yield y, x, min(kh - y, SUB_KERNEL // dy), min(kw - x, SUB_KERNEL // dx)
 
 
-@lru_cache(PATTERNS)
+@lru_cache(SIZES)
 def _size_5x(order: Order, ofm_depth: int, ifm_depth: int) -> int:
     elements = sum(round_up(sh * sw, _group_5x(order)) for _, _, sh, sw in _sub_kernels(order))
     lanes = 1 if order.kind == "DW" else round_up(ifm_depth, IFM_UNIT)
     return elements * round_up(ofm_depth, order.ofm_unit) * lanes
 
 
-@lru_cache(PATTERNS)
 def _pattern_5x(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     kw = order.kernel[1]
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
@@ -197,8 +221,9 @@ def _pattern_5x(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _append(o_parts: list, i_parts: list, k_parts: list, o: np.ndarray, i: np.ndarray, k: np.ndarray) -> None:
-    for part, array in zip((o_parts, i_parts, k_parts), np.broadcast_arrays(o, i, k), strict=True):
-        part.append(array.astype(np.int32).ravel())
+    types = np.uint16, np.uint16, np.int32
+    for part, array, dtype in zip((o_parts, i_parts, k_parts), np.broadcast_arrays(o, i, k), types, strict=True):
+        part.append(array.astype(dtype).ravel())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +276,7 @@ def _shape_85(order: Order) -> Order:
     return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0, stream=0)
 
 
-@lru_cache(PATTERNS)
+@lru_cache(SIZES)
 def _size_85(order: Order, ofm_depth: int, ifm_depth: int) -> int:
     u = _units(order)
     elements = 0
@@ -262,7 +287,6 @@ def _size_85(order: Order, ofm_depth: int, ifm_depth: int) -> int:
     return elements * ceil_div(ifm_depth, u.ifm_unit) * u.ifm_unit * round_up(ofm_depth, order.ofm_unit) // order.streams
 
 
-@lru_cache(PATTERNS)
 def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     kh, kw = order.kernel
     u, unit, streams = _units(order), order.ofm_unit, order.streams

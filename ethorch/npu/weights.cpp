@@ -181,7 +181,7 @@ int64_t decode_all(const uint8_t* data, int64_t size, const void** weights, void
 }
 
 template <typename T>
-void place(const T* values, int64_t count, const int32_t* o, const int32_t* i, const int32_t* k, const int64_t* where,
+void place(const T* values, int64_t count, const uint16_t* o, const uint16_t* i, const int32_t* k, const int64_t* where,
            T* flat) {
   const int64_t first = where[0], step = where[1], ifm_first = where[2], taps = where[3];
   const int64_t ofm_depth = where[4], ifm_depth = where[5];
@@ -208,11 +208,11 @@ ETHORCH_API void ethorch_free_8(void* owner) { delete static_cast<std::vector<in
 ETHORCH_API void ethorch_free_16(void* owner) { delete static_cast<std::vector<int16_t>*>(owner); }
 
 // flat[place] = value for a block of `count` weights, traversal.place says which; padding has none.
-ETHORCH_API void ethorch_place_8(const int8_t* values, int64_t count, const int32_t* o, const int32_t* i,
+ETHORCH_API void ethorch_place_8(const int8_t* values, int64_t count, const uint16_t* o, const uint16_t* i,
                                  const int32_t* k, const int64_t* where, int8_t* flat) {
   place(values, count, o, i, k, where, flat);
 }
-ETHORCH_API void ethorch_place_16(const int16_t* values, int64_t count, const int32_t* o, const int32_t* i,
+ETHORCH_API void ethorch_place_16(const int16_t* values, int64_t count, const uint16_t* o, const uint16_t* i,
                                   const int32_t* k, const int64_t* where, int16_t* flat) {
   place(values, count, o, i, k, where, flat);
 }
