@@ -17,7 +17,7 @@ from tests.npu.graphs import Graph, compile_graph
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("target", ["u55-128", "u65-512", "u85-1024"])
+@pytest.mark.parametrize("target", ["u55-128", "u85-1024"])
 def test_memory_of_a_network(target):
     """Like a small mobilenet's parts: wide feature maps first, the weights of a classifier last."""
     g = Graph(1)
@@ -29,6 +29,8 @@ def test_memory_of_a_network(target):
         x = g.conv(x, depth, kernel=(2, 2), stride=(2, 2))
     x = g.conv(x, 256, pad=(0, 0, 0, 0))
     x = g.conv(x, 1280, kernel=(1, 1))
+    for _ in range(3):
+        x = g.conv(x, 1000, kernel=(1, 1))
     g.output(g.conv(x, 1000, kernel=(1, 1)))
     model = compile_graph(g.serialize(), target)
     inputs, outputs = (
@@ -36,7 +38,7 @@ def test_memory_of_a_network(target):
     )
     constants = bytes(np.frombuffer(model.read_only.data, np.uint8))
     needs = memory([DelegatePayload(model.command_stream, constants, model.scratch.size, inputs, outputs)])
-    assert needs["region_bytes"] > 2 << 20
+    assert needs["region_bytes"] > 4 << 20
     assert needs["memory_bytes"] <= 4 * needs["region_bytes"]
 
 
