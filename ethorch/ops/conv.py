@@ -100,6 +100,7 @@ def weight_array(w: QTensor) -> np.ndarray:
     samples=[
         Sample(I8(1, 8, 9, 7), W(16, 8, 3, 3), W(16), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
         Sample(I8(1, 3, 15, 16), W(8, 3, 3, 3), None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1),
+        Sample(I8(1, 3, 16, 14), W(8, 3, 3, 3), W(8), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
         Sample(I8(2, 5, 6, 6), W(7, 5, 1, 1), W(7), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
         Sample(I8(1, 16, 12, 12), W(16, 1, 3, 3), W(16), [2, 2], [1, 1], [1, 1], False, [0, 0], 16),
         Sample(I8(1, 8, 12, 12), W(16, 1, 3, 3), W(16), [1, 1], [2, 2], [2, 2], False, [0, 0], 8),
@@ -157,7 +158,10 @@ def convolution(
         "stride": _pair(stride), "dilation": _pair(dilation),
         "input_zp": x.qparams.zp, "weight_zp": w.qparams.zero_point[0],
     }  # fmt: skip
-    value = _crop(b, b.nhwc(x), weight.shape[2:], settings)
+    value = b.nhwc(x)
+    if value is not x.value and b.forms.get("crop") == "kernel":
+        weight = _widened(weight, settings)
+    value = _crop(b, value, weight.shape[2:], settings)
     bias32 = np.zeros(channels) if bias is None else real_values(bias)
     per_group = channels // groups
     if groups > 1 and weight.shape[1] == 1:
@@ -422,6 +426,16 @@ def _trimmed(extents: Sequence[int], kernel: Sequence[int], stride: Any, padding
         span = extent + before + after - (k - 1) * d - 1
         pads += [before, after - span % s]
     return (pads[0], pads[1], pads[2], pads[3])
+
+
+def _widened(weight: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    """The weight with zeros on its far side, which then read the far rows and columns that ``_crop`` would slice off."""
+    top, bottom, left, right = settings["pad"]
+    if min(bottom, right) >= 0 or settings["dilation"] != (1, 1):
+        return weight
+    settings["pad"] = (top, max(bottom, 0), left, max(right, 0))
+    far = [(0, 0), (0, 0), (0, max(-bottom, 0)), (0, max(-right, 0))]
+    return np.pad(weight, far, constant_values=settings["weight_zp"])
 
 
 def _crop(b: Builder, value: Value, kernel: Sequence[int], settings: dict[str, Any]) -> Value:
