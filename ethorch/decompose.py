@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
+from ethorch.limits import Limits
 from ethorch.ops.spec import OpSpec, find, op_name
 from ethorch.sketch import INHERITED, Sketch, attribute, constant
 
@@ -26,12 +27,15 @@ _CHECKS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"
 _LARGEST_CONSTANT = 1 << 24
 
 
-def decompose(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> GraphModule:
+def decompose(
+    model: GraphModule, keep: Callable[[Node], bool] = lambda node: False, limits: Mapping[str, Limits] | None = None
+) -> GraphModule:
     """Fold constants and replace every composite operator, in place.
 
     Args:
         model: a graph as torch.export leaves it.
         keep: nodes to leave whole: those that nobody asked to quantize.
+        limits: what the target can run, by TOSA operator.
     """
     for node in list(model.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in _CHECKS and not node.users:
@@ -41,11 +45,13 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool] = lambda node: Fa
     while pending:
         node = pending.popleft()
         spec = find(node.target)
-        if spec is None or spec.decompose is None or node.target._schema.is_mutable or not _is_float(node) or keep(node):
+        if spec is None or spec.decompose is None or node.target._schema.is_mutable:
+            continue
+        if not (_is_float(node) or spec.decomposes_integers) or keep(node):
             continue
         before = node.prev
         args, kwargs = arguments(node, spec)
-        made = spec.decompose(Sketch(model, node), *args, **kwargs)
+        made = spec.decompose(Sketch(model, node, limits), *args, **kwargs)
         if made is None:
             continue
         drawn = node.prev
@@ -116,7 +122,7 @@ def fold_constants(model: GraphModule) -> None:
             continue
         if all(user in known for user in node.users) or known[node].numel() > _LARGEST_CONSTANT:
             continue
-        mode = detect_fake_mode([node.meta["val"]])
+        mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
         with graph.inserting_before(node):
             folded = constant(model, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
         for user in list(node.users):

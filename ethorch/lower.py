@@ -48,6 +48,11 @@ INT64_OUTPUT = Reason(
     "Cast it to int32 in the model.",
 )  # fmt: skip
 
+INT64_INPUT = Reason(
+    "graph.int64_input", "one of its inputs is int64, and the NPU has integers of 32 bits",
+    "Make it int32 in the model.",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -263,6 +268,8 @@ class Walk:
     def require_present(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> None:
         """Refuse where a tensor argument is not on the NPU; finish chains that end here would need a quantize node."""
         for value in _flat(args):
+            if isinstance(value, Missing) and _is_int64(value.node):
+                raise Unsupported(INT64_INPUT)
             if isinstance(value, (Missing, Chain)):
                 raise Unsupported(
                     Reason(
@@ -425,6 +432,11 @@ def _flat(args: Any) -> list[Any]:
     if isinstance(args, (list, tuple)):
         return [value for arg in args for value in _flat(arg)]
     return [args]
+
+
+def _is_int64(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.int64
 
 
 def _quantized(value: Any) -> bool:

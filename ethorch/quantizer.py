@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
-from ethorch.compile_spec import ArmCompileSpec
+from ethorch.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.decompose import decompose
 from ethorch.errors import SpecError
 from ethorch.quantization_config import QuantizationConfig
@@ -130,7 +130,8 @@ class TOSAQuantizer(Quantizer):
             if isinstance(child, GraphModule):
                 child.meta[INNER] = True
         config = self.settings.of(model, warn=False)
-        return decompose(model, keep=lambda node: config(node) is None)
+        limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
+        return decompose(model, keep=lambda node: config(node) is None, limits=limits)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every operator that a config matches and that the table of operators knows."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
+
+from ethorch.limits import Limits
 
 #: Key of ``Node.meta``: (name, target) of the user's operator a node was made for; settings by name or target see that.
 MADE_FOR = "ethorch_made_for"
@@ -21,9 +23,10 @@ class Sketch:
     Nodes carry the value metadata PyTorch gives them, and the place in the user's code of the node they replace.
     """
 
-    def __init__(self, model: GraphModule, node: Node):
+    def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None):
         self.model = model
         self.node = node
+        self.limits = limits or {}
         self.meta = {key: node.meta[key] for key in INHERITED if key in node.meta}
         self.meta[MADE_FOR] = node.meta.get(MADE_FOR, (node.name, node.target))
 
@@ -58,7 +61,11 @@ class Sketch:
 
     def before(self, node: Node) -> Sketch:
         """A sketch for a node before this one."""
-        return Sketch(self.model, node)
+        return Sketch(self.model, node, self.limits)
+
+    def absent(self, operator: str) -> bool:
+        """Has the target no such TOSA operator at all?"""
+        return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:
         """A Python number, or the value of a constant tensor that holds one; else None."""

@@ -161,6 +161,28 @@ def unbind(s: Sketch, x: Node, dim: int = 0) -> Any:
     return [s(aten.select.int, x, dim, index) for index in range(shape_of(x)[dim])]
 
 
+@composite(
+    "aten.as_strided.default", "aten.as_strided_copy.default",
+    samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
+)  # fmt: skip
+def as_strided(s: Sketch, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """out[i, j, ...] = x's element number offset + i * stride[0] + j * stride[1] + ...: slices of the flat x."""
+    if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
+        return None
+    flat = s(aten.reshape.default, x, [-1])
+    first = storage_offset or 0
+    last = first + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    if not x.meta["val"].is_contiguous() or first < 0 or last >= shape_of(flat)[0]:
+        return None
+    steps = [step for step, extent in zip(stride, size, strict=True) if extent > 1]
+    if steps == [math.prod([e for e in size if e > 1][k + 1 :]) for k in range(len(steps))]:
+        return s(aten.reshape.default, s(aten.slice.Tensor, flat, 0, first, last + 1), list(size))
+    numbers = torch.arange(first, last + 1, dtype=torch.int32)
+    places = torch.as_strided(numbers, size, stride).contiguous()
+    picked = s(aten.index_select.default, flat, 0, s.constant(places.flatten()))
+    return s(aten.reshape.default, picked, list(size))
+
+
 @composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4)])
 def narrow(s: Sketch, x: Node, dim: int, start: int, length: int) -> Any:
     """out = x[start : start + length] along ``dim``."""

@@ -133,16 +133,24 @@ def div(b: Builder, x: Any, y: Any, *, out: QParams) -> QTensor:
     """out = x / y with broadcasting, int8 or int16: x times a table of 1 / y in 16 bits, rounded once more by the RESCALE.
 
     The table's step is 1/32767 of the reciprocal of y's smallest code that is not 0; dividing by 0 gives the largest
-    quotient. An int16 divisor's reciprocal is interpolated, coarsely where it is steep. TOSA 1.0 TABLE, MUL.
+    quotient. Where int8 divisors differ by more than 8 times, that is too coarse for the largest: then it has 22 bits. An
+    int16 divisor's reciprocal is interpolated, coarsely where it is steep. TOSA 1.0 TABLE, MUL.
     """
     x, y = _quantized(b, x), _quantized(b, y)
     if y.qparams.dtype == "INT32":
         raise b.refuse("div.integer_divisor", "its divisor holds plain integers; allowed are quantized tensors and constants")
     real = y.qparams.table_inputs
     least = max(float(np.abs(real[real != 0]).min()), y.qparams.step)
-    inverse = QParams((1.0 / least / 32767,), (0,), -32767, 32767, "INT16")
     with np.errstate(divide="ignore"):
-        reciprocal = b.table(y, (np.float32(1.0) / real).astype(np.float32), inverse)
+        reciprocals = (np.float32(1.0) / real).astype(np.float32)
+    if x.qparams.dtype == y.qparams.dtype == "INT8" and np.abs(real).max() > 8 * least:
+        unit = 1.0 / least / 2**22                                     # 9 bits of x times 22 fit int32
+        fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
+        (xv, yv), dims = b.aligned(x, QTensor(fine.value, fine.dims, y.q))
+        product = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), yv, shift=0)
+        return QTensor(b.requantize(product, x.qparams.step * unit, out), dims, out)
+    inverse = QParams((1.0 / least / 32767,), (0,), -32767, 32767, "INT16")
+    reciprocal = b.table(y, reciprocals, inverse)
     return _product(b, x, reciprocal, x.qparams.step * inverse.step, out)
 
 

@@ -70,12 +70,19 @@ def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
     return _gathered(b, x, dim, codes, shape)
 
 
+def _gather(b: Builder, values: Value, index: Value) -> Value:
+    """TOSA 1.0 GATHER, which has no BOOL."""
+    if values.dtype != "BOOL":
+        return b.emit("GATHER", values, index)
+    return b.emit("CAST", b.emit("GATHER", b.emit("CAST", values, dtype="INT8"), index), dtype="BOOL")
+
+
 def _gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
     """TOSA 1.0 GATHER along ``dim``, moved to the front; ``index`` INT32 of any rank, of ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
-    rows = b.emit("GATHER", value, b.reshape(index, (1, math.prod(shape))))
+    rows = _gather(b, value, b.reshape(index, (1, math.prod(shape))))
     count = len(shape)
     dims = tuple((k,) for k in range(count + len(others)))
     full = QTensor(b.reshape(rows, (*shape, *(x.shape[d] for d in others))), dims, x.q)
@@ -124,12 +131,27 @@ def _(weight: Any, indices: Any, padding_idx: int = -1, scale_grad: bool = False
     return _operands_known(weight, indices)
 
 
+def _as_int32(s: Sketch, index: Any) -> Node | None:
+    """int64 numbers converted to int32, which the CPU does where they are an input of the program; None where they need not.
+
+    Where the NPU has no GATHER they stay int64, which is what the CPU's kernels take.
+    """
+    known = not isinstance(index, Node) or index.op == "get_attr"
+    if known or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
+        return None
+    return s(aten.to.dtype, index, torch.int32)
+
+
 @embedding.decomposition
 def _(s: Sketch, weight: Node, indices: Node, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False) -> Any:
-    """int64 numbers are converted to int32, which the CPU does where they are an input of the program."""
-    if indices.op == "get_attr" or indices.meta["val"].dtype != torch.int64:
-        return None
-    return s(aten.embedding.default, weight, s(aten.to.dtype, indices, torch.int32), padding_idx)
+    narrow = _as_int32(s, indices)
+    return None if narrow is None else s(aten.embedding.default, weight, narrow, padding_idx)
+
+
+@index_select.integer_decomposition
+def _(s: Sketch, x: Node, dim: int, index: Any) -> Any:
+    narrow = _as_int32(s, index)
+    return None if narrow is None else s(aten.index_select.default, x, dim, narrow)
 
 
 @op(
@@ -185,7 +207,7 @@ def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = Fal
     lines = math.prod(shape[d] for d in order[:-1])
     values = b.reshape(b.logical(b.permute(x, order)), (lines, x.shape[dim], 1))
     numbers = b.reshape(b.logical(b.permute(index, order)), (lines, shape[dim]))
-    picked = b.reshape(b.emit("GATHER", values, numbers), [shape[d] for d in order])
+    picked = b.reshape(_gather(b, values, numbers), [shape[d] for d in order])
     result = QTensor(picked, tuple((k,) for k in range(x.rank)), x.q)
     return wanted(b, b.permute(result, [order.index(d) for d in range(x.rank)]), out)
 
@@ -193,6 +215,20 @@ def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = Fal
 @gather.check
 def _(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Reason | None:
     return _operands_known(x, index)
+
+
+@gather.integer_decomposition
+def _(s: Sketch, x: Node, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    narrow = _as_int32(s, index)
+    return None if narrow is None else s(aten.gather.default, x, dim, narrow)
+
+
+@index.integer_decomposition
+def _(s: Sketch, x: Node, indices: Any) -> Any:
+    narrow = [_as_int32(s, one) for one in indices]
+    if not any(narrow):
+        return None
+    return s(aten.index.Tensor, x, [new or old for new, old in zip(narrow, indices, strict=True)])
 
 
 def _put(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:

@@ -116,6 +116,7 @@ class OpSpec:
         bound16: the same with int16 activations; of a table its samples' interpolation error.
         decompose: ``decompose(sketch, *aten_args) -> Node | tuple | None``, a replacement by other operators before
             annotation, so that what is inside is calibrated; None leaves the node as it is (see ethorch.decompose).
+        decomposes_integers: it is to be called for integer results too.
     """
 
     names: tuple[str, ...]
@@ -132,6 +133,7 @@ class OpSpec:
     bound: int = 1
     bound16: int = 1
     decompose: Callable[..., Any] | None = None
+    decomposes_integers: bool = False
 
     @property
     def composite(self) -> bool:
@@ -160,6 +162,11 @@ class OpSpec:
         """Decorator: ``function`` replaces nodes of this operator before annotation."""
         self.decompose = function
         return function
+
+    def integer_decomposition(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the same, of nodes with an integer result too."""
+        self.decomposes_integers = True
+        return self.decomposition(function)
 
     def canonical(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of spelling ``name`` as arguments of the canonical spelling."""

@@ -92,12 +92,18 @@ def _lift(model: GraphModule) -> None:
                 outer.meta = dict(inner.meta)
                 node.update_arg(3, (*node.args[3], outer))  # type: ignore[misc]
                 for branch in graphs:
-                    last = [n for n in branch.graph.nodes if n.op == "placeholder"][-1]
-                    with branch.graph.inserting_after(last):
+                    placeholders = [n for n in branch.graph.nodes if n.op == "placeholder"]
+                    behind = branch.graph.inserting_after(placeholders[-1]) if placeholders else branch.graph.inserting_before()
+                    with behind:
                         placeholder = branch.graph.placeholder(outer.name)
                     placeholder.meta = dict(inner.meta)
                     if branch is owner:
-                        inner.replace_all_uses_with(placeholder)
+                        given = placeholder
+                        if branch.graph.output_node() in inner.users:  # a branch may not return its argument itself
+                            with branch.graph.inserting_before(inner):
+                                given = branch.graph.call_function(torch.ops.aten.clone.default, (placeholder,))
+                            given.meta = dict(inner.meta)
+                        inner.replace_all_uses_with(given)
                         branch.graph.erase_node(inner)
         for branch in graphs:
             branch.graph.lint()

@@ -86,3 +86,17 @@ def test_no_samples_is_an_error() -> None:
     graph = torch.export.export(Loop(), (torch.randn(4, 8),)).module(check_guards=False)
     with pytest.raises(QuantizationError, match="no calibration samples"):
         quantizer().quantize_with_submodules(graph, [])
+
+
+class Constants(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda: torch.zeros(4), lambda: torch.ones(4), [])
+
+
+def test_branches_without_arguments() -> None:
+    x = torch.rand(3, 8)
+    graph = torch.export.export(Constants(), (x,)).module(check_guards=False)
+    converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
+    program = torch.export.export(converted, (x,)).run_decompositions({})
+    for sample in (x, -x):
+        torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0)

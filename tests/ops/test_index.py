@@ -1,0 +1,52 @@
+"""Indices that come from outside as int64: converted once where the NPU has GATHER, left to the CPU where it has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ethorch import EthosUCompileSpec, EthosUPartitioner, host
+from ethorch.ops.spec import op_name
+from tests.test_partitioner import lower, quantized
+
+
+class Rows(nn.Module):
+    def forward(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+        x = torch.tanh(x)
+        return x[:, chosen], torch.index_select(x, 0, chosen), torch.gather(x, 1, chosen.expand(4, 3))
+
+
+class Flags(nn.Module):
+    def forward(self, flags: Tensor, chosen: Tensor) -> Tensor:
+        return torch.gather(flags, 1, chosen)
+
+
+X, CHOSEN = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 0, 2])
+
+
+@pytest.mark.parametrize(("target", "npu"), [("ethos-u85-256", 4), ("ethos-u55-128", 1)])
+def test_int64_numbers_of_rows(target: str, npu: int) -> None:
+    spec = EthosUCompileSpec(target)
+    module = quantized(Rows(), (X, CHOSEN), spec=spec)
+    partitioner = EthosUPartitioner(spec)
+    program = host.load(lower(module, (X, CHOSEN), partitioner))
+    assert partitioner.report.npu_operators >= npu
+    cpu = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
+    if npu == 4:
+        assert {reason for _, reason in cpu} == {"graph.int64_input"}
+        assert {name.split(".")[1] for name, _ in cpu} == {"_to_dim_order_copy", "expand_copy"}  # both of int64
+    else:
+        assert ("aten.gather.default", "graph.int64_input") in cpu
+    for found, wanted in zip(program(X, CHOSEN), module(X, CHOSEN), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_truth_values_are_gathered() -> None:
+    spec, numbers = EthosUCompileSpec("ethos-u85-256"), torch.tensor([[1, 0], [4, 4], [2, 3], [0, 0]])
+    module = quantized(Flags(), (X > 0, numbers), spec=spec)
+    assert any(op_name(node.target).startswith("aten.to") for node in module.graph.nodes)
+    partitioner = EthosUPartitioner(spec)
+    program = host.load(lower(module, (X > 0, numbers), partitioner))
+    assert partitioner.report.npu_operators == 1
+    torch.testing.assert_close(program(X > 0, numbers)[0], Flags()(X > 0, numbers))
