@@ -43,7 +43,9 @@ class TopkInTheMiddle(nn.Module):
         return self.last(x)
 
 
-def quantized(model: nn.Module, inputs: tuple[torch.Tensor, ...], *, guards: bool = False, spec: EthosUCompileSpec = SPEC) -> nn.Module:
+def quantized(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], *, guards: bool = False, spec: EthosUCompileSpec = SPEC
+) -> nn.Module:
     torch.manual_seed(0)
     graph = torch.export.export(model.eval(), inputs).module(check_guards=guards)
     prepared = prepare_pt2e(graph, EthosUQuantizer(spec).set_global(get_symmetric_quantization_config()))
