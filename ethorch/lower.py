@@ -213,6 +213,8 @@ class Walk:
             del self.b.graph.ops[before:]
             raise
         wanted = self.b.result_shape
+        if isinstance(result, QTensor) and result.q is None:
+            result = self.b.wrapped(result)
         if isinstance(result, QTensor):
             assert result.shape == wanted, f"{node.format_node()}: lowered to {result.shape}, PyTorch says {wanted}"
             assert result.q == out or out is None, f"{node.format_node()}: result in {result.q}, wanted {out}"

@@ -89,10 +89,22 @@ for _name in _COMPARISONS:
 # --- selection --------------------------------------------------------------------------------------------------------------
 
 
+def _settled(b: Builder, x: Any, out: QParams) -> QTensor:
+    """``x`` in codes of ``out``, by an ADD of 0 where it has another scale and the target selects by bit operations.
+
+    Vela merges a RESCALE into the AND_NOT that a SELECT becomes, but the NPU scales operands of ADD and SUB only.
+    """
+    if not native(b) or not isinstance(x, QTensor) or x.q is None or (x.q.scale, x.q.zero_point) == (out.scale, out.zero_point):
+        return in_codes_of(b, x, out)
+    zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
+    total = b.emit("ADD", b.to_int32(x).value, zero)
+    return QTensor(b.requantize(total, x.q.step, out), x.dims, out)
+
+
 def _either(b: Builder, condition: Any, x: Any, y: Any, out: QParams | None) -> QTensor:
     condition = as_tensor(b, condition)
     if out is not None:
-        return selected(b, condition, in_codes_of(b, x, out), in_codes_of(b, y, out), out)
+        return selected(b, condition, _settled(b, x, out), _settled(b, y, out), out)
     dtype = next((value.value.dtype for value in (x, y) if isinstance(value, QTensor)), "INT32")
     return selected(b, condition, as_tensor(b, x, dtype), as_tensor(b, y, dtype), None)
 
@@ -127,6 +139,7 @@ def _fill_rule(node: Any) -> QuantRule:
     "aten.masked_fill.Scalar", "aten.masked_fill.Tensor", quant=_fill_rule, pointwise=True, steps=True,
     samples=[
         Sample(I8(1, 4, 5, 5), Truth(1, 1, 5, 5), 0.5), Sample(I8(2, 3, 6), Truth(3, 1), -math.inf),
+        Sample(I8(1, 3, 4, 5, low=0.0, high=1.0), Truth(1, 3, 4, 5), -1.0),
         Sample(Ints(3, 20), Truth(20), 7),
     ],
 )  # fmt: skip

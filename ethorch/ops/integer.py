@@ -71,7 +71,8 @@ def _shift_operands(b: Builder, x: Any, y: Any) -> tuple[Value, Value, Any]:
 def _shifts(scalar: str) -> list[Sample]:
     return [
         Sample(Ints(3, 40, low=-3000, high=3000), Ints(3, 40, low=0, high=7)), Sample(Ints(2, 3, 4, 5), Ints(5, low=0, high=5)),
-        Sample(Ints(3, 30), 3).of(scalar),
+        Sample(Ints(3, 30), 3).of(scalar), Sample(Ints(3, 30, low=-128, high=127, dtype="int8"), 3).of(scalar),
+        Sample(Ints(3, 30, low=-3000, high=3000, dtype="int16"), Ints(30, low=0, high=7, dtype="int16")),
     ]  # fmt: skip
 
 

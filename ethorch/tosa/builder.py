@@ -294,6 +294,16 @@ class Builder:
         return self.requantized(QTensor(looked_up, x.dims, fine), out)
 
 
+    def wrapped(self, x: QTensor) -> QTensor:
+        """Plain integers in the dtype PyTorch gives them, modulo its width: INT32 to INT8 or INT16; anything else as it is."""
+        dtype = self.result_dtype
+        if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
+            return x
+        spare = self.const(np.full((1,) * x.value.rank, {"INT8": 24, "INT16": 16}[dtype], np.int32))
+        high = self.emit("LOGICAL_LEFT_SHIFT", x.value, spare)
+        value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # what it shifts out is 0
+        return QTensor(self.rescale(value, 1.0, dtype=dtype), x.dims, None)
+
     def truth_table(self, x: QTensor, real: np.ndarray) -> QTensor:
         """Truth values: is ``real``, for each of int8 ``x.qparams.table_inputs``, not 0? TOSA 1.0 TABLE."""
         value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
