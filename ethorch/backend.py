@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def builder_for(target: Target | TosaTarget) -> Builder:
     """An empty Builder that checks what ``target`` can run and picks the forms it runs fastest."""
-    return Builder(target.limits, forms=target.forms, target=target.name)
+    return Builder(target.limits, forms=target.forms, target=target.name, floats=target.floats, integers=target.integers)
 
 
 @dataclass(frozen=True)

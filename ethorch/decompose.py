@@ -21,7 +21,7 @@ from ethorch.ops.spec import OpSpec, find, op_name
 from ethorch.sketch import INHERITED, Sketch, attribute, constant
 
 #: Operators of which only the shape of their argument counts.
-_LIKE = {f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")}
+LIKE = {f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")}
 _CHECKS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"}
 #: A folded constant may be this many times larger than what it is made of (an expanded mask); beyond, it stays an operator.
 _LARGEST_CONSTANT = 1 << 24
@@ -140,13 +140,13 @@ def _foldable(node: Node, known: dict[Node, Any]) -> bool:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten":
             return False
-    if op_name(target) in _LIKE:
+    if op_name(target) in LIKE:
         return isinstance(node.meta["val"], torch.Tensor)
     return all(arg in known for arg in node.all_input_nodes)
 
 
 def _evaluate(node: Node, known: dict[Node, Any]) -> Any:
-    if op_name(node.target) in _LIKE:
+    if op_name(node.target) in LIKE:
         like = node.args[0]
         assert isinstance(like, Node)
         value = like.meta["val"]

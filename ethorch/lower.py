@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,7 +23,7 @@ from torch.fx import Node
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
-from ethorch.qparams import QParams, QTensor
+from ethorch.qparams import QParams, QTensor, real
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Graph, Origin
 
@@ -30,6 +31,8 @@ TOSA_DTYPE = {
     torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.bool: "BOOL", torch.float32: "FP32",
     torch.float16: "FP16", torch.bfloat16: "BF16",
 }  # fmt: skip
+
+INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
 
 QUANTIZE = {f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default")}
 DEQUANTIZE = {name.replace(".quantize", ".dequantize") for name in QUANTIZE}
@@ -83,6 +86,8 @@ class Walk:
         self, graph: FxGraph, constants: Callable[[Node], np.ndarray | None], builder: Builder, *, strict: bool = True,
         refused: Mapping[Node, Reason] | None = None,
     ):  # fmt: skip
+        from ethorch.lower_floats import Floats
+
         self.graph = graph
         self.constants = constants
         self.b = builder
@@ -91,6 +96,7 @@ class Walk:
         self.supported: set[Node] = set()
         self.env: dict[Node, Any] = {}
         self.looked_up: dict[Node, QTensor] = {}
+        self.floats = Floats(self)
 
     def run(self) -> Walk:
         for node in self.graph.nodes:
@@ -116,12 +122,13 @@ class Walk:
     def boundary(self, node: Node) -> Any:
         """A tensor that comes from outside: an input of the TOSA graph if it holds integers, else Missing."""
         tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int8, torch.int16, torch.int32, torch.bool):
+        if not isinstance(tensor, torch.Tensor) or TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
             return Missing(node)
         order = storage_order(tensor)
         dtype = self.b.truth if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
         value = self.b.input(node.name, [int(tensor.shape[dim]) for dim in order], dtype)
-        return QTensor(value, tuple((order.index(dim),) for dim in range(tensor.dim())), None)
+        q = real(dtype) if dtype in self.b.floats else None
+        return QTensor(value, tuple((order.index(dim),) for dim in range(tensor.dim())), q)
 
     def outputs(self, node: Node) -> None:
         seen: set[int] = set()
@@ -129,6 +136,8 @@ class Walk:
         torch.fx.map_arg(node.args, flat.append)
         for result in flat:
             x = self.plain(self.env[result])
+            if self.b.floats and not isinstance(x, Missing):
+                x = self.floats.output(result, x)
             if not isinstance(x, QTensor):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
             if result.meta["val"].dtype == torch.int64:
@@ -172,16 +181,29 @@ class Walk:
         if name in ASSERTIONS:
             return None
         spec = find(node.target)
+        if self.b.floats and self.floats.makes_constant(node):
+            return self.folded(node)
         if spec is None:
             raise Unsupported(unknown_operator(node))
+        if self.b.floats:
+            return self.floats.lower(node, spec)
         if spec.composite:
             raise Unsupported(not_decomposed(name))
-        args, kwargs = self.arguments(node)
+        return self.of_integers(node, spec)
+
+    def begin(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The node's arguments; the builder knows from here on what its result shall be."""
         result = node.meta.get("val")
         result = result[0] if isinstance(result, (tuple, list)) and result else result
         if isinstance(result, torch.Tensor):
             self.b.result_shape = tuple(int(extent) for extent in result.shape)
             self.b.result_dtype = TOSA_DTYPE.get(result.dtype, "")
+        return self.arguments(node)
+
+    def of_integers(self, node: Node, spec: OpSpec) -> Any:
+        """An operator of quantized tensors, plain integers and truth values."""
+        name = op_name(node.target)
+        args, kwargs = self.begin(node)
         if self.constant(args, kwargs):
             return self.folded(node)
         source = self.single_source(node, spec)
@@ -258,9 +280,12 @@ class Walk:
         """An operator of constants, computed now: as a decomposed ``x * 2`` has its 2."""
 
         def tensor(argument: Node) -> torch.Tensor:
-            return torch.from_numpy(np.array(self.env[argument]))
+            return as_tensor(self.env[argument])
 
         target, kwargs = aten_call(node)
+        if node.all_input_nodes and not all(isinstance(self.env[n], np.ndarray) for n in node.all_input_nodes):  # full_like(x)
+            like = node.meta["val"]
+            return as_array(target(torch.empty(like.shape, dtype=like.dtype), *node.args[1:], **kwargs))
         with torch.no_grad():
             result = target(*torch.fx.map_arg(node.args, tensor), **torch.fx.map_arg(kwargs, tensor))
         if not isinstance(result, torch.Tensor):
@@ -319,8 +344,12 @@ class Walk:
 
     def quantize(self, node: Node) -> Any:
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
+        if isinstance(x, np.ndarray) and q is not None and not q.per_channel and self.b.floats:
+            return QTensor(self.b.const(q.quantize(x), q.dtype, node.name), contiguous(x.shape), q)
         if isinstance(x, (Missing, np.ndarray)) or q is None or q.per_channel:
             return self.boundary(node)
+        if isinstance(x, Chain) and not self.b.integers:
+            x = self.floats.operand(x)
         if isinstance(x, Chain):
             return self.table(x, q)
         assert isinstance(x, QTensor)
@@ -355,7 +384,7 @@ class Walk:
             if isinstance(x, Chain):
                 x = x.source
             if isinstance(x, QTensor):
-                if x.q is None or x.q.dtype not in spec.table_dtypes or (source is not None and source != x):
+                if x.q is None or x.q.is_real or x.q.dtype not in spec.table_dtypes or (source is not None and source != x):
                     return None
                 source = x
             elif isinstance(arg, Node):
@@ -405,7 +434,7 @@ class Walk:
     def leaf_codes(x: Any, codes: torch.Tensor) -> torch.Tensor:
         """What a chain's leaf is when the chain runs over its source's codes: the codes, or a constant."""
         if isinstance(x, np.ndarray):
-            return torch.from_numpy(np.array(x)).reshape(())
+            return as_tensor(x).reshape(())
         if x.value.is_const:
             return torch.from_numpy(x.qparams.dequantize(x.value.data.astype(np.int32))).reshape(())
         return codes
@@ -527,15 +556,22 @@ def constants_of(program: Any) -> Callable[[Node], np.ndarray | None]:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as an array; bfloat16, which NumPy lacks, as float32.
+    """The tensor's memory as an array.
 
     ExecuTorch partitions a program whose constants are fake. Those become arrays of the right shape that hold one small
     number and own no memory: whether an operator can run never depends on what a constant holds.
     """
     tensor = tensor.detach()
-    tensor = tensor.float() if tensor.dtype == torch.bfloat16 and not isinstance(tensor, FakeTensor) else tensor
-    if not isinstance(tensor, FakeTensor):
-        return tensor.cpu().numpy()
-    one = torch.empty((), dtype=torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy()
-    one[...] = 2.0**-8 if tensor.dtype.is_floating_point else 0
-    return np.broadcast_to(one, tuple(tensor.shape))
+    if isinstance(tensor, FakeTensor):
+        one = as_array(torch.full((), 2.0**-8 if tensor.dtype.is_floating_point else 0, dtype=tensor.dtype))
+        return np.broadcast_to(one, tuple(tensor.shape))
+    if tensor.dtype == torch.bfloat16:
+        return tensor.cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.cpu().numpy()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The inverse of ``as_array``, in memory of its own."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))

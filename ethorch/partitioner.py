@@ -23,7 +23,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ethorch.backend import EthosUBackend, TOSABackend, builder_for, check_only_backend, register_quantized_kernels
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import Reason, VelaError
-from ethorch.lower import DEQUANTIZE, INT64_OUTPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, Walk, constants_of, origin_of
+from ethorch.lower import DEQUANTIZE, INT64_OUTPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, TOSA_DTYPE, Walk, constants_of, origin_of
 from ethorch.ops.spec import OPS, op_name
 from ethorch.tosa.ir import Origin
 from ethorch.tosa_spec import TosaCompileSpec
@@ -269,7 +269,7 @@ def _unread(walk: Walk) -> dict[Node, Reason]:
         for node in walk.supported
         if op_name(node.target) not in QUANTIZE | DEQUANTIZE
         and (dtype := _dtype(node)) is not None
-        and (dtype.is_floating_point or dtype == torch.int64)
+        and ((dtype.is_floating_point and TOSA_DTYPE.get(dtype) not in walk.b.floats) or dtype == torch.int64)
         and not all(map(reads_on_npu, node.users))
     }
 

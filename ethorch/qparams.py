@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ethorch.layout import Dims
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import FLOATS, Value
 
 #: TOSA 1.0 RESCALE: bounds of ``shift``.
 MIN_SHIFT, MAX_SHIFT = 2, 62
@@ -29,6 +29,11 @@ class QParams:
     qmax: int
     dtype: str
     axis: int | None = None
+
+    @property
+    def is_real(self) -> bool:
+        """Are the codes the real numbers themselves (see ``real``)?"""
+        return self.dtype in FLOATS
 
     @property
     def per_channel(self) -> bool:
@@ -59,6 +64,8 @@ class QParams:
 
     def quantize(self, real: ArrayLike) -> np.ndarray:
         """round-half-even(real / scale) + zero_point, clamped, as int32; float32 division as PyTorch's fake quantize."""
+        if self.is_real:
+            return np.asarray(real)
         inverse = np.float32(1.0) / np.float32(self.step)
         with np.errstate(over="ignore"):  # an infinite bound is the end of the range
             codes = np.rint(np.asarray(real, np.float32) * inverse) + np.float32(self.zp)
@@ -69,6 +76,11 @@ class QParams:
         return ((codes - self.zp) * np.float32(self.step)).astype(np.float32)
 
 
+def real(dtype: str) -> QParams:
+    """Numbers of a float dtype, as codes that mean themselves: scale 1, zero point 0, and a range no float leaves."""
+    return QParams((1.0,), (0,), -(1 << 128), 1 << 128, dtype)
+
+
 def dtype_range(dtype: str) -> tuple[int, int]:
     """(lowest, highest) integer of a TOSA dtype."""
     bits = {"INT4": 4, "INT8": 8, "INT16": 16, "INT32": 32, "INT48": 48}[dtype]
@@ -77,11 +89,12 @@ def dtype_range(dtype: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class QTensor:
-    """What a lowering gets for a quantized tensor: stored integers, how they lie in memory, and their real meaning.
+    """What a lowering gets for a tensor: stored integers, how they lie in memory, and their real meaning.
 
     ``value`` holds the integers in whatever axis order was cheapest; ``dims`` says which of its axes make up each
     logical (PyTorch) dimension. Permutes and reshapes only change ``dims``; a TRANSPOSE is emitted where an operator
-    needs another order. ``q`` is None for plain integers (indices, booleans).
+    needs another order. ``q`` is None for plain integers (indices, booleans), and ``real(dtype)`` for floats, which are their
+    own meaning: an operator that does no more than move, add up and scale its codes lowers floats by the same lines.
     """
 
     value: Value

@@ -38,6 +38,16 @@ class Target:
     limits: Mapping[str, Limits] = field(default_factory=dict, compare=False, repr=False)
     forms: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def floats(self) -> tuple[str, ...]:
+        """The float dtypes it computes in: none."""
+        return ()
+
+    @property
+    def integers(self) -> bool:
+        """Does it compute with quantized tensors?"""
+        return True
+
     def __str__(self) -> str:
         return self.name
 

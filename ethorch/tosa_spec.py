@@ -70,11 +70,13 @@ class TosaSpecification:
 
 @dataclass(frozen=True)
 class TosaTarget:
-    """What a lowering needs to know of TOSA itself as the target: the same three facts as of an NPU."""
+    """What a lowering needs to know of TOSA itself as the target: the same facts as of an NPU."""
 
     name: str
     limits: Mapping[str, Limits]
     forms: Mapping[str, str]
+    floats: tuple[str, ...] = ()
+    integers: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -106,7 +108,9 @@ class TosaCompileSpec(ArmCompileSpec):
         if not self.tosa_spec.support_extension("int16"):
             narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Ask for +int16.")
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
-        return TosaTarget(str(self.tosa_spec), limits, FORMS.get(family, {}))
+        floats: tuple[str, ...] = ("FP32", "FP16") if self.tosa_spec.support_float() else ()
+        floats += ("BF16",) if self.tosa_spec.support_extension("bf16") else ()
+        return TosaTarget(str(self.tosa_spec), limits, FORMS.get(family, {}), floats, self.tosa_spec.support_integer())
 
     def _own_items(self) -> dict[str, str]:
         return {"tosa_spec": str(self.tosa_spec)}

@@ -18,6 +18,7 @@ from ethorch.ops.spec import I8, Ints, Sample, Truth, W, op_name
 from ethorch.tosa.flatbuffer import serialize
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.rewrite import rewrite
+from ethorch.tosa.run import as_bits, from_bits
 
 #: What becomes an input of a sample's module, in order.
 INPUTS = (I8, Ints, Truth)
@@ -148,9 +149,9 @@ def reference(tosa: bytes, codes: list[np.ndarray]) -> list[np.ndarray]:
     """The TOSA reference model's outputs; it must call the graph valid."""
     import tosa_reference_model
 
-    outputs, status = tosa_reference_model.run(tosa, [np.ascontiguousarray(c) for c in codes])
+    outputs, status = tosa_reference_model.run(tosa, [as_bits(c) for c in codes])
     assert status == tosa_reference_model.GraphStatus.TOSA_VALID, status
-    return outputs
+    return [from_bits(output) for output in outputs]
 
 
 def machine(tosa: bytes, codes: list[np.ndarray], spec: EthosUCompileSpec) -> list[np.ndarray]:

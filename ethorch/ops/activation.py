@@ -17,6 +17,8 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: QParams) -> QTe
     Behind an operator that absorbed it, ``x`` has ``out`` already, and a bound at the end of its range needs nothing.
     """
     x = b.requantized(x, out)
+    if out.is_real:
+        return QTensor(b.clamp(x.value, low, high), x.dims, out)
     codes = out.quantize([max(low, -3e38), min(high, 3e38)])
     low_code = out.qmin if low == -math.inf else int(codes[0])
     high_code = out.qmax if high == math.inf else int(codes[1])

@@ -23,11 +23,11 @@ def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
     rows, columns = shape_of(scores)[-2:]
     if causal:
         future = torch.ones(rows, columns, dtype=torch.bool).tril()
-        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, _MASKED)))
+        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, _MASKED).to(scores.meta["val"].dtype)))
     if mask is None:
         return scores
     if mask.meta["val"].dtype == torch.bool:
-        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1)), _MASKED)
+        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1, dtype=scores.meta["val"].dtype)), _MASKED)
     return s(aten.add.Tensor, scores, mask)
 
 

@@ -9,8 +9,10 @@ from ethorch.ops.compare import compared
 from ethorch.ops.logic import in_codes_of, native, widened
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
-from ethorch.qparams import QParams, QTensor
+from ethorch.qparams import QParams, QTensor, real
+from ethorch.real import Real
 from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import FLOATS
 
 
 def _rule(node: Any) -> QuantRule:
@@ -56,3 +58,17 @@ def _(x: Any, *_: Any, **__: Any) -> Reason | None:
     if not isinstance(x, QTensor):
         return Reason("to.operand", f"its input is {type(x).__name__}; allowed are quantized tensors, integers and truth values")
     return None
+
+
+@to.floats
+def _(b: Builder, x: QTensor, *_: Any, **__: Any) -> QTensor:
+    """TOSA 1.0 CAST; to integers, which PyTorch truncates and CAST rounds, of the truncated number."""
+    wanted = b.result_dtype or "INT32"
+    if x.q is None:
+        return QTensor(b.rescale(x.value, 1.0, dtype=wanted), x.dims, real(wanted))
+    if wanted in FLOATS:
+        return b.requantized(x, real(wanted))
+    if wanted == "BOOL":
+        return compared(b, "ne", x, 0)
+    whole = Real.of(b, x).trunc().t
+    return QTensor(b.cast(whole.value, wanted), whole.dims, None)

@@ -19,7 +19,9 @@ from ethorch.ops.logic import (
     finite,
     float_operand,
     in_codes_of,
+    in_one_float,
     in_one_unit,
+    is_real,
     native,
     negated,
     selected,
@@ -51,11 +53,12 @@ def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     TOSA 1.0 EQUAL, GREATER, GREATER_EQUAL, or SUB and TABLE.
     """
     operator, swap, negate, holds = _COMPARISONS[name]
-    (xv, yv), dims = in_one_unit(b, x, y)
+    floats = is_real(x, y)
+    (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)
     quantized = {value.q.dtype for value in (x, y) if isinstance(value, QTensor) and value.q is not None}
     if not native(b):
         return QTensor(truth_table(b, difference(b, xv, yv, small=quantized == {"INT8"}), holds), dims, None)
-    if quantized:
+    if quantized and not floats:
         # Vela merges an operand's RESCALE into the comparison, but the NPU scales operands of ADD and SUB only.
         xv = b.emit("SUB", xv, yv)
         yv = b.const(np.zeros((1,) * xv.rank, np.int32))
@@ -145,7 +148,7 @@ def _fill_rule(node: Any) -> QuantRule:
 )  # fmt: skip
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: QParams | None) -> QTensor:
     """out = mask ? value : x with broadcasting; a value beyond out's range is the end of it."""
-    if out is not None and not isinstance(value, QTensor):
+    if out is not None and not out.is_real and not isinstance(value, QTensor):
         value = finite(float(np.asarray(value).reshape(())), out)
     return _either(b, mask, value, x, out)
 

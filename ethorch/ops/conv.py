@@ -13,7 +13,7 @@ from ethorch.ops.quant_rules import WEIGHTED
 from ethorch.ops.spec import I8, Sample, W, op
 from ethorch.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.builder import Builder
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -58,6 +58,8 @@ def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, ac
     Saturated, which the quantizer warns of; at 40 bits for int48, which is what the NPU adds (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
+    if activations in FLOATS:
+        return b.const(real.astype(DTYPES[activations]), activations, name="bias")
     codes = np.rint(real.astype(np.float64) / np.asarray(scales))
     if activations == "INT16":
         return b.const(np.clip(codes, -(2**39), 2**39 - 1).astype(np.int64), "INT48", name="bias")

@@ -14,13 +14,14 @@ from torch.fx import Node
 
 from ethorch.errors import Reason
 from ethorch.layout import Dims
-from ethorch.ops.logic import as_tensor, widened
+from ethorch.ops.logic import as_tensor, in_codes_of, widened
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.spec import I8, Ints, OpSpec, Sample, W, composite, op
-from ethorch.qparams import QParams, QTensor, dtype_range
+from ethorch.qparams import QParams, QTensor, dtype_range, real
+from ethorch.real import Real, quotient
 from ethorch.sketch import Sketch
 from ethorch.tosa.builder import Builder
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import DTYPES, Value
 
 aten = torch.ops.aten
 
@@ -271,3 +272,53 @@ def _operands(spec: OpSpec) -> None:
 
 for _spec in (add, sub, mul, div, maximum, minimum, clamp_tensor):
     _operands(_spec)
+
+# --- of floats --------------------------------------------------------------------------------------------------------------
+
+
+def _direct(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
+    """One operator in the tensors' own dtype, into which a number must fit; in FP32 otherwise."""
+    dtypes = {value.q.dtype for value in (x, y) if isinstance(value, QTensor) and value.q is not None}
+    numbers = [np.float64(value) for value in (x, y) if not isinstance(value, QTensor)]
+    fits = len(dtypes) == 1 and all(n.astype(DTYPES[dtype]).astype(np.float64) == n for n in numbers for dtype in dtypes)
+    out = real(dtypes.pop() if fits else "FP32")
+    values, dims = b.aligned(in_codes_of(b, x, out), in_codes_of(b, y, out))
+    return QTensor(b.emit(name, *values, **attrs), dims, out)
+
+
+@add.floats
+def _(b: Builder, x: Any, y: Any, *, alpha: float = 1) -> Any:
+    return _direct(b, "ADD", x, y) if alpha == 1 else Real.of(b, x) + Real.of(b, y) * alpha
+
+
+@sub.floats
+def _(b: Builder, x: Any, y: Any, *, alpha: float = 1) -> Any:
+    return _direct(b, "SUB", x, y) if alpha == 1 else Real.of(b, x) - Real.of(b, y) * alpha
+
+
+mul.floats(lambda b, x, y: _direct(b, "MUL", x, y, shift=0))
+maximum.floats(lambda b, x, y: _direct(b, "MAXIMUM", x, y))
+minimum.floats(lambda b, x, y: _direct(b, "MINIMUM", x, y))
+div.floats(lambda b, x, y: Real.of(b, x) / Real.of(b, y))
+power.floats(lambda b, x, y: Real.of(b, x) ** y)
+absolute.floats(lambda b, x: QTensor(b.emit("ABS", x.value), x.dims, x.q))
+neg.floats(lambda b, x: QTensor(b.emit("NEGATE", x.value, input_zp=0, output_zp=0), x.dims, x.q))
+div_mode.floats(lambda b, x, y, *, rounding_mode=None: quotient(Real.of(b, x), Real.of(b, y), rounding_mode))
+
+
+@remainder.floats
+def _(b: Builder, x: Any, y: Any) -> Real:
+    x, y = Real.of(b, x), Real.of(b, y)
+    return x - quotient(x, y, "floor") * y
+
+
+@fmod.floats
+def _(b: Builder, x: Any, y: Any) -> Real:
+    x, y = Real.of(b, x), Real.of(b, y)
+    return x - quotient(x, y, "trunc") * y
+
+
+@clamp_tensor.floats
+def _(b: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else _direct(b, "MAXIMUM", x, low)
+    return x if high is None else _direct(b, "MINIMUM", x, high)

@@ -15,6 +15,7 @@ from ethorch.ops.conv import accumulator_scales, bias_codes, weight_array
 from ethorch.ops.quant_rules import WEIGHTED
 from ethorch.ops.spec import I8, Sample, W, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import FP32, Real
 from ethorch.sketch import Sketch
 from ethorch.tosa.builder import Builder
 
@@ -97,3 +98,17 @@ def _(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reason | None:
     if not w.value.is_const:
         return Reason("linear.dynamic_weight", "its weight is computed at run time; a constant weight is needed")
     return None
+
+
+@linear.floats
+def _(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, factors: Any = None) -> Any:
+    """A constant weight as it is; one computed at run time is a MATMUL of all rows."""
+    beta, alpha = factors or (1, 1)
+    if w.value.is_const and (bias is None or (isinstance(bias, np.ndarray) and bias.ndim == 1)) and not factors:
+        assert linear.lower is not None
+        return linear.lower(b, x, w, bias, out=x.q)
+    value = b.stored_as(x, [(), tuple(range(x.rank - 1)), (x.rank - 1,)])
+    product = b.emit("MATMUL", value, b.stored_as(w, [(), (1,), (0,)]), a_zp=0, b_zp=0)
+    made = Real.of(b, b.view(QTensor(product, ((1,), (2,)), FP32), (*x.shape[:-1], w.shape[0])))
+    made = made if alpha == 1 else made * alpha
+    return made if bias is None or beta == 0 else made + Real.of(b, bias) * beta

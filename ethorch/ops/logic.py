@@ -13,9 +13,9 @@ import numpy as np
 
 from ethorch.errors import Reason
 from ethorch.layout import Dims, contiguous
-from ethorch.qparams import QParams, QTensor
+from ethorch.qparams import QParams, QTensor, real
 from ethorch.tosa.builder import Builder
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import DTYPES, Value
 
 #: Left shift of the finer of two scales, so that comparing rounds nothing that matters and differences fit in int32.
 _HEADROOM = {"INT8": 19, "INT16": 14}
@@ -34,6 +34,8 @@ def widened(b: Builder, value: Value) -> Value:
     if value.is_const:
         assert value.data is not None
         return b.const(value.data.astype(np.int32), name=value.name)
+    if not b.integers:  # without the profile INT there is no RESCALE
+        return b.cast(value, "INT32")
     if value.dtype == "BOOL":
         value = b.emit("CAST", value, dtype="INT8")
     return b.rescale(value, 1.0, dtype="INT32")
@@ -100,6 +102,18 @@ def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     return values, dims
 
 
+def is_real(*operands: Any) -> bool:
+    """Is there a float tensor among them?"""
+    return any(isinstance(x, QTensor) and x.q is not None and x.q.is_real for x in operands)
+
+
+def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
+    """Two operands in one float dtype, the wider of theirs, aligned for broadcasting; integers and numbers become floats."""
+    dtypes = {value.q.dtype for value in (x, y) if isinstance(value, QTensor) and value.q is not None}
+    out = real(dtypes.pop() if len(dtypes) == 1 else "FP32")
+    return b.aligned(in_codes_of(b, x, out), in_codes_of(b, y, out))
+
+
 def difference(b: Builder, x: Value, y: Value, *, small: bool) -> Value:
     """x - y of INT32 as INT8 with its sign and whether it is 0. ``small``: |x - y| < 2**29, which a RESCALE can saturate."""
     value = b.emit("SUB", x, y)
@@ -139,12 +153,17 @@ def finite(value: float, out: QParams) -> float:
 
 
 def in_codes_of(b: Builder, x: Any, out: QParams) -> QTensor:
-    """A quantized tensor, plain integers, or a number, as codes of ``out``."""
+    """A tensor, plain integers, or a number, as codes of ``out``."""
     if isinstance(x, QTensor) and x.q is not None:
         return b.requantized(x, out)
+    if isinstance(x, QTensor) and out.is_real:
+        return QTensor(b.rescale(x.value, 1.0, dtype=out.dtype), x.dims, out)
     if isinstance(x, QTensor):
         scaled = b.rescale(widened(b, x.value), 1.0 / out.step, output_zp=out.zp, dtype=out.dtype)
         return QTensor(b.clamp(scaled, out.qmin, out.qmax), x.dims, out)
+    if out.is_real:
+        array = np.asarray(x).astype(DTYPES[out.dtype])
+        return QTensor(b.const(array, out.dtype), contiguous(array.shape), out)
     array = np.asarray(x, np.float64)
     codes = out.quantize(np.clip(array, -3e38, 3e38)).astype(np.int8 if out.dtype == "INT8" else np.int16)
     return QTensor(b.const(codes, out.dtype), contiguous(codes.shape), out)

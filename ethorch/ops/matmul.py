@@ -13,6 +13,7 @@ from ethorch.ops.elementwise import mul
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.spec import I8, Sample, W, composite, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import FP32, Real
 from ethorch.sketch import Sketch, shape_of
 from ethorch.tosa.builder import Builder
 
@@ -116,7 +117,7 @@ def _(s: Sketch, bias: Node, x: Node, y: Node, *, beta: float = 1, alpha: float 
 
 def scaled_bmm(s: Sketch, x: Node, y: Node, factor: float) -> Node:
     """factor * x @ y in one operator."""
-    return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1)), x, y, beta=0, alpha=factor)
+    return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1, dtype=x.meta["val"].dtype)), x, y, beta=0, alpha=factor)
 
 
 def _fold_factor(s: Sketch, x: Any, factor: Any) -> Any:
@@ -154,3 +155,13 @@ def _(s: Sketch, x: Any, y: Any) -> Any:
 def einsum(s: Sketch, equation: str, operands: list[Node], path: Any = None) -> Any:
     """The permutes, views and bmm that PyTorch makes of an equation."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)
+
+# --- of floats --------------------------------------------------------------------------------------------------------------
+
+
+@baddbmm.floats
+def _(b: Builder, bias: Any, x: QTensor, y: QTensor, *, beta: float = 1, alpha: float = 1) -> Real:
+    product = b.emit("MATMUL", b.logical(x), b.logical(y), a_zp=0, b_zp=0)
+    made = Real.of(b, QTensor(product, ((0,), (1,), (2,)), FP32))
+    made = made if alpha == 1 else made * alpha
+    return made if beta == 0 else made + Real.of(b, bias) * beta

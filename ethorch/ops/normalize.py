@@ -21,6 +21,7 @@ from ethorch.ops.quant_rules import EACH_INPUT, FIRST_INPUT
 from ethorch.ops.rows import deviations, fineness, function_of, pieces, sum_of_squares
 from ethorch.ops.spec import I8, Sample, W, composite, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import Real
 from ethorch.sketch import Sketch, shape_of
 from ethorch.tosa.builder import Builder
 
@@ -197,3 +198,33 @@ def instance_norm(
     if not use_input_stats:
         return s(aten.batch_norm.default, x, weight, bias, mean, var, False, momentum, eps, False)
     return group_norm.decompose(s, x, shape_of(x)[1], weight, bias, eps)  # type: ignore[misc]
+
+# --- of floats --------------------------------------------------------------------------------------------------------------
+
+
+@batch_norm.floats
+def _(b: Builder, x: QTensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Real:
+    gain = (1.0 if weight is None else np.asarray(weight, np.float64)) / np.sqrt(np.asarray(var, np.float64) + eps)
+    offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
+    channels = (-1, *(1,) * (x.rank - 2))
+    return Real.of(b, x) * gain.reshape(channels) + offset.reshape(channels)
+
+
+@layer_norm.floats
+def _(
+    b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
+) -> Real:
+    dims = range(x.rank - len(shape), x.rank)
+    value = Real.of(b, x)
+    deviation = value - value.mean(dims)
+    made = deviation * ((deviation * deviation).mean(dims) + eps).rsqrt()
+    made = made if weight is None else made * weight
+    return made if bias is None else made + bias
+
+
+@rms_norm.floats
+def _(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Real:
+    value = Real.of(b, x)
+    square = (value * value).mean(range(x.rank - len(shape), x.rank))
+    made = value * (square + (_EPS if eps is None else eps)).rsqrt()
+    return made if weight is None else made * weight

@@ -65,7 +65,7 @@ def max_pool2d(
     strides, far = _windows(x, kernel, _two(stride, kernel), padding, b.result_shape[-2:])
     x, far = _cropped(b, x, far)
     value = b.nhwc(x)
-    if max(strides) > 3 and any((*padding, *far)):  # no NPU pads where it strides wide: the lowest code does
+    if max(strides) > 3 and any((*padding, *far)) and not x.qparams.is_real:  # no NPU pads where it strides wide
         pads = (0, 0, padding[0], far[0], padding[1], far[1], 0, 0)
         value = b.emit("PAD", value, padding=pads, pad_const=dtype_range(value.dtype)[0])
         padding, far = [0, 0], [0, 0]

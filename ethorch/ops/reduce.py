@@ -13,6 +13,7 @@ from ethorch.layout import contiguous
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import Real
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Value
 
@@ -21,8 +22,11 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
     """out = factor * sum of x over ``dims`` (kept with extent 1): exact in int32, rounded once. TOSA 1.0 REDUCE_SUM.
 
     Stored axes that lie side by side are summed as one. Where the sum could leave int32 (65536 elements of int16), partial sums
-    lose the bits that are too many.
+    lose the bits that are too many. Floats are summed in FP32.
     """
+    if out.is_real:
+        total = (Real.of(b, x).sum(dims) * factor).t
+        return QTensor(b.cast(total.value, out.dtype), total.dims, out)
     reduced = {axis for dim in dims for axis in x.dims[dim] if x.value.shape[axis] > 1}
     kept_dims = tuple(() if dim in dims else axes for dim, axes in enumerate(x.dims))
     runs: list[list[int]] = []
@@ -179,3 +183,14 @@ def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: None) -> QTensor:
     """out = index of x's minimum along ``dim``, the first of several: int8 or int16 -> int32, to be read as int32."""
     return _index_of_extreme(b, x, dim, True)
+
+
+@sum_.floats
+def _(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Real:
+    return Real.of(b, x).sum(_dims(x, dim)).view(b.result_shape)
+
+
+@argmin.floats
+def _(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False) -> QTensor:
+    opposite = b.emit("NEGATE", x.value, input_zp=0, output_zp=0)
+    return _index_of_extreme(b, QTensor(opposite, x.dims, x.q), dim, False)

@@ -17,16 +17,16 @@ from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder
 
 
-def _resize(b: Builder, x: QTensor, numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
+def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
     """TOSA 1.0 RESIZE of a logical [N,C,H,W]; per axis (numerator, denominator, offset) of the scale, border from the sizes."""
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
-        for size, extent, (num, den, offset) in zip(b.result_shape[-2:], value.shape[1:3], numbers, strict=True)
+        for size, extent, (num, den, offset) in zip(sizes, value.shape[1:3], numbers, strict=True)
     ]
     scale = tuple(part for num, den, _ in numbers for part in (num, den))
     result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode=mode)
-    if mode == "BILINEAR":  # its weights add up to the product of the numerators
+    if mode == "BILINEAR" and not x.qparams.is_real:  # its weights add up to the product of the numerators
         result = b.rescale(result, 1 / (numbers[0][0] * numbers[1][0]), dtype=value.dtype)
     return b.from_nhwc(result, x.q, x.rank)
 
@@ -182,7 +182,7 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTen
     """Bilinear interpolation to ``size``: a RESIZE where the NPU has one, else boxes for whole factors, else two products."""
     if b.forms.get("resize") != "few":
         numbers = [_bilinear_numbers(extent, wide, align) for extent, wide in zip(x.shape[-2:], size, strict=True)]
-        return _resize(b, x, numbers, "BILINEAR")
+        return _resize(b, x, size, numbers, "BILINEAR")
     factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
     if not align and all(factor.denominator == 1 for factor in factors):
         return _by_boxes(b, x, (int(factors[0]), int(factors[1])))
@@ -217,3 +217,9 @@ def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTens
     if not align and factor.denominator == 1:
         return _by_boxes(b, x, (1, int(factor)))
     return _by_matrix(b, x, -1, size[1], align)
+
+
+@upsample_linear1d.floats
+def _(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None) -> QTensor:
+    flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
+    return b.view(bilinear(b, flat, (1, b.result_shape[-1]), align_corners), b.result_shape)

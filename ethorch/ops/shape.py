@@ -149,7 +149,7 @@ def constant_pad(
         values = b.emit("SLICE", values, start=starts, size=sizes)
     padding = tuple(max(amount, 0) for both in pads for amount in both)
     if any(padding):
-        values = b.emit("PAD", values, padding=padding, pad_const=int(out.quantize([value])[0]))
+        values = b.emit("PAD", values, padding=padding, pad_const=out.quantize([value])[0].item())
     return QTensor(values, dims, out)
 
 

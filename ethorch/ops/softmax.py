@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from ethorch.ops.quant_rules import EACH_INPUT, fixed_output
 from ethorch.ops.rows import function_of, maximum_of, pieces, sum_axes
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import Real
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Value
 
@@ -115,3 +117,28 @@ def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Q
     value, _, dims = b.axis_of(flat, 1)
     offset, fraction = _log_sum(b, QTensor(value, dims, x.q), 1, x.qparams.zp)
     return b.view(QTensor(b.requantize(offset, fraction, out), dims, out), b.result_shape)
+
+
+def _shifted(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[Real, Real]:
+    """(x - its maximum over ``dims``, that maximum) of floats."""
+    value = Real.of(b, x)
+    top = value.amax(dims)
+    return value - top, top
+
+
+@softmax.floats
+def _(b: Builder, x: QTensor, dim: int, dtype: Any = None) -> Real:
+    e = _shifted(b, x, [dim])[0].exp()
+    return e / e.sum([dim])
+
+
+@log_softmax.floats
+def _(b: Builder, x: QTensor, dim: int, dtype: Any = None) -> Real:
+    below, _ = _shifted(b, x, [dim])
+    return below - below.exp().sum([dim]).log()
+
+
+@logsumexp.floats
+def _(b: Builder, x: QTensor, dim: Any, keepdim: bool = False) -> Real:
+    below, top = _shifted(b, x, [dim] if isinstance(dim, int) else dim)
+    return (below.exp().sum([dim] if isinstance(dim, int) else dim).log() + top).view(b.result_shape)

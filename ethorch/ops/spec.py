@@ -10,6 +10,7 @@ from typing import Any
 
 from ethorch.errors import Reason
 from ethorch.ops.quant_rules import EACH_INPUT, NOT_QUANTIZED, QuantRule
+from ethorch.qparams import QTensor
 
 #: A rule, or a function from the FX node to its rule where the arguments decide.
 Rule = QuantRule | Callable[[Any], QuantRule]
@@ -114,6 +115,8 @@ class OpSpec:
         samples: calls that tests and documentation try.
         bound: how many output steps the NPU may be from fake-quantized PyTorch: 1, or more with the reason in the doc.
         bound16: the same with int16 activations; of a table its samples' interpolation error.
+        real: ``real(b, *aten_args) -> Real | QTensor``, the lowering of float tensors where ``lower`` is none;
+            keywords as ``lower``'s, without ``out``.
         decompose: ``decompose(sketch, *aten_args) -> Node | tuple | None``, a replacement by other operators before
             annotation, so that what is inside is calibrated; None leaves the node as it is (see ethorch.decompose).
         decomposes_integers: it is to be called for integer results too.
@@ -134,6 +137,7 @@ class OpSpec:
     bound16: int = 1
     decompose: Callable[..., Any] | None = None
     decomposes_integers: bool = False
+    real: Callable[..., Any] | None = None
 
     @property
     def composite(self) -> bool:
@@ -156,6 +160,11 @@ class OpSpec:
     def check(self, function: Callable[..., Reason | None]) -> Callable[..., Reason | None]:
         """Decorator: a function of the operator's arguments that returns the Reason why TOSA cannot express them."""
         self.checks.append(function)
+        return function
+
+    def floats(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: ``function`` lowers float tensors."""
+        self.real = function
         return function
 
     def decomposition(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,10 +252,12 @@ def table_op(
     samples: Sequence[Sample] = (),
     steps: bool = False,
     bound16: int = 1,
+    real: str | Callable[..., Any] | None = None,
 ) -> OpSpec:
     """An operator of one tensor that is only ever a lookup table, its entries computed by running it.
 
     Args:
+        real: the TOSA operator that computes it of floats, or a formula of a Real and the further arguments.
         low, high: where the samples' inputs lie.
         calls: what follows the tensor in each sample: arguments, or keywords. Instead of samples.
         steps: the function jumps.
@@ -259,7 +270,20 @@ def table_op(
         x = I8(*_TABLE_SHAPES[len(OPS) % len(_TABLE_SHAPES)], low=low, high=high)
         samples = [Sample(x, **call) if isinstance(call, Mapping) else Sample(x, *call) for call in calls]
     spec = OpSpec(names, quant, None, pointwise=True, samples=samples, doc=doc, source=place, steps=steps, bound16=bound16)
+    spec.real = _operator(real) if isinstance(real, str) else None if real is None else _formula(real)
     return register(spec)
+
+
+def _operator(name: str) -> Callable[..., QTensor]:
+    """One TOSA operator, in the dtype of its operand."""
+    return lambda b, x, *_, **__: QTensor(b.emit(name, x.value), x.dims, x.q)
+
+
+def _formula(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula, its first argument made a Real."""
+    from ethorch.real import Real
+
+    return lambda b, x, *args, **kwargs: function(Real.of(b, x), *args, **kwargs)
 
 
 def overload_of(target: Any) -> Any:

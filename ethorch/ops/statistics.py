@@ -16,6 +16,7 @@ from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
 from ethorch.ops.rows import deviations, fineness, function_of, maximum_of, minimum_of, pieces, sum_of_squares
 from ethorch.ops.spec import I8, Sample, composite, op
 from ethorch.qparams import QParams, QTensor
+from ethorch.real import FP32, Real
 from ethorch.sketch import Sketch, shape_of
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Value
@@ -242,3 +243,70 @@ def cosine_similarity(s: Sketch, x: Node, y: Node, dim: int = 1, eps: float = 1e
         parts.append(s(aten.rms_norm.default, last, [width], None, eps * eps / width))
     product = s(aten.unsqueeze.default, s(aten.mean.dim, s(aten.mul.Tensor, *parts), [-1]), -1)
     return s(aten.squeeze.dim, s(aten.transpose.int, product, dim, -1), dim)
+
+# --- of floats --------------------------------------------------------------------------------------------------------------
+
+
+def _extreme_of_floats(name: str) -> Any:
+    def lower(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False) -> QTensor:
+        value, dims = x.value, _all(x, dim)
+        for axis in (axis for d in dims for axis in x.dims[d] if value.shape[axis] > 1):
+            value = b.emit(name, value, axis=axis)
+        return b.view(_reduced(x, value, dims, x.q), b.result_shape)
+
+    return lower
+
+
+amax.floats(_extreme_of_floats("REDUCE_MAX"))
+amin.floats(_extreme_of_floats("REDUCE_MIN"))
+
+
+def _variance(b: Builder, x: QTensor, dim: Any, correction: float | None) -> Real:
+    dims, value = _all(x, dim), Real.of(b, x)
+    deviation = value - value.mean(dims)
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    return (deviation * deviation).sum(dims) * (1 / count if count > 0 else math.inf)
+
+
+@var.floats
+def _(b: Builder, x: QTensor, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> Real:
+    return _variance(b, x, dim, correction).view(b.result_shape)
+
+
+@std.floats
+def _(b: Builder, x: QTensor, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> Real:
+    return _variance(b, x, dim, correction).sqrt().view(b.result_shape)
+
+
+@vector_norm.floats
+def _(b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Real:
+    dims, value = _all(x, dim), Real.of(b, x)
+    if abs(ord) == math.inf:
+        made = value.abs().amax(dims) if ord > 0 else value.abs().amin(dims)
+    elif ord == 2:
+        made = (value * value).sum(dims).sqrt()
+    elif ord == 1:
+        made = value.abs().sum(dims)
+    elif ord == 0:
+        made = value.equals(0).then(0, 1).sum(dims)
+    else:
+        made = (value.abs() ** ord).sum(dims) ** (1 / ord)
+    return made.view(b.result_shape)
+
+
+@cumsum.floats
+def _(b: Builder, x: QTensor, dim: int, *, dtype: Any = None) -> QTensor:
+    """A product with a triangle of ones. TOSA 1.0 MATMUL, in FP32."""
+    dim %= x.rank
+    extent, others = x.shape[dim], [d for d in range(x.rank) if d != dim]
+    value = b.stored_as(Real.of(b, x).t, [(), tuple(others), (dim,)])
+    ones = b.const(np.triu(np.ones((extent, extent), np.float32))[None], name="ones")
+    result = b.emit("MATMUL", value, ones, a_zp=0, b_zp=0)
+    full = QTensor(b.reshape(result, (*(x.shape[d] for d in others), extent)), tuple((k,) for k in range(x.rank)), FP32)
+    order = [*others, dim]
+    return b.permute(full, [order.index(d) for d in range(x.rank)])
+
+
+@prod.floats
+def _(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Real:
+    return Real.of(b, x).prod([dim % x.rank]).view(b.result_shape)

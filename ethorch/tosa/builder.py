@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import Dims, arrangement, contiguous, refine
 from ethorch.qparams import QParams, QTensor, dtype_range, multipliers_and_shifts
-from ethorch.tosa.ir import DTYPES, NOWHERE, Graph, Op, Origin, Value
+from ethorch.tosa.ir import DTYPES, FLOATS, NOWHERE, Graph, Op, Origin, Value
 from ethorch.tosa.opset import OPSET
 from ethorch.tosa.reference import evaluate, foldable
 
@@ -25,18 +26,24 @@ if TYPE_CHECKING:
 
 class Builder:
     """Appends to ``graph``. ``limits`` are the target's, by operator; ``forms`` names which of several exact
-    forms the target runs fastest; ``origin`` is stamped on what is emitted."""
+    forms the target runs fastest; ``floats`` are the float dtypes it has, ``integers`` says whether it has quantized arithmetic;
+    ``origin`` is stamped on what is emitted."""
 
-    def __init__(self, limits: Mapping[str, Limits] | None = None, *, forms: Mapping[str, str] | None = None, target: str = ""):
+    def __init__(
+        self, limits: Mapping[str, Limits] | None = None, *, forms: Mapping[str, str] | None = None, target: str = "",
+        floats: Sequence[str] = (), integers: bool = True,
+    ):  # fmt: skip
         self.graph = Graph()
         self.limits = limits or {}
         self.forms = forms or {}
         self.target = target
+        self.floats = frozenset(floats)
+        self.integers = integers
         self.origin: Origin = NOWHERE
         self.result_shape: tuple[int, ...] = ()  # logical shape of the operator being lowered, set by the walk
         self.result_dtype: str = ""  # and its TOSA dtype, "" where TOSA has none
         self._names: dict[str, int] = {}
-        self._arranged: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Value] = {}
+        self._arranged: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Value, Value]] = {}
 
     @property
     def truth(self) -> str:
@@ -108,8 +115,8 @@ class Builder:
                 moved = self.emit("TRANSPOSE", value, perms=perms)
             elif move is not None:
                 moved = self.emit("TRANSPOSE", self.reshape(value, move[0]), perms=move[1])
-            self._arranged[key] = self.reshape(moved, shape)
-        return self._arranged[key]
+            self._arranged[key] = value, self.reshape(moved, shape)  # with the value, whose id is the key
+        return self._arranged[key][1]
 
     def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
         """``x`` stored with one axis per group of logical dimensions, in that order (dims in no group have extent 1)."""
@@ -173,6 +180,8 @@ class Builder:
         The operand with the most elements keeps its order; the others follow it where the factors agree.
         """
         rank = max(x.rank for x in tensors)
+        if rank == 0:
+            return [self.logical(x) for x in tensors], ()
         padded = [QTensor(x.value, ((),) * (rank - x.rank) + x.dims, x.q) for x in tensors]
         shapes = [x.shape for x in padded]
         extents = tuple(max(extents) if 0 not in extents else 0 for extents in zip(*shapes, strict=True))
@@ -231,10 +240,20 @@ class Builder:
     ) -> Value:
         """RESCALE, SINGLE_ROUND: dtype((value - input_zp) * scale + output_zp); a sequence is per last stored axis.
 
+        Floats are multiplied, in their own dtype unless ``dtype`` is another float's: integer dtypes are steps on the way.
+
         Raises:
             Unsupported: ``requantize.scale``, where a scale is zero, not finite or out of RESCALE's range.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
+        if value.dtype in FLOATS:
+            if set(scales) != {1.0}:
+                factors = np.asarray(scales, DTYPES[value.dtype])
+                shape = (1,) * value.rank if len(scales) == 1 else (1,) * (value.rank - 1) + (len(scales),)
+                value = self.emit("MUL", value, self.const(factors.reshape(shape), value.dtype), shift=0)
+            return self.cast(value, dtype if dtype in FLOATS else value.dtype)
+        if dtype in FLOATS:
+            return self.rescale(self.dequantized(value, input_zp), scale, dtype=dtype)
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
@@ -250,13 +269,42 @@ class Builder:
         scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
         return self.clamp(scaled, out.qmin, out.qmax)
 
-    def clamp(self, value: Value, low: int, high: int) -> Value:
+    def dequantized(self, value: Value, zero_point: int) -> Value:
+        """FP32 value - zero_point of integers; of truth values 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
+        if value.dtype == "BOOL":
+            one, zero = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
+            return self.emit("SELECT", value, one, zero)
+        value = self.cast(value, "FP32")
+        return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """CAST, left out where it has that dtype already; of a constant, done now."""
+        if value.dtype == dtype:
+            return value
+        if value.data is not None and dtype in FLOATS:
+            return self.const(value.data.astype(DTYPES[dtype]), dtype, value.name)
+        return self.emit("CAST", value, dtype=dtype)
+
+    def clamp(self, value: Value, low: float, high: float) -> Value:
         """CLAMP, left out where it is the whole range of the dtype."""
+        if value.dtype in FLOATS:
+            bound = float(ml_dtypes.finfo(DTYPES[value.dtype]).max)
+            low, high = max(low, -bound), min(high, bound)
+            return value if (low, high) == (-bound, bound) else self.emit("CLAMP", value, min_val=float(low), max_val=float(high))
         full = dtype_range(value.dtype)
         low, high = max(low, full[0]), min(high, full[1])
         if (low, high) == full:
             return value
         return self.emit("CLAMP", value, min_val=low, max_val=high)
+
+    def quantized(self, value: Value, out: QParams) -> Value:
+        """Floats as codes of ``out``: round(value / scale), halves to even, then the zero point. TOSA 1.0 MUL, CAST."""
+        inverse = float(np.float32(1.0) / np.float32(out.step))
+        scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
+        codes = self.cast(self.cast(scaled, "INT32"), "FP32")
+        if out.zp:
+            codes = self.emit("ADD", codes, self.const(np.full((1,) * value.rank, out.zp, np.float32)))
+        return self.cast(self.clamp(codes, out.qmin, out.qmax), out.dtype)
 
     def to_int32(self, x: QTensor) -> QTensor:
         """INT32 with the zero point removed; one RESCALE per use, since Vela fuses only those with a single user."""
@@ -265,6 +313,8 @@ class Builder:
     def requantized(self, x: QTensor, out: QParams) -> QTensor:
         """``x`` in the qparams ``out``: itself where they are equal, else one RESCALE and a CLAMP if ``out`` is narrow."""
         q = x.qparams
+        if q.is_real and not out.is_real:
+            return QTensor(self.quantized(x.value, out), x.dims, out)
         if (q.scale, q.zero_point, q.dtype) == (out.scale, out.zero_point, out.dtype):
             value = x.value if out.qmin <= q.qmin and q.qmax <= out.qmax else self.clamp(x.value, out.qmin, out.qmax)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.tosa.ir import DTYPES, Graph, Op, Value
+from ethorch.tosa.ir import DTYPES, FLOATS, Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 
 #: The version written: Vela 5.1 and 5.2 read TOSA 1.0.
@@ -122,17 +122,20 @@ def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
 
         return write
 
+    def accumulator(op: Op, w: _Writer) -> Any:
+        return w.dtype("FP32" if op.result.dtype in FLOATS else op.result.dtype)
+
     def conv(attribute: Any, op: Op, w: _Writer) -> None:
         a = op.attrs
-        getattr(attribute, method(op.name))(list(a["pad"]), list(a["stride"]), list(a["dilation"]), False, w.dtype(op.result.dtype))
+        getattr(attribute, method(op.name))(list(a["pad"]), list(a["stride"]), list(a["dilation"]), False, accumulator(op, w))
 
     def transpose_conv(attribute: Any, op: Op, w: _Writer) -> None:
         a = op.attrs
-        attribute.TransposeConv2dAttribute(list(a["out_pad"]), list(a["stride"]), False, w.dtype(op.result.dtype))
+        attribute.TransposeConv2dAttribute(list(a["out_pad"]), list(a["stride"]), False, accumulator(op, w))
 
     def avg_pool(attribute: Any, op: Op, w: _Writer) -> None:
         a = op.attrs
-        acc = "INT32" if op.result.dtype.startswith("INT") else "FP32"
+        acc = "FP32" if op.result.dtype in FLOATS else "INT32"
         attribute.AvgPool2dAttribute(list(a["kernel"]), list(a["stride"]), list(a["pad"]), w.dtype(acc))
 
     def max_pool(attribute: Any, op: Op, w: _Writer) -> None:

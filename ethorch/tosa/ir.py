@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 #: TOSA 1.0 dtypes and how NumPy holds them. INT48 has no NumPy type of its own; INT4 is held one value a byte.
 DTYPES: Mapping[str, type[np.generic]] = {
     "BOOL": np.bool_, "INT4": np.int8, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT48": np.int64,
-    "FP16": np.float16, "FP32": np.float32, "BF16": np.float32,
+    "FP16": np.float16, "FP32": np.float32, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
+FLOATS = ("FP32", "FP16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _digest(data: np.ndarray) -> str:
 
 
 def _encode(data: np.ndarray) -> str:
-    return f"{data.dtype.str}:{base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()}"
+    return f"{data.dtype.name}:{base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()}"
 
 
 _VALUE = re.compile(r"%([^\s:,]+): ([A-Z0-9]+)\[([\d, ]*)\]")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import FLOATS, Value
 
 Attrs = Mapping[str, Any]
 Results = list[tuple[tuple[int, ...], str]]
@@ -49,7 +49,7 @@ def _row(name: str, operands: str | None, infer: Infer, **rest: Any) -> None:
 
 
 def _acc(dtype: str) -> str:
-    """Accumulator dtype of a convolution or product: INT32 for INT8, INT48 for INT16, itself for floats."""
+    """Result dtype of a convolution: INT32 for INT8, INT48 for INT16, itself for floats."""
     return {"INT8": "INT32", "INT16": "INT48"}.get(dtype, dtype)
 
 
@@ -140,7 +140,7 @@ def _pool(values: Sequence[Value], attrs: Attrs) -> Results:
 def _matmul(values: Sequence[Value], attrs: Attrs) -> Results:
     (n, h, c), (n2, c2, w) = values[0].shape, values[1].shape
     assert (n, c) == (n2, c2), f"MATMUL of {values[0]} and {values[1]}"
-    return [((n, h, w), _acc(values[0].dtype))]
+    return [((n, h, w), "FP32" if values[0].dtype in FLOATS else _acc(values[0].dtype))]  # floats accumulate in FP32
 
 
 def _reduce(values: Sequence[Value], attrs: Attrs) -> Results:

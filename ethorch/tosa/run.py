@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from ethorch.errors import EthorchError
@@ -32,7 +33,7 @@ def run(
 
     Args:
         tosa: a flatbuffer, or the path of a .tosa file.
-        inputs: arrays of the shapes and dtypes the graph declares, in its order.
+        inputs: arrays of the shapes and dtypes the graph declares, in its order; BF16 as ``ml_dtypes.bfloat16``.
         timeout_seconds: how long the model may take.
 
     Raises:
@@ -45,7 +46,7 @@ def run(
     with tempfile.TemporaryDirectory() as directory:
         graph, arrays, results = (Path(directory) / name for name in ("graph.tosa", "inputs.npz", "outputs.npz"))
         graph.write_bytes(content)
-        np.savez(arrays, *inputs)
+        np.savez(arrays, *(as_bits(array) for array in inputs))
         command = [sys.executable, "-c", _CHILD, str(graph), str(arrays), str(results)]
         try:
             child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
@@ -54,4 +55,15 @@ def run(
         if child.returncode:
             raise EthorchError(f"the TOSA reference model failed ({child.returncode}): {child.stderr.strip()[-1000:]}")
         with np.load(results) as stored:
-            return [stored[f"arr_{i}"] for i in range(len(stored.files))]
+            return [from_bits(stored[f"arr_{i}"]) for i in range(len(stored.files))]
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """What the reference model's Python module takes: BF16, which it cannot read from an array, as 16-bit numbers."""
+    array = np.ascontiguousarray(array)
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def from_bits(array: np.ndarray) -> np.ndarray:
+    """The inverse: it gives BF16 back as two bytes of no type."""
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
