@@ -276,7 +276,7 @@ class Walk:
         values = [value for value in _flat([*args, *kwargs.values()]) if isinstance(value, (QTensor, Chain, Missing, np.ndarray))]
         return bool(values) and all(isinstance(value, np.ndarray) for value in values)
 
-    def folded(self, node: Node) -> np.ndarray:
+    def folded(self, node: Node) -> np.ndarray | list[np.ndarray]:
         """An operator of constants, computed now: as a decomposed ``x * 2`` has its 2."""
 
         def tensor(argument: Node) -> torch.Tensor:
@@ -288,8 +288,10 @@ class Walk:
             return as_array(target(torch.empty(like.shape, dtype=like.dtype), *node.args[1:], **kwargs))
         with torch.no_grad():
             result = target(*torch.fx.map_arg(node.args, tensor), **torch.fx.map_arg(kwargs, tensor))
+        if isinstance(result, (tuple, list)) and all(isinstance(part, torch.Tensor) for part in result):
+            return [as_array(part) for part in result]
         if not isinstance(result, torch.Tensor):
-            raise Unsupported(Reason("graph.constants", f"{op_name(node.target)} of constants has several results"))
+            raise Unsupported(Reason("graph.constants", f"{op_name(node.target)} of constants is no tensor"))
         return as_array(result)
 
     def require_present(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> None:

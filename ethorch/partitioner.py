@@ -163,7 +163,7 @@ class _DryRunPartitioner(Partitioner):
 
     def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
-        tagged = {node for node in supported if not _plumbing(node)}
+        tagged = {node for node in supported if not _plumbing(node) and not _makes_constant(node)}
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem
             if node in supported and follows and node.args[0] in tagged:
@@ -177,12 +177,13 @@ class _DryRunPartitioner(Partitioner):
             tags.append(tag)
             self.report.delegated[tag] = [node.name for node in group if not _plumbing(node)]
         for node in list(program.graph.nodes):
-            if op_name(node.target) in DEQUANTIZE and node in supported:
+            if node in supported and (op_name(node.target) in DEQUANTIZE or _makes_constant(node)):
                 tag_with_readers(program, node)
         return tags
 
     def log(self, program: ExportedProgram, any_delegate: bool) -> None:
-        if not any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes):
+        quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
+        if not quantized and not self.compile_spec.target.floats:
             logger.warning(
                 "nothing is quantized, so nothing can run on %s: quantize with EthosUQuantizer, prepare_pt2e, calibration and "
                 "convert_pt2e before lowering", self.report.target,
@@ -274,13 +275,18 @@ def _unread(walk: Walk) -> dict[Node, Reason]:
     }
 
 
+def _makes_constant(node: Node) -> bool:
+    """A full or arange in the graph: it goes where its readers go."""
+    return node.op == "call_function" and not node.all_input_nodes
+
+
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def tag_with_readers(program: ExportedProgram, node: Node) -> None:
-    """Put a dequantize node into the delegate that reads it; where several do, or the CPU too, each gets a copy."""
+    """Put a dequantize node, or one that makes a constant, into the delegate that reads it; where several do, or the CPU too, each gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
@@ -305,12 +311,12 @@ def partitions(program: ExportedProgram, tagged: set[Node]) -> list[list[Node]]:
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
-        if op_name(node.target) in DEQUANTIZE:
+        if op_name(node.target) in DEQUANTIZE or _makes_constant(node):
             continue
         before = 0
         for arg in map(_behind_dequantize, node.all_input_nodes):
             crosses = arg in tagged and node not in tagged
-            before = max(before, level[arg] + (1 if crosses else 0))
+            before = max(before, level.get(arg, 0) + (1 if crosses else 0))
         level[node] = before
     groups: dict[int, list[Node]] = {}
     for node in program.graph.nodes:

@@ -28,9 +28,11 @@ def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> A
 
 
 def _transposed(w: Any) -> Any:
-    if not isinstance(w, QTensor) or not w.value.is_const:
+    if isinstance(w, np.ndarray):
+        return w.T
+    if not isinstance(w, QTensor) or w.q is None:
         return w
-    q = w.qparams
+    q = w.q
     return QTensor(w.value, w.dims[::-1], replace(q, axis=None if q.axis is None else 1 - q.axis))
 
 

@@ -199,6 +199,22 @@ def instance_norm(
         return s(aten.batch_norm.default, x, weight, bias, mean, var, False, momentum, eps, False)
     return group_norm.decompose(s, x, shape_of(x)[1], weight, bias, eps)  # type: ignore[misc]
 
+@composite(
+    "aten._native_batch_norm_legit.no_stats",
+    samples=[Sample(I8(2, 4, 6, 5), W(4, low=0.5), W(4), True, 0.1, 1e-5), Sample(I8(1, 3, 8), None, None, True, 0.1, 1e-5)],
+)  # fmt: skip
+def batch_statistics_norm(
+    s: Sketch, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> list[Node | None]:
+    """(a layer norm over each channel of the whole batch, then gamma and beta; None; None): what instance norm becomes in edge."""
+    n, channels, *rest = shape_of(x)
+    order = [1, 0, *range(2, len(rest) + 2)]
+    count = n * math.prod(rest)
+    rows = s(aten.reshape.default, s(aten.permute.default, x, order), [channels, count])
+    core = s(aten.view.default, s(aten.layer_norm.default, rows, [count], None, None, eps), [channels, n, *rest])
+    return [_affine(s, s(aten.permute.default, core, order), weight, bias), None, None]
+
+
 # --- of floats --------------------------------------------------------------------------------------------------------------
 
 
