@@ -286,7 +286,7 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def tag_with_readers(program: ExportedProgram, node: Node) -> None:
-    """Put a dequantize node, or one that makes a constant, into the delegate that reads it; where several do, or the CPU too, each gets a copy."""
+    """Put a dequantize node or a constant into the delegate that reads it; where several do, or the CPU too, each gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
