@@ -93,7 +93,7 @@ def _average_rule(node: Any) -> QuantRule:
 
 
 @op(
-    "aten.avg_pool2d.default", quant=_average_rule, bound=6,
+    "aten.avg_pool2d.default", quant=_average_rule, bound=2,
     samples=[
         Sample(I8(1, 8, 8, 8), [2, 2]), Sample(I8(1, 8, 9, 7), [3, 3], [2, 2], [1, 1]), Sample(I8(1, 16, 25, 5), [25, 5]),
         Sample(I8(1, 8, 9, 9), [3, 3], [2, 2], [1, 1], False, False), Sample(I8(1, 6, 8, 8), [8, 8]),
@@ -146,7 +146,7 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
 
 
 @op(
-    "aten.adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d.default", quant=_average_rule, bound=6,
+    "aten.adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d.default", quant=_average_rule, bound=2,
     samples=[
         Sample(I8(1, 8, 7, 7), [1, 1]), Sample(I8(1, 4, 8, 6), [4, 3]), Sample(I8(2, 5, 6, 6), [1, 1]),
         Sample(I8(1, 4, 7, 7), [3, 3]), Sample(I8(1, 3, 4, 4), [6, 5]), Sample(I8(1, 12, 1, 1), [3, 3]),
