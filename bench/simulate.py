@@ -36,7 +36,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     from bench.more_models import ALL_MODELS
     from ethorch import flow, host
     from ethorch.compile_spec import EthosUCompileSpec
-    from ethorch.npu import Machine, Program
+    from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.report.compare import Recorder, delegate_arrays
 
     case = ALL_MODELS[model]
@@ -65,7 +65,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         delegate = by_payload[recorder.payload]
         started = time.process_time()
         program = Program(delegate.payload.commands, delegate.payload.weights)
-        machine = Machine(program, delegate.payload.scratch_bytes, host.staging_bytes(program))
+        machine = Machine(program, delegate.payload.scratch_bytes, staging_bytes(program))
         preparing += time.process_time() - started
         times, reference_times = [], []
         for inputs in (step[number] for step in taken):
@@ -115,8 +115,7 @@ def _memory_here(path: str) -> dict[str, int]:
     """What running a payload twice needs of this process; the payload's own bytes, region 0, are part of it."""
     import numpy as np
 
-    from ethorch import host
-    from ethorch.npu import Machine, Program, compiled
+    from ethorch.npu import Machine, Program, compiled, staging_bytes
 
     compiled.library()
     for dtype in (np.float32, np.float64):  # what NumPy's BLAS allocates once and for all
@@ -125,7 +124,7 @@ def _memory_here(path: str) -> dict[str, int]:
     before = _resident_bytes("VmRSS") - len(payload.weights) - len(payload.commands)
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
     program = Program(payload.commands, payload.weights)
-    machine = Machine(program, payload.scratch_bytes, host.staging_bytes(program))
+    machine = Machine(program, payload.scratch_bytes, staging_bytes(program))
     for _ in range(2):
         machine.run()
     regions = sum(region.size for region in machine.regions.values())

@@ -121,12 +121,7 @@ def dump(folder: Path, graph: Graph, tosa: bytes, lowered: Lowered | None = None
 
 
 def register_quantized_kernels() -> None:
-    """Make ``to_executorch`` find the out variants of quantize and dequantize, which run on the CPU at the boundaries.
-
-    The order matters: imported first, executorch.kernels.quantized would register delegates of this process in a copy of
-    the runtime that nobody runs.
-    """
-    from executorch.extension.pybindings import _portable_lib  # noqa: F401, I001
+    """Make ``to_executorch`` find the out variants of quantize and dequantize, which run on the CPU at the boundaries."""
     import executorch.kernels.quantized  # noqa: F401
 
 

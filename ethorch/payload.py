@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 RANK = 6
+BACKEND_ID = "EthosUBackend"  # what a .pte calls the delegate
 SCRATCH_REGION = 1
 ELEMENT_SIZES = (1, 2, 4, 8)  # int8 and bool, int16, int32, int48 kept in 8 bytes
 MAX_BYTES = 2**31 - 1  # a block's length is an int32

@@ -13,15 +13,14 @@ from pathlib import Path
 from ethorch.npu import Program
 from ethorch.npu.registers import ALL, OPERATIONS, REGISTERS, reset_state, table
 from tests.npu.cases import CASES
-from tests.npu.graphs import Graph, Refused, compile_graph
+from tests.npu.graphs import TARGETS, Graph, Refused, compile_graph
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "npu-coverage.md"
-TARGETS = ("u55-32", "u55-128", "u65-256", "u65-512", "u85-128", "u85-256", "u85-1024")
 
 Values = dict[tuple[str, str], set[int]]  # (family, key) -> values in an operation, of a register or of the operation itself
 
 
-def programs() -> Iterator[Program]:
+def programs(targets: Iterable[str] = TARGETS) -> Iterator[Program]:
     """What the tests run, compiled again."""
     from tests.npu.test_files import MODELS
     from tests.npu.test_machine import cond_if, while_loop
@@ -32,7 +31,7 @@ def programs() -> Iterator[Program]:
         build(graph)
         graphs.append((graph.serialize(), "TOSA"))
     graphs += [(make(), "TFLITE") for make in MODELS.values()]
-    for target in TARGETS:
+    for target in targets:
         for data, fmt in graphs:
             try:
                 model = compile_graph(data, target, fmt=fmt)
@@ -80,6 +79,11 @@ def on_page(text: str) -> set[tuple[str, str, str]]:
             names = cell.partition("; never")[0]
             result |= {(family, cells[0], "" if name == "yes" else name) for name in names.split()}
     return result
+
+
+def unexercised(streams: Iterable[Program]) -> list[tuple[str, str, str]]:
+    """The named values in these streams that are not on the page, so that no test holds them against a reference."""
+    return sorted(named(gather(streams)) - on_page(PAGE.read_text()))
 
 
 def page(values: Values) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ethorch.npu import Program
 from tests.npu import coverage
+from tests.npu.fuzzing import STOP, payload
 from tests.npu.graphs import Graph, compile_graph, draw, reference, run_machine
 
 
@@ -14,6 +16,11 @@ def test_the_page_is_current():
     text = coverage.page(values)
     assert coverage.PAGE.read_text() == text, "run `python -m tests.npu.coverage`"
     assert coverage.named(values) <= coverage.on_page(text)
+
+
+def test_a_value_that_is_not_exercised_is_noticed():
+    program = Program(payload([0x10007], STOP, target="u85-256"))  # NPU_OP_RESIZE REPLICATE
+    assert coverage.unexercised([program]) == [("u85", "NPU_OP_RESIZE.mode", "REPLICATE")]
 
 
 @pytest.mark.parametrize("target", ["u55-32", "u55-128", "u65-512", "u85-256"])

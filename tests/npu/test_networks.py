@@ -60,7 +60,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
     import tosa_reference_model
 
     from ethorch import flow, host
-    from ethorch.npu import Machine, Program
+    from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.report.compare import Recorder, delegate_arrays
 
     user, ready = quantized(model, target)
@@ -75,10 +75,8 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
 
     device = host.load(build.pte, machine=recording)
     by_payload = {delegate.payload: delegate for delegate in build.delegates}
-    known = coverage.on_page(coverage.PAGE.read_text())
     programs = {d.payload: Program(d.payload.commands, d.payload.weights) for d in build.delegates}
-    unknown = coverage.named(coverage.gather(programs.values())) - known
-    assert not unknown, f"not on {coverage.PAGE.name}: {sorted(unknown)}"
+    assert not coverage.unexercised(programs.values())
     distinct: set[int] = set()
     for sample in ALL_MODELS[model].calibration(2, seed=99):
         device(*sample)
@@ -86,7 +84,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
             delegate = by_payload[recorder.payload]
             program, payload = programs[recorder.payload], delegate.payload
             machine = Machine(
-                program, payload.scratch_bytes, host.staging_bytes(program), checks=("uninitialized", "overlap")
+                program, payload.scratch_bytes, staging_bytes(program), checks=("uninitialized", "overlap")
             )
             for place, data in zip(payload.inputs, recorder.inputs, strict=True):
                 machine.region(place.region)[place.offset : place.offset + place.nbytes] = data

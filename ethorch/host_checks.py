@@ -1,0 +1,146 @@
+"""What has to be right before ExecuTorch sees it: where its own verification looks away, it aborts the process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ethorch import program as programs
+from ethorch.errors import HostError, ProgramError
+from ethorch.payload import BACKEND_ID, DelegatePayload, IoTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+def payloads(description: programs.Method) -> tuple[DelegatePayload, ...]:
+    """Every Ethos-U payload of a method, each call of it checked against it to the byte."""
+    payloads = {
+        index: DelegatePayload.unpack(delegate.blob)
+        for index, delegate in enumerate(description.delegates)
+        if delegate.id == BACKEND_ID
+    }
+    for call in description.calls:
+        if call.delegate not in payloads:
+            continue
+        payload = payloads[call.delegate]
+        tensors = (*payload.inputs, *payload.outputs)
+        where = f"delegate {call.delegate} of method {description.name!r}"
+        if len(call.args) != len(tensors):
+            raise ProgramError(f"{where} is called with {len(call.args)} values; its payload has {len(tensors)}.")
+        for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
+            _check_delegate_argument(f"value {number} of {where}", description.values[arg], tensor)
+    return tuple(payloads.values())
+
+
+def _check_delegate_argument(what: str, value: programs.Value, tensor: IoTensor) -> None:
+    import torch
+
+    if value.kind != "tensor" or value.dtype.startswith(("float", "bfloat")):
+        raise ProgramError(f"{what} is {value}; an NPU takes integer and bool tensors only.")
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    elements = 1
+    for size in value.shape:
+        elements *= size
+    if dtype.itemsize != tensor.element_size or (elements * dtype.itemsize != tensor.nbytes and not value.dynamic):
+        raise ProgramError(
+            f"{what} is {value}, but the payload expects {tensor.nbytes} bytes in elements of {tensor.element_size}."
+        )
+
+
+# Kinds of values that a schema's type admits. A kernel that meets another kind aborts the process.
+_ADMITS = {
+    "Tensor": {"tensor"},
+    "int": {"int"},
+    "SymInt": {"int"},
+    "bool": {"bool"},
+    "float": {"double", "int"},
+    "number": {"int", "double", "bool"},
+    "str": {"string"},
+    "List[int]": {"int[]"},
+    "List[SymInt]": {"int[]"},
+    "List[float]": {"double[]"},
+    "List[bool]": {"bool[]"},
+    "List[Tensor]": {"tensor[]"},
+    "List[Optional[Tensor]]": {"tensor?[]", "tensor[]"},
+}
+
+
+def check_kernel_calls(description: programs.Method) -> None:
+    """ProgramError when an operator gets a value of a kind its schema does not admit, or another number of them."""
+    for call in description.calls:
+        if call.delegate is not None or (kinds := _schema(call.operator)) is None:
+            continue
+        where = f"operator {call.operator} of method {description.name!r}"
+        if not len(kinds) <= len(call.args) <= len(kinds) + 16:  # outputs are listed once more behind the arguments
+            raise ProgramError(f"{where} is called with {len(call.args)} values; it takes {len(kinds)}.")
+        for number, (arg, admitted) in enumerate(zip(call.args, kinds, strict=False)):
+            value = description.values[arg]
+            if admitted and value.kind not in admitted:
+                raise ProgramError(f"{where}: argument {number} is {value}; it takes {' or '.join(sorted(admitted))}.")
+            for item in value.items if value.kind in ("tensor[]", "tensor?[]", "int[]") else ():
+                expected = "int" if value.kind == "int[]" else "tensor"
+                kind = description.values[item].kind if 0 <= item < len(description.values) else "none"
+                if kind != expected and not (value.kind == "tensor?[]" and (item == -1 or kind == "none")):
+                    raise ProgramError(f"{where}: argument {number} lists {kind}, not {expected}.")
+
+
+@lru_cache(maxsize=4096)
+def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
+    """For each argument, the kinds it may be (empty: anything); None for an operator that torch does not know."""
+    import torch
+
+    name, _, overload = operator.partition(".")
+    try:
+        schema = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return None
+    kinds = []
+    for argument in schema.arguments:
+        text = str(argument.type)
+        optional = text.startswith("Optional[")
+        admitted = _ADMITS.get(text.removeprefix("Optional[").removesuffix("]") if optional else text, set())
+        kinds.append(frozenset(admitted | ({"none"} if optional and admitted else set())))
+    return tuple(kinds)
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {' '.join(repr(value).split()):.40}"
+
+
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "double": (int, float),
+    "bool": (bool,),
+    "none": (type(None),),
+    "string": (str,),
+}
+
+
+def check_input(index: int, value: Any, spec: programs.Value) -> Any:
+    """The input as the runtime takes it: laid out in the program's dimension order. HostError for any other."""
+    import torch
+
+    if spec.kind != "tensor":
+        allowed = _PYTHON_TYPES.get(spec.kind, (object,))
+        if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)):
+            raise HostError(f"input {index} is {_short(value)}; the program takes {spec}.")
+        return float(value) if isinstance(value, int) and spec.kind == "double" else value
+    if not isinstance(value, torch.Tensor):
+        raise HostError(f"input {index} is {_short(value)}; the program takes a tensor, {spec}.")
+    dtype = getattr(torch, spec.dtype)
+    found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.dtype != dtype:
+        raise HostError(f"input {index} is {found}; the program takes {spec}. Convert it: x.to(torch.{spec.dtype}).")
+    fits = len(value.shape) == len(spec.shape) and all(
+        size == most or (spec.dynamic and size <= most) for size, most in zip(value.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        limit = "at most " if spec.dynamic else ""
+        raise HostError(f"input {index} is {found}; the program was exported for {limit}{spec}, no other shape.")
+    if value.device.type != "cpu" or value.layout != torch.strided:
+        raise HostError(f"input {index} is on {value.device} with layout {value.layout}; pass a dense CPU tensor.")
+    value = value.detach()
+    order = spec.dim_order
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return value.permute(order).contiguous().permute(inverse)

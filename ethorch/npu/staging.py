@@ -1,0 +1,69 @@
+"""How much staging memory (region 2) a command stream needs: a delegate's payload does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ethorch.npu.program import Program
+from ethorch.npu.stream import Operation
+
+MAX_STAGING_BYTES = 64 << 20  # region 2 is SRAM beside the NPU; systems have a few MiB of it
+STAGING_REGION = 2
+
+
+def staging_bytes(program: Program) -> int:
+    """Size of region 2 that is enough for a command stream; 0 when it uses none.
+
+    The payload does not say: on a board this is one buffer, as large as the platform has. Here it is the highest
+    address that any operation can reach in region 2, by its registers; never more than MAX_STAGING_BYTES.
+    """
+    highest = 0
+    for op in program.operations():
+        highest = max(highest, *(end for region, end in _reaches(op) if region == STAGING_REGION), 0)
+    return min(-(-highest // 16) * 16, MAX_STAGING_BYTES)
+
+
+def _reaches(op: Operation) -> Iterator[tuple[int, int]]:
+    """(region, end address) of all that an operation's registers point at; it may touch less, not more."""
+    state = op.state
+    if op.name == "NPU_OP_DMA_START":
+        mode = state["DMA0_SRC_REGION.stride_mode"]
+        for end in ("SRC", "DST"):
+            if state[f"DMA0_{end}_REGION.internal"]:
+                continue
+            inner = [abs(state.get(key, 0)) for key in ("DMA0_SKIP0", f"DMA0_{end}_STRIDE0")]
+            outer = [abs(state.get(key, 0)) for key in ("DMA0_SKIP1", f"DMA0_{end}_STRIDE1")]
+            size = state["DMA0_LEN"]
+            if mode >= 1:
+                size = max(state["DMA0_SIZE0"], 1) * (size + max(inner))
+            if mode >= 2:
+                size = max(state["DMA0_SIZE1"], 1) * (size + max(outer))
+            if state.get(f"DMA0_{end}_REGION.indexed"):
+                size += (state["DMA0_IDX_MAX"] + 1) * max(inner)
+            yield state[f"DMA0_{end}_REGION.region"], state[f"DMA0_{end}"] + size
+        if "DMA0_IDX" in state:
+            yield state["DMA0_IDX_REGION"], state["DMA0_IDX"] + 4 * max(state["DMA0_SIZE0"], 1)
+        return
+    if op.name not in (
+        "NPU_OP_CONV",
+        "NPU_OP_DEPTHWISE",
+        "NPU_OP_POOL",
+        "NPU_OP_ELEMENTWISE",
+        "NPU_OP_RESIZE",
+    ):
+        return
+    for tensor in ("IFM", "IFM2", "OFM"):
+        # Rows and columns of the first tile bound those of the others; an 8-byte element is the largest.
+        depth = state["OFM_DEPTH"] if tensor == "OFM" else max(state["IFM_DEPTH"], state["OFM_DEPTH"])
+        rows = max(state[f"{tensor}_HEIGHT0"], state[f"{tensor}_HEIGHT1"])
+        extent = (
+            (rows - 1) * abs(state[f"{tensor}_STRIDE_Y"])
+            + (state[f"{tensor}_WIDTH0"] - 1) * abs(state[f"{tensor}_STRIDE_X"])
+            + (depth - 1) // 16 * abs(state[f"{tensor}_STRIDE_C"])
+            + depth * 8
+        )
+        yield state[f"{tensor}_REGION"], max(state[f"{tensor}_BASE{tile}"] for tile in range(4)) + extent
+    for kind in ("WEIGHT", "SCALE"):
+        for core in ("", "1", "2", "3"):
+            if f"{kind}{core}_BASE" in state:
+                yield state[f"{kind}_REGION"], state[f"{kind}{core}_BASE"] + state[f"{kind}{core}_LENGTH"]

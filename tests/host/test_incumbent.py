@@ -1,0 +1,82 @@
+"""Programs made by ExecuTorch's own Arm backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ethorch import host, program
+from ethorch.errors import ProgramError
+from ethorch.payload import DelegatePayload
+from tests.host.support import INPUTS, TARGETS, Recorder, random_inputs
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_programs_of_the_incumbent_equal_their_tosa(incumbent, name):
+    """Every delegate call, bit for bit, against the reference model on the incumbent's own TOSA of that delegate."""
+    import tosa_reference_model
+
+    from ethorch import vela
+    from ethorch.compile_spec import EthosUCompileSpec
+
+    runs: list = []
+    loaded = host.load(incumbent / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
+    spec = EthosUCompileSpec(TARGETS[name])
+    graphs = {}  # delegates and dumps are not in the same order: our Vela makes of each dump the payload it belongs to
+    for path in (incumbent / name).glob("*_tag*.tosa"):
+        graphs[DelegatePayload.from_compiled(vela.compile(path.read_bytes(), spec)).pack()] = path.read_bytes()
+    assert {payload.pack() for payload in loaded.delegates} == set(graphs)
+    assert len(graphs) == (2 if name == "interrupted" else 1)
+    for seed in range(3):
+        outputs = loaded(*random_inputs(name, seed))
+        assert all(torch.isfinite(output).all() for output in outputs)
+    assert len(runs) == 3 * len(graphs)
+    for payload, inputs, outputs in runs:
+        graph = graphs[payload.pack()]
+        call = next(c for c in loaded.description.calls if c.delegate == loaded.delegates.index(payload))
+        shapes = [loaded.description.values[arg].shape for arg in call.args]
+        arrays = [array.reshape(shape) for array, shape in zip(inputs, shapes, strict=False)]
+        wanted, _ = tosa_reference_model.run(graph, arrays)
+        for mine, theirs in zip(outputs, wanted, strict=True):
+            assert len(np.unique(theirs)) > 3, "the test's output hardly varies"
+            np.testing.assert_array_equal(mine.ravel(), np.asarray(theirs).ravel())
+
+
+def test_outputs_are_what_the_machine_wrote(incumbent):
+    """The float outputs are the last delegate's bytes, dequantized by ExecuTorch's CPU kernel."""
+    runs: list = []
+    loaded = host.load(incumbent / "interrupted.pte", machine=lambda payload: Recorder(payload, runs))
+    outputs = loaded(*random_inputs("interrupted"))
+    values = loaded.description.values
+    for call in loaded.description.calls:
+        if "dequantize" in call.operator and call.args[-1] in loaded.description.outputs:
+            position = loaded.description.outputs.index(call.args[-1])
+            scale, zero_point = values[call.args[1]].number, values[call.args[2]].number
+            codes = [array for array in runs[-1][2] if array.size == outputs[position].numel()]
+            reals = [(torch.from_numpy(array.astype(np.float32)).ravel() - zero_point) * scale for array in codes]
+            assert any(torch.equal(real, outputs[position].ravel()) for real in reals)
+
+
+def test_our_payload_class_reproduces_the_incumbents_blobs(incumbent):
+    for path in incumbent.glob("*.pte"):
+        for delegate in program.read(path.read_bytes()).methods["forward"].delegates:
+            assert DelegatePayload.unpack(delegate.blob).pack() == delegate.blob
+
+
+def test_staging_memory_is_found_from_the_stream(incumbent):
+    """No smaller than Vela allocated, as far as the stream uses it: the incumbent's file does not say."""
+    from ethorch import vela
+    from ethorch.compile_spec import EthosUCompileSpec
+
+    loaded = host.load(incumbent / "staged.pte")
+    compiled = vela.compile((incumbent / "staged/out.tosa").read_bytes(), EthosUCompileSpec("ethos-u65-256"))
+    assert loaded.delegates == (DelegatePayload.from_compiled(compiled),)
+    _, staging = host._npu_program(loaded.delegates[0])
+    assert 0 < staging <= compiled.scratch_fast_bytes + 4096
+
+
+def test_a_payload_that_lacks_an_output_is_refused(incumbent):
+    """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
+    with pytest.raises(ProgramError, match=r"delegate 0 .* is called with 3 values; its payload has 2"):
+        host.load(incumbent / "lost.pte")
