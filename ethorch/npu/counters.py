@@ -74,6 +74,7 @@ def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[Op
 
 
 # PMU event numbers (9.1).
+CYCLE, NPU_IDLE, NPU_ACTIVE = 17, 32, 35
 MAC_ACTIVE = 48
 AXI0_READ_BEATS, AXI0_WRITE_BEATS = 130, 135
 AXI1_READ_BEATS, AXI1_WRITE_BEATS = 386, 391
@@ -84,7 +85,9 @@ BEAT_BYTES = {U55: 8, U65: 16, U85: 16}  # width of an AXI port
 PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 
 
-def events(counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None) -> dict[int, int]:
+def events(
+    counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
+) -> dict[int, int]:
     """PMU events by number, as far as the work itself determines them.
 
     They are lower bounds of what a board counts: every byte is moved once and in full beats, every MAC unit is busy.
@@ -92,6 +95,7 @@ def events(counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | Non
 
     Args:
         ports: AXI port by region; None takes what Arm's driver configures by default.
+        cycles: Vela's estimate of all runs; None leaves the events that count cycles out.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -105,4 +109,6 @@ def events(counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | Non
             for region, size in bytes_.items():
                 if region >= 0:
                     result[events_[ports.get(region, 0)]] += -(-size // beat)
+    if cycles is not None:
+        result |= {CYCLE: cycles, NPU_ACTIVE: cycles, NPU_IDLE: 0}
     return result

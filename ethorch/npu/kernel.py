@@ -34,6 +34,7 @@ class Kernel:
         reads, writes: feature maps and spans it touches, for counters, traces and checks.
         elements: the largest array a run allocates; ``macs`` its multiplications; ``passes`` how often it goes over its
             arrays. They bound a hostile stream.
+        scattered: source and target region of a DMA whose bytes are no plain runs.
     """
 
     run: Callable[[Machine], None]
@@ -45,6 +46,7 @@ class Kernel:
     dma_bytes: int = 0
     is_kernel: bool = True
     passes: int = 1
+    scattered: tuple[int, int] | None = None
 
 
 Prepare = Callable[[Operation], Kernel]

@@ -56,6 +56,9 @@ def _counter(step: Step, tally: _Tally) -> Counter:
         for access in accesses:
             if isinstance(access, Span) or access.in_memory:
                 where[access.region] = where.get(access.region, 0) + runs * access.size_bytes
+    if kernel.scattered is not None:
+        source, target = kernel.scattered
+        counter.read_bytes[source] = counter.written_bytes[target] = counter.dma_bytes
     return counter
 
 
@@ -358,8 +361,9 @@ class Machine:
         return list(result.values())
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """PMU events by number, as far as they can be derived: ``counters.events``."""
-        return events(self.counters.values(), self.program.config, ports)
+        """PMU events by number, as far as they can be derived: ``counters.events``; with ``sources``, cycles as well."""
+        estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
+        return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)
 
     def _copies(self, accesses: tuple[FeatureMap | Span, ...]) -> dict[str, np.ndarray]:
         return {

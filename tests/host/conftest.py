@@ -28,9 +28,14 @@ def incumbent(tmp_path_factory) -> Path:
             time.sleep(0.1)
         assert done.read_text() == "", done.read_text()
         return folder
-    command = [sys.executable, str(HERE / "incumbent.py"), str(folder)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    problem = child.stderr if child.returncode else ""
+    problem = make(folder)
     done.write_text(problem)
     assert not problem, problem
     return folder
+
+
+def make(folder: Path, *names: str) -> str:
+    """Run incumbent.py, in a process of its own; what it said if it failed."""
+    command = [sys.executable, str(HERE / "incumbent.py"), str(folder), *names]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    return child.stderr if child.returncode else ""

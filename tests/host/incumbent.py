@@ -1,4 +1,4 @@
-"""Makes .pte files with ExecuTorch's own Arm backend: ``python tests/incumbent.py FOLDER``.
+"""Makes .pte files with ExecuTorch's own Arm backend: ``python tests/host/incumbent.py FOLDER [NAME ...]``.
 
 In a process of its own, since both backends are called EthosUBackend. For each model NAME.pte, and the TOSA of each
 delegate in NAME/.
@@ -15,6 +15,9 @@ from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_qua
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+MACS = {"u55": (32, 64, 128, 256), "u65": (256, 512), "u85": (128, 256, 512, 1024, 2048)}
+EVERY_TARGET = [f"ethos-{family}-{macs}" for family, choices in MACS.items() for macs in choices]
 
 
 class Cnn(nn.Module):
@@ -79,6 +82,8 @@ MODELS = {
     "interrupted": ("ethos-u55-256", Interrupted, [(1, 3, 8, 8), (1, 8, 8, 8)]),
 }
 
+MODELS |= {target: (target, Cnn, [(1, 3, 16, 16)]) for target in EVERY_TARGET}
+
 
 def make(folder: Path, name: str) -> None:
     target, module, shapes = MODELS[name]
@@ -102,5 +107,5 @@ def make(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    for model_name in MODELS:
+    for model_name in sys.argv[2:] or [name for name in MODELS if name not in EVERY_TARGET]:
         make(Path(sys.argv[1]), model_name)

@@ -49,8 +49,6 @@ class Stub:
 
 
 TARGETS = {"cnn": "ethos-u55-128", "staged": "ethos-u65-256", "u85": "ethos-u85-256", "interrupted": "ethos-u55-256"}
-
-
 INPUTS = {
     "cnn": [(1, 3, 32, 32)],
     "staged": [(1, 3, 16, 16)],
@@ -61,4 +59,4 @@ INPUTS = {
 
 def random_inputs(name: str, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in INPUTS[name]]
+    return [torch.randn(shape, generator=generator) for shape in INPUTS.get(name, [(1, 3, 16, 16)])]

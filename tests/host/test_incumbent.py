@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from ethorch import host, program
 from ethorch.errors import ProgramError
+from ethorch.npu.registers import NPUS
 from ethorch.payload import DelegatePayload
+from tests.host.conftest import make
 from tests.host.support import INPUTS, TARGETS, Recorder, random_inputs
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_programs_of_the_incumbent_equal_their_tosa(incumbent, name):
     """Every delegate call, bit for bit, against the reference model on the incumbent's own TOSA of that delegate."""
+    check_program(incumbent, name, TARGETS[name], 2 if name == "interrupted" else 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("npu", NPUS.values(), ids=lambda npu: npu.name)
+def test_programs_for_every_target(tmp_path, npu):
+    assert not make(tmp_path, npu.name)
+    check_program(tmp_path, npu.name, npu.name, 1)
+
+
+def check_program(folder: Path, name: str, target: str, delegates: int) -> None:
     import tosa_reference_model
 
     from ethorch import vela
     from ethorch.compile_spec import EthosUCompileSpec
 
     runs: list = []
-    loaded = host.load(incumbent / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
-    spec = EthosUCompileSpec(TARGETS[name])
+    loaded = host.load(folder / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
+    spec = EthosUCompileSpec(target)
     graphs = {}  # delegates and dumps are not in the same order: our Vela makes of each dump the payload it belongs to
-    for path in (incumbent / name).glob("*_tag*.tosa"):
+    for path in (folder / name).glob("*_tag*.tosa"):
         graphs[DelegatePayload.from_compiled(vela.compile(path.read_bytes(), spec)).pack()] = path.read_bytes()
     assert {payload.pack() for payload in loaded.delegates} == set(graphs)
-    assert len(graphs) == (2 if name == "interrupted" else 1)
+    assert len(graphs) == delegates
     for seed in range(3):
         outputs = loaded(*random_inputs(name, seed))
         assert all(torch.isfinite(output).all() for output in outputs)

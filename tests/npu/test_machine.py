@@ -14,7 +14,7 @@ from ethorch import vela
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources, disassembly
-from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, MAC_ACTIVE
+from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, CYCLE, MAC_ACTIVE, NPU_ACTIVE
 from ethorch.npu.registers import REGISTERS, table
 from tests.npu.cases import CASES
 from tests.npu.fuzzing import payload
@@ -294,6 +294,19 @@ def test_counters_by_operator(attributed):
     assert events[AXI0_WRITE_BEATS] == sum(o.written_bytes[1] for o in convs) // 8
     assert events[AXI1_READ_BEATS] >= sum(o.weight_bytes for o in convs) // 8
     assert machine.events(ports={0: 0})[AXI1_READ_BEATS] == 0
+    assert events[CYCLE] == events[NPU_ACTIVE] == 3 * sum(row.op_cycles for row in model.rows()) > events[MAC_ACTIVE]
+
+
+def test_counters_of_a_gather():
+    """Bytes that a DMA picks by index are counted for both regions; without sources nobody knows of cycles."""
+    graph, _, model, program = compiled("gather_batch", "u85-256")
+    machine = make_machine(program, model)
+    run_machine(model, draw(graph, 1), machine)
+    gathers = [c for c in machine.counters.values() if c.dma_bytes and c.op["DMA0_SRC_REGION.indexed"]]
+    size = model.outputs[0].size
+    assert sum(c.dma_bytes for c in gathers) == size
+    assert sum(sum(c.read_bytes.values()) for c in gathers) == sum(sum(c.written_bytes.values()) for c in gathers) == size
+    assert CYCLE not in machine.events()
 
 
 def test_sources_survive_json(attributed):

@@ -84,4 +84,5 @@ def copy_strided(op: Operation) -> Kernel:
                 b = target + int(row[i] if by_target else i) * target_strides[0]
                 m.writable(Span("DMA0_DST", target_region, b, length))[...] = m.span(Span("DMA0_SRC", source_region, a, length))
 
-    return Kernel(run, dma_bytes=length * inner * outer, is_kernel=False, passes=1 + inner * outer)
+    moved = length * inner * outer
+    return Kernel(run, dma_bytes=moved, is_kernel=False, passes=1 + inner * outer, scattered=(source_region, target_region))
