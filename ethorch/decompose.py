@@ -27,6 +27,10 @@ _CHECKS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"
 _LARGEST_CONSTANT = 1 << 24
 
 
+#: Arguments (x, p, train); in evaluation they do nothing.
+_DROPOUTS = {"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"}
+
+
 def decompose(
     model: GraphModule, keep: Callable[[Node], bool] = lambda node: False, limits: Mapping[str, Limits] | None = None
 ) -> GraphModule:
@@ -39,6 +43,9 @@ def decompose(
     """
     for node in list(model.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in _CHECKS and not node.users:
+            model.graph.erase_node(node)
+        elif node.op == "call_function" and op_name(node.target) in _DROPOUTS and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
     fold_constants(model)
     pending = deque(node for node in model.graph.nodes if node.op == "call_function")
@@ -61,6 +68,7 @@ def decompose(
         replace(node, made)
         model.graph.erase_node(node)
     fold_constants(model)
+    promote_constants(model)
     model.graph.eliminate_dead_code()
     model.recompile()
     return model
@@ -129,6 +137,23 @@ def fold_constants(model: GraphModule) -> None:
             if user not in known:
                 user.replace_input_with(node, folded)
     graph.eliminate_dead_code()
+
+
+def promote_constants(model: GraphModule) -> None:
+    """Integer tensors that meet floats in an elementwise operator (``x * torch.arange(8)``) as floats, which are quantized."""
+    for node in list(model.graph.nodes):
+        pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+        if not pointwise or not _is_float(node):
+            continue
+        for arg in node.all_input_nodes:
+            tensor = attribute(model, arg) if arg.op == "get_attr" else None
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or any(_writes(user, arg) for user in arg.users):
+                continue
+            if tensor.is_floating_point() or tensor.dtype == torch.bool:
+                continue
+            with model.graph.inserting_before(node):
+                promoted = constant(model, tensor.to(node.meta["val"].dtype), detect_fake_mode([node.meta["val"]]), arg.meta)
+            node.replace_input_with(arg, promoted)
 
 
 def _foldable(node: Node, known: dict[Node, Any]) -> bool:

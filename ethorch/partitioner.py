@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
@@ -29,6 +30,26 @@ from ethorch.tosa.ir import Origin
 from ethorch.tosa_spec import TosaCompileSpec
 
 logger = logging.getLogger(__name__)
+
+
+class _Desk(logging.StreamHandler[Any]):
+    """Shows the package's messages, summary lines included, on stderr where nobody has set logging up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            self.setStream(sys.stderr)
+            super().emit(record)
+
+
+def _show_summaries() -> None:
+    """``logging.getLogger("ethorch").setLevel(logging.WARNING)`` silences them."""
+    package = logging.getLogger("ethorch")
+    if package.level == logging.NOTSET and not package.handlers:
+        package.setLevel(logging.INFO)
+        package.addHandler(_Desk())
+
+
+_show_summaries()
 
 #: Operators that need no place on the NPU or the CPU: bookkeeping of the graph.
 _BOOKKEEPING = {"<built-in function getitem>"}
@@ -163,7 +184,8 @@ class _DryRunPartitioner(Partitioner):
 
     def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
-        tagged = {node for node in supported if not _plumbing(node) and not _makes_constant(node)}
+        folded = _folded(program, supported)
+        tagged = {node for node in supported if not _plumbing(node)} - folded
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem
             if node in supported and follows and node.args[0] in tagged:
@@ -176,8 +198,8 @@ class _DryRunPartitioner(Partitioner):
                 node.meta["delegation_tag"] = tag
             tags.append(tag)
             self.report.delegated[tag] = [node.name for node in group if not _plumbing(node)]
-        for node in list(program.graph.nodes):
-            if node in supported and (op_name(node.target) in DEQUANTIZE or _makes_constant(node)):
+        for node in reversed(list(program.graph.nodes)):
+            if node in folded or (op_name(node.target) in DEQUANTIZE and node in supported):
                 tag_with_readers(program, node)
         return tags
 
@@ -275,18 +297,23 @@ def _unread(walk: Walk) -> dict[Node, Reason]:
     }
 
 
-def _makes_constant(node: Node) -> bool:
-    """A full or arange in the graph: it goes where its readers go."""
-    return node.op == "call_function" and not node.all_input_nodes
-
-
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def _folded(program: ExportedProgram, supported: set[Node]) -> set[Node]:
+    """Supported nodes that depend on constants alone: the lowering folds them, in each delegate that reads one."""
+    constants = constants_of(program)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node in supported and all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 def tag_with_readers(program: ExportedProgram, node: Node) -> None:
-    """Put a dequantize node or a constant into the delegate that reads it; where several do, or the CPU too, each gets a copy."""
+    """Put a dequantize node, or one of constants, into the delegate that reads it; where several do, each gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
@@ -311,12 +338,12 @@ def partitions(program: ExportedProgram, tagged: set[Node]) -> list[list[Node]]:
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
-        if op_name(node.target) in DEQUANTIZE or _makes_constant(node):
+        if op_name(node.target) in DEQUANTIZE:
             continue
         before = 0
         for arg in map(_behind_dequantize, node.all_input_nodes):
             crosses = arg in tagged and node not in tagged
-            before = max(before, level.get(arg, 0) + (1 if crosses else 0))
+            before = max(before, level[arg] + (1 if crosses else 0))
         level[node] = before
     groups: dict[int, list[Node]] = {}
     for node in program.graph.nodes:

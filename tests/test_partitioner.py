@@ -101,6 +101,37 @@ def test_an_unquantized_model_is_said_loudly(caplog: pytest.LogCaptureFixture) -
     assert {refusal.reason.id for refusal in partitioner.report.refusals} >= {"graph.input_not_quantized", "operator.unknown"}
 
 
+def test_the_summary_is_shown_where_nobody_set_logging_up() -> None:
+    code = """
+import logging, torch
+from ethorch import EthosUCompileSpec
+from ethorch.partitioner import EthosUPartitioner
+partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))
+partitioner.report.delegated["ethosu_0"] = ["conv"]
+partitioner.log(torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)), True)
+logging.getLogger("ethorch").info("a line")
+logging.getLogger("ethorch").setLevel(logging.WARNING)
+logging.getLogger("ethorch").info("not this one")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert "nothing is quantized" in done.stderr
+    assert "a line" in done.stderr
+    assert "not this one" not in done.stderr
+
+
+def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps = torch.arange(8)  # int64: ExecuTorch casts it to float in the graph
+            return torch.topk(x * steps, 8, dim=3).values * steps * 2
+
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(Model(), inputs)
+    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    assert len(program.delegates) == 2
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+
+
 def test_additional_checks_keep_operators_on_the_cpu() -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), inputs)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
+from ethorch.ops.quant_rules import EACH_INPUT, JOINED, SAME_AS_INPUT
 from ethorch.ops.shape import cat, slice_
 from ethorch.ops.spec import I8, Sample, composite, op
 from ethorch.qparams import QParams, QTensor
@@ -115,7 +115,7 @@ def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 
 @op(
-    "aten.stack.default", quant=EACH_INPUT,
+    "aten.stack.default", quant=JOINED,
     samples=[Sample([I8(2, 3), I8(2, 3, low=-1.0)], 1), Sample([I8(1, 4, 5), I8(1, 4, 5)], -1)],
 )  # fmt: skip
 def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: QParams) -> QTensor:

@@ -15,6 +15,7 @@ class QuantRule:
         output: ``own`` (observed), ``same`` (shares the first input's), ``fixed`` (``fixed_range``), ``none``.
         weight: index of the weight argument, quantized by the weight scheme; -1 for none.
         bias: index of the bias argument, left in float: the lowering quantizes it with scale input x weight.
+        joins: the output is the inputs side by side: one that nobody else reads gets the output's qparams, and no RESCALE.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output, known from mathematics.
     """
 
@@ -23,6 +24,7 @@ class QuantRule:
     output: str = "own"
     weight: int = -1
     bias: int = -1
+    joins: bool = False
     fixed_range: tuple[float, float] | None = None
 
     @property
@@ -32,6 +34,7 @@ class QuantRule:
 
 
 EACH_INPUT = QuantRule()
+JOINED = QuantRule(joins=True)
 SAME_AS_INPUT = QuantRule(output="same")
 WEIGHTED = QuantRule(weight=1, bias=2)
 FIRST_INPUT = QuantRule(only_first=True)

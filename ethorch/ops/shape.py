@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ethorch.errors import Reason
-from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
+from ethorch.ops.quant_rules import JOINED, SAME_AS_INPUT
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder
@@ -63,7 +63,7 @@ def identity(b: Builder, x: QTensor, *_: Any, out: QParams, **__: Any) -> QTenso
 
 
 @op(
-    "aten.cat.default", "aten.concat.default", "aten.concatenate.default", quant=EACH_INPUT,
+    "aten.cat.default", "aten.concat.default", "aten.concatenate.default", quant=JOINED,
     samples=[
         Sample([I8(1, 4, 5, 5), I8(1, 3, 5, 5, low=-1.0, high=1.0)], 1), Sample([I8(2, 3), I8(2, 3), I8(2, 1)], -1),
         Sample([I8(1, 4, 2, 5), I8(1, 4, 3, 5)], 2), Sample([I8(1, 4, 2), I8(2, 4, 2)]),

@@ -49,6 +49,7 @@ class Scan:
                 self.annotate(node)
             elif node.op == "placeholder" and self.io and self.io.input_activation and _is_float(node) and node.users:
                 node.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=self.io.input_activation, _annotated=True)
+        self.join(nodes)
         if self.io and self.io.output_activation:
             output = self.model.graph.output_node()
             inputs = {arg: self.edge(arg, self.io.output_activation) for arg in output.all_input_nodes if _is_float(arg)}
@@ -143,6 +144,50 @@ class Scan:
             first.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=output, _annotated=True)
             output = None
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
+
+    def join(self, nodes: list[Node]) -> None:
+        """Let what only a concatenation reads have the concatenation's qparams: to round once is better than twice, and free.
+
+        A group shares the observer of its first node: torchao knows no other direction.
+        """
+        groups: list[set[Node]] = []
+        for node in nodes:
+            spec, annotation = self.spec(node), node.meta.get(ANNOTATION)
+            if spec is None or annotation is None or not spec.rule(node).joins:
+                continue
+            whole = node
+            while self.is_absorbed(whole):
+                (whole,) = whole.users
+            qspec = whole.meta[ANNOTATION].output_qspec if ANNOTATION in whole.meta else None
+            if type(qspec) is not QuantizationSpec:
+                continue
+            found = [self.observed(arg) for arg in annotation.input_qspec_map]
+            alike = len({part for part, _ in found}) == 1  # one tensor and what was moved or pooled of it
+            parts = {part for part, alone in found if part and (alone or alike)}
+            group = {whole} | {part for part in parts if part.meta[ANNOTATION].output_qspec == qspec}
+            for other in [other for other in groups if other & group]:
+                group |= other
+                groups.remove(other)
+            groups.append(group)
+        place = {node: number for number, node in enumerate(nodes)}
+        for group in groups:
+            first, *rest = sorted(group, key=place.__getitem__)
+            for node in rest:
+                node.meta[ANNOTATION].output_qspec = SharedQuantizationSpec(first)
+
+    def observed(self, value: Node) -> tuple[Node | None, bool]:
+        """The node whose observer gives ``value`` its qparams, seen through data movement; does nobody else read it?"""
+        alone = True
+        while ANNOTATION in value.meta:
+            alone = alone and len(value.users) == 1
+            qspec = value.meta[ANNOTATION].output_qspec
+            if not isinstance(qspec, SharedQuantizationSpec):
+                return (value if qspec is not None else None), alone
+            shared = qspec.edge_or_node
+            if not isinstance(shared, tuple) or shared[1] is not value:
+                break
+            value = shared[0]
+        return None, False
 
     def is_absorbed(self, node: Node) -> bool:
         """Is the node's result observed one node later, behind the clamp it absorbs?"""

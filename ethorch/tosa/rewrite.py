@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -99,11 +100,38 @@ RULES: tuple[Rule, ...] = (merge_reshapes, merge_transposes, merge_clamps, compo
 
 def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES) -> Graph:
     """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit."""
+    fold_wide_concats(graph)
     while _once(graph, rules):
         pass
     _drop_dead(graph)
     slices_behind_lone_rescales(graph)
     return graph
+
+
+def fold_wide_concats(graph: Graph) -> None:
+    """CONCAT of more than four axes becomes one of at most four, neighbours joined.
+
+    Vela 5.2 reads the wrong rows where SLICE, RESHAPE and such a CONCAT follow each other.
+    """
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.name != "CONCAT" or op.result.rank <= 4:
+            ops.append(op)
+            continue
+        axis, result = op.attrs["axis"], op.result
+
+        def folded(shape: tuple[int, ...], axis: int = axis) -> tuple[int, ...]:
+            behind = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
+            return (math.prod(shape[:axis]), shape[axis], *behind)
+
+        parts = []
+        for number, part in enumerate(op.operands):
+            parts.append(Value(f"{result.name}_part_{number}", folded(part.shape), part.dtype, result.origin))
+            ops.append(Op("RESHAPE", (part,), {"shape": parts[-1].shape}, (parts[-1],)))
+        joined = Value(f"{result.name}_folded", folded(result.shape), result.dtype, result.origin)
+        ops.append(Op("CONCAT", tuple(parts), {"axis": 1}, (joined,)))
+        ops.append(Op("RESHAPE", (joined,), {"shape": result.shape}, (result,)))
+    graph.ops = ops
 
 
 _ELEMENTWISE = {"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"}

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ethorch import EthosUCompileSpec
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.flatbuffer import serialize
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.rewrite import rewrite
-from tests.ladder import reference
+from tests.ladder import machine, reference
 
 SHAPE = (1, 6, 5, 4)
 
@@ -86,6 +87,27 @@ def test_rule(part) -> None:
     assert len(after.ops) == CASES[part], after.to_text()
     x = np.random.default_rng(3).integers(-128, 128, SHAPE).astype(np.int8)
     np.testing.assert_array_equal(reference(serialize(after), [x])[0], reference(serialize(before), [x])[0])
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("axis", range(5))
+def test_concat_of_five_axes_is_one_of_four(target: str, axis: int) -> None:
+    """As it stands, Vela 5.2 reads wrong rows for some of these: SLICE, RESHAPE, CONCAT."""
+    b = Builder()
+    x = b.input("x", (2, 3, 4, 6), "INT8")
+    cut = max(axis - 1, 0)
+    size = tuple(1 if k == cut else extent for k, extent in enumerate(x.shape))
+    starts = [tuple(first if k == cut else 0 for k in range(4)) for first in (1, 0)]
+    parts = [b.reshape(b.emit("SLICE", x, start=start, size=size), (1, *size)) for start in starts]
+    b.graph.outputs.append(b.emit("CONCAT", *parts, axis=axis))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph))
+    after.verify()
+    assert max(op.result.rank for op in after.ops if op.name == "CONCAT") == 4
+    codes = [np.random.default_rng(3).integers(-128, 128, x.shape).astype(np.int8)]
+    (wanted,) = reference(before, codes)
+    np.testing.assert_array_equal(reference(serialize(after), codes)[0], wanted)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
 def test_an_intermediate_that_is_an_output_survives() -> None:
