@@ -1,0 +1,68 @@
+"""Concatenations: who shares their qparams, and who keeps its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch.lower import QUANTIZE
+from ethorch.ops.spec import op_name
+
+
+class Fire(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [torch.relu(self.a(x)), torch.max_pool2d(torch.relu(8 * self.b(x)), 1)]
+        return self.c(nn.functional.dropout(torch.cat(parts, 1), training=False))
+
+
+class ReadTwice(Fire):
+    def forward(self, x: Tensor) -> Tensor:
+        small = torch.relu(self.a(x))
+        return self.c(torch.cat([small, torch.relu(8 * self.b(x))], 1)) + small[:, :2]
+
+
+class Pyramid(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 3
+        once = torch.max_pool2d(x, 3, 1, 1)
+        return torch.cat([x, once, torch.max_pool2d(once, 3, 1, 1)], 1)
+
+
+class Nested(Fire):
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.cat([self.a(x), self.b(x)], 1)
+        return torch.cat([torch.sin(x), inner], 1)
+
+
+def scales(model: nn.Module) -> list[float]:
+    """The distinct scales of the quantize nodes behind the input's, in the order of the graph."""
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 6, 6),)
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(get_symmetric_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model.eval(), inputs).module(), quantizer)
+    for _ in range(4):
+        prepared(torch.randn(2, 3, 6, 6))
+    nodes = [node for node in convert_pt2e(prepared).graph.nodes if op_name(node.target) in QUANTIZE]
+    return list(dict.fromkeys(node.args[1] for node in nodes[1:]))
+
+
+def test_what_only_the_concatenation_reads_has_its_scale() -> None:
+    assert len(scales(Fire())) == 3  # before the mul, of all that meets in the cat, of the output
+
+
+def test_what_others_read_keeps_its_scale() -> None:
+    assert len(scales(ReadTwice())) == 5  # one more, of the relu that the add reads, and of the last convolution
+
+
+def test_one_tensor_and_its_pools_need_no_second_scale() -> None:
+    assert len(scales(Pyramid())) == 1
+
+
+def test_concatenations_in_concatenations_are_one_group() -> None:
+    assert len(scales(Nested())) == 1
