@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ethorch.npu.machine import Machine
 
 FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
+STREAM_ALIGNMENT = 16  # bytes, of a weight or scale stream's address and length (4)
 LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (4.1)
 MOST_PARTS = 4  # of a float32 sum; more cost as much as float64
 PART_CHOICES = 128  # places where a sum may be cut
@@ -178,9 +179,15 @@ class Streams:
 
 def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
     """The streams of these registers that have a length."""
-    return [
+    spans = [
         Span(n, op[region], op[f"{n}_BASE"], op[f"{n}_LENGTH"]) for n in names[: op.npu.cores] if op.state.get(f"{n}_LENGTH", 0)
     ]
+    for span in spans:
+        if span.base % STREAM_ALIGNMENT or span.size_bytes % STREAM_ALIGNMENT:
+            raise MachineFault(
+                f"{span.name} base {span.base:#x} or length {span.size_bytes} is not aligned to {STREAM_ALIGNMENT} bytes"
+            )
+    return spans
 
 
 def _magnitudes(weights: np.ndarray) -> tuple[np.ndarray, int]:
