@@ -18,7 +18,7 @@ from ethorch.errors import Reason
 from ethorch.ops.copies import joined, piece, wanted
 from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
 from ethorch.ops.shape import constant_pad
-from ethorch.ops.spec import I8, Ints, Sample, W, composite, op
+from ethorch.ops.spec import I8, Ints, Sample, Truth, W, composite, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.sketch import Sketch, shape_of
 from ethorch.tosa.builder import Builder
@@ -159,6 +159,7 @@ def _(s: Sketch, x: Node, dim: int, index: Any) -> Any:
     samples=[
         Sample(I8(2, 5, 7), [None, torch.tensor([3, 0, 1])]), Sample(I8(6, 4), [torch.tensor([[2, 0], [5, 5]])]),
         Sample(I8(4, 5, 3), [torch.tensor([0, 3, 1]), torch.tensor([4, 2, 2])]),
+        Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(2, 1, low=0, high=4)]),
     ],
 )  # fmt: skip
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: QParams) -> QTensor:
@@ -223,8 +224,30 @@ def _(s: Sketch, x: Node, dim: int, index: Any, sparse_grad: bool = False) -> An
     return None if narrow is None else s(aten.gather.default, x, dim, narrow)
 
 
+def _one_number(s: Sketch, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
+    """(x with neighbouring dims merged, that dim, one index into it) for several computed indices; None where they need not."""
+    given = [k for k, one in enumerate(indices) if one is not None]
+    first, last = given[0], given[-1]
+    if len(given) < 2 or given != list(range(first, last + 1)) or all(indices[k].op == "get_attr" for k in given):
+        return None
+    if any(indices[k].meta["val"].dtype not in (torch.int32, torch.int64) for k in given):
+        return None
+    shape = shape_of(x)
+    number: Any = None
+    for k in given:
+        one = _as_int32(s, indices[k]) or indices[k]
+        number = one if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, shape[k]), one)
+    merged = s(aten.view.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
+    return merged, first, number
+
+
 @index.integer_decomposition
 def _(s: Sketch, x: Node, indices: Any) -> Any:
+    """Several computed indices number the elements of the dims they are for, merged."""
+    several = None if s.absent("GATHER") else _one_number(s, x, indices)
+    if several is not None:
+        merged, dim, number = several
+        return s(aten.index.Tensor, merged, [*[None] * dim, number])
     narrow = [_as_int32(s, one) for one in indices]
     if not any(narrow):
         return None
@@ -247,6 +270,17 @@ def _put(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTenso
     return joined(b, parts, dim)
 
 
+def _scattered(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) -> QTensor:
+    """x with source[..., k, ...] as x[..., index[k], ...]: TOSA 1.0 SCATTER along ``dim``, moved to the front."""
+    others = [d for d in range(x.rank) if d != dim]
+    inner, count = math.prod(x.shape[d] for d in others), source.shape[dim]
+    rows = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
+    given = b.reshape(b.stored_as(source, [(dim,), tuple(others)]), (1, count, inner))
+    put = b.emit("SCATTER", rows, b.reshape(b.logical(index), (1, count)), given)
+    full = QTensor(b.reshape(put, (x.shape[dim], *(x.shape[d] for d in others))), tuple((k,) for k in range(x.rank)), x.q)
+    return b.permute(full, [*range(1, dim + 1), 0, *range(dim + 1, x.rank)])
+
+
 @op(
     "aten.index_copy.default", quant=EACH_INPUT,
     samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
@@ -264,15 +298,19 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
     "aten.index_put.default", quant=EACH_INPUT,
     samples=[
         Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)), Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
+        Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
+        Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), Ints(1, low=0, high=4)], I8(3)), Sample(I8(4, 5), [Truth(4, 5)], I8(1)),
     ],
 )  # fmt: skip
 def index_put(
     b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: QParams
 ) -> QTensor:
-    """out = x with values as x[indices], one constant index: slices and a CONCAT."""
+    """out = x with values as x[indices]. One constant index: slices and a CONCAT; one that is computed is a SCATTER, and should
+    name no place twice."""
     (dim,) = (k for k, one in enumerate(indices) if one is not None)
     numbers = _numbers(indices[dim])
-    assert numbers is not None
+    if numbers is None:
+        return _scattered(b, b.requantized(x, out), dim, indices[dim], b.requantized(values, out))
     places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
     full = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
     values = b.view(values, (1,) * (x.rank - values.rank) + values.shape)
@@ -297,11 +335,46 @@ def _(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Reason | N
     given = [one for one in indices if one is not None]
     if accumulate:
         return Reason("index_put.accumulate", "accumulate=True, allowed is False")
-    if len(given) != 1 or not isinstance(given[0], (QTensor, np.ndarray)) or _numbers(given[0]) is None:
-        return Reason("index_put.index", f"{len(given)} indices, or computed ones; allowed is one constant index")
+    if len(given) != 1 or not isinstance(given[0], (QTensor, np.ndarray)):
+        return Reason("index_put.index", f"{len(given)} indices; allowed is one, of int32", "Let EthosUQuantizer quantize it.")
+    if _numbers(given[0]) is None and len(given[0].shape) != 1:
+        text = f"a computed index of rank {len(given[0].shape)}; allowed is 1"
+        return Reason("index_put.index", text, "Let EthosUQuantizer quantize it.")
     if not isinstance(values, QTensor) or not isinstance(x, QTensor):
         return Reason("index_put.operand", "its values are not quantized", "Quantize the module they are in.")
     return None
+
+
+@index_copy.decomposition
+def _(s: Sketch, x: Node, dim: int, index: Node, source: Node) -> Any:
+    """One that is computed is an index_put."""
+    if index.op == "get_attr" or s.absent("SCATTER"):
+        return None
+    return s(aten.index_put.default, x, [*[None] * (dim % len(shape_of(x))), index], source)
+
+
+@index_put.decomposition
+def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
+    """A mask chooses between x and one value; computed indices become one of rank 1, of int32."""
+    given = [k for k, one in enumerate(indices) if one is not None]
+    first, shape = indices[given[0]], shape_of(x)
+    if accumulate or (len(given) == 1 and first.op == "get_attr"):
+        return None
+    if first.meta["val"].dtype == torch.bool:
+        rank = len(shape_of(first))
+        if len(given) > 1 or given[0] > 0 or math.prod(shape_of(values)) != 1:
+            return None
+        return s(aten.where.self, s(aten.view.default, first, [*shape_of(first), *[1] * (len(shape) - rank)]), values, x)
+    if s.absent("SCATTER"):
+        return None
+    merged, dim, number = _one_number(s, x, indices) or (x, given[0], _as_int32(s, first) or first)
+    places, rows = shape_of(number), shape_of(merged)
+    if number is first and len(places) == 1 and shape_of(values) == (*rows[:dim], *places, *rows[dim + 1 :]):
+        return None
+    values = s(aten.expand.default, values, [*rows[:dim], *places, *rows[dim + 1 :]])
+    values = s(aten.reshape.default, values, [*rows[:dim], math.prod(places), *rows[dim + 1 :]])
+    put = s(aten.index_put.default, merged, [*[None] * dim, s(aten.reshape.default, number, [-1])], values)
+    return s(aten.view.default, put, list(shape))
 
 
 # --- padding with what is there already -----------------------------------------------------------------------------------

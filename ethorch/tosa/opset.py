@@ -204,6 +204,12 @@ def _gather(values: Sequence[Value], attrs: Attrs) -> Results:
     return [((n, w, c), values[0].dtype)]
 
 
+def _scatter(values: Sequence[Value], attrs: Attrs) -> Results:
+    (n, _, c), (n2, w), given = values[0].shape, values[1].shape, values[2]
+    assert n == n2 and given.shape == (n, w, c) and given.dtype == values[0].dtype, f"SCATTER of {values}"
+    return [(values[0].shape, values[0].dtype)]
+
+
 def _resize(values: Sequence[Value], attrs: Attrs) -> Results:
     n, h, w, c = values[0].shape
     sizes = []
@@ -307,5 +313,6 @@ _row("PAD", "input", _pad, const_operands={"padding": "SHAPE", "pad_const": "@0"
 _row("TILE", "input", _tile, const_operands={"multiples": "SHAPE"}, features=_shape_features)
 _row("REVERSE", "input", _same, attrs="axis", features=_reduce_features)
 _row("GATHER", "values indices", _gather)
+_row("SCATTER", "values_in indices input", _scatter)
 _row("RESIZE", "input", _resize, const_operands={"scale": "SHAPE", "offset": "SHAPE", "border": "SHAPE"}, attrs="mode",
      features=lambda v, a, r: {"batch": v[0].shape[0]})  # fmt: skip

@@ -29,6 +29,7 @@ REFUSED = {
     **{f"BITWISE_{name}.absent": ({"int8", "int16"}, {"u55", "u65"}) for name in ("AND", "OR", "XOR")},
     "ARGMAX.dtype": ({"int16"}, {"u55", "u65"}),
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
+    "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "MATMUL.dtype": ({"int16"}, {"u55", "u65"}),
     "table.int16_steps": ({"int16"}, {"u55", "u65", "u85"}),
     "to.int16": ({"int16"}, {"u55", "u65", "u85"}),
@@ -51,7 +52,8 @@ def export(name: str, index: int, activations: str, per_channel: bool) -> Export
     module = ladder.Call(name, sample)
     calibration = [ladder.inputs_for(sample, seed) for seed in range(2)]
     distinct = len(np.unique(torch.utils._pytree.tree_leaves(module(*calibration[0]))[0].numpy()))
-    q = ladder.quantized(module, calibration, CONFIGS[activations](is_per_channel=per_channel))
+    config = CONFIGS[activations](is_per_channel=per_channel)
+    q = ladder.quantized(module, calibration, config, TARGETS[-1])  # where an NPU lacks an operator, it is left whole
     return Export(name, activations, q, calibration[0], distinct)
 
 
