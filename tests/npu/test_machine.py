@@ -59,9 +59,10 @@ def test_program_knows_its_npu(target):
     assert program.config.name == f"ethos-{target}"
 
 
-def test_cop2_is_read():
+@pytest.mark.parametrize("target", ["u55-128", "u65-512", "u85-256"])
+def test_cop2_is_read(target):
     options = "[compiler]\noutput_format=Raw\ncop_format=COP2\n[scheduler]\nseparate_io_regions=true"
-    graph, tosa, model, program = compiled("conv_3x3_same", "u85-256", options=options)
+    graph, tosa, model, program = compiled("conv_3x3_same", target, options=options)
     assert model.command_stream[:4] == b"COP2" and program.header.local_addressing
     arrays = draw(graph, 7)
     assert np.array_equal(run_machine(model, arrays)[0].ravel(), np.ravel(reference(tosa, arrays)[0]))

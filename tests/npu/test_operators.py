@@ -69,6 +69,13 @@ def test_scheduling(name, options, target):
     run(name, target, options=COMPILER + OPTIONS[options], memory_mode=memory_mode)
 
 
+@pytest.mark.parametrize("target", QUICK)
+@pytest.mark.parametrize("memory_mode", ["Sram_Only", "Shared_Sram", "Dedicated_Sram", "Dedicated_Sram_512KB"])
+def test_memory_modes(memory_mode, target):
+    """Where constants, arena and staging memory lie changes addresses and transfers, not results."""
+    run("residual_block", target, memory_mode=memory_mode)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("target", QUICK)
 @pytest.mark.parametrize("options", OPTIONS)
