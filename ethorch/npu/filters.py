@@ -118,8 +118,8 @@ class Streams:
         low, high = self.ifm.value_range
         reach = max(-low, high, abs(self.ifm.zero_point))
         sums, step = _magnitudes(rows)
-        parts = _parts(sums * reach, step, rows.shape[1])
-        largest = sums.sum(axis=1).astype(np.float64) * reach
+        parts = _parts(sums, reach, step, rows.shape[1])
+        largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
             raise MachineFault("convolution sums may pass 2**53, which no legal program reaches")
         largest += np.abs(bias) + np.abs(offset)
@@ -191,35 +191,36 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
 
 
 def _magnitudes(weights: np.ndarray) -> tuple[np.ndarray, int]:
-    """(sums of |weight| over groups of K in weights [O, K], int64[O, groups]; how many K a group has)"""
+    """(sums of |weight| over groups of K in weights [O, K], int32[O, groups]; how many K a group has)"""
     taps = weights.shape[1]
     step = max(1, taps // PART_CHOICES)
     groups = np.arange(0, taps, step)
     rows = max(1, _PIECE // max(taps, 1))
     pieces = [weights[first : first + rows] for first in range(0, len(weights), rows)]
-    return np.concatenate([np.add.reduceat(np.abs(p, dtype=np.int16), groups, axis=1, dtype=np.int64) for p in pieces]), step
+    return np.concatenate([np.add.reduceat(np.abs(p, dtype=np.int16), groups, axis=1, dtype=np.int32) for p in pieces]), step
 
 
-def _parts(sums: np.ndarray, step: int, taps: int) -> tuple[slice, ...]:
+def _parts(sums: np.ndarray, reach: int, step: int, taps: int) -> tuple[slice, ...]:
     """Ranges of K whose sums float32 holds exactly; empty when float64 is the better choice.
 
     Args:
-        sums: the most that each group of ``step`` of the ``taps`` may add up to, [O, groups].
+        sums: of |weight| over groups of ``step`` of the ``taps``, [O, groups]; times ``reach`` they bound a sum.
     """
-    running = np.cumsum(sums, axis=1)
-    if not taps or running[:, -1].max(initial=0) < FLOAT32_EXACT:
+    most = (FLOAT32_EXACT - 1) // reach
+    if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)
-    groups, start = sums.shape[1], 0
-    parts: list[slice] = []
-    while start < groups:
-        before = running[:, start - 1 : start] if start else 0
-        fits = (running[:, start:] - before).max(axis=0) < FLOAT32_EXACT
-        count = int(np.argmin(fits)) if not fits.all() else groups - start
-        if not count or len(parts) == MOST_PARTS:
-            return ()
-        parts.append(slice(start * step, min((start + count) * step, taps)))
-        start += count
-    return tuple(parts)
+    starts = [0]
+    running = np.zeros(len(sums), np.int64)
+    for group in range(sums.shape[1]):
+        part = sums[:, group]
+        running += part
+        if running.max() > most:
+            starts.append(group)
+            running[...] = part
+            if len(starts) > MOST_PARTS or part.max() > most:
+                return ()
+    ends = [*starts[1:], sums.shape[1]]
+    return tuple(slice(start * step, min(end * step, taps)) for start, end in zip(starts, ends, strict=True))
 
 
 def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -> Order:
