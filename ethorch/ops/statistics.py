@@ -14,7 +14,7 @@ from ethorch.errors import Reason
 from ethorch.ops.copies import wanted
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
 from ethorch.ops.rows import deviations, fineness, function_of, maximum_of, minimum_of, pieces, sum_of_squares
-from ethorch.ops.spec import I8, Sample, composite, op
+from ethorch.ops.spec import I8, Sample, W, composite, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import FP32, Real
 from ethorch.sketch import Sketch, shape_of
@@ -310,3 +310,18 @@ def _(b: Builder, x: QTensor, dim: int, *, dtype: Any = None) -> QTensor:
 @prod.floats
 def _(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Real:
     return Real.of(b, x).prod([dim % x.rank]).view(b.result_shape)
+
+
+@composite(
+    "aten.prelu.default", "aten._prelu_kernel.default",
+    samples=[Sample(I8(2, 6, 5, 4), W(6)), Sample(I8(3, 40), W(40)), Sample(I8(2, 5, 7), W(1))],
+)  # fmt: skip
+def prelu(s: Sketch, x: Node, weight: Node) -> Any:
+    """out = max(x, 0) + weight * min(x, 0), a weight for each channel or for all."""
+    behind = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
+    shape = [*shape_of(weight), *behind]
+    if weight.op == "get_attr":
+        weight = s.parameter(weight, lambda data: data.reshape(shape))
+    else:
+        weight = s(aten.view.default, weight, shape)
+    return s(aten.add.Tensor, s(aten.relu.default, x), s(aten.mul.Tensor, s(aten.clamp.default, x, None, 0.0), weight))
