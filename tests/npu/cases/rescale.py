@@ -20,6 +20,16 @@ def _table_fused(g: Graph):
     g.output(g.op("TABLE", [y, g.random(256, low=-128)], y.shape, "INT8"))
 
 
+@case("tables_eight")
+def _tables_eight(g: Graph):
+    """Each table twice, so that it pays to keep all of them in internal memory."""
+    x = g.input(1, 6, 5, 20)
+    tables = [g.const(g.rng.permutation(256) - 128, "INT8") for _ in range(8)]
+    for table in tables * 2:
+        x = g.op("TABLE", [x, table], x.shape, "INT8")
+    g.output(x)
+
+
 @case("tables_two")
 def _tables(g: Graph):
     x = g.input(1, 6, 5, 20)
