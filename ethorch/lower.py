@@ -476,8 +476,17 @@ def _quantized(value: Any) -> bool:
     return isinstance(value, QTensor) and value.q is not None
 
 
+#: Control flow -> the way out.
+_CONTROL_FLOW = {
+    "cond": "The CPU runs it; compute both branches and choose with torch.where, and they run on the NPU.",
+    "while_loop": "ExecuTorch's CPU has none either: unroll it in Python where its number of rounds is known.",
+}
+
+
 def unknown_operator(node: Node) -> Reason:
     name = op_name(node.target)
+    if name in _CONTROL_FLOW:
+        return Reason("operator.control_flow", f"{name} holds graphs of its own, which are not lowered", _CONTROL_FLOW[name])
     return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config, host
 from ethorch.errors import QuantizationError
+from tests.test_partitioner import lower
 
 
 class Branches(nn.Module):
@@ -100,3 +101,15 @@ def test_branches_without_arguments() -> None:
     program = torch.export.export(converted, (x,)).run_decompositions({})
     for sample in (x, -x):
         torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0)
+
+
+def test_control_flow_has_a_reason() -> None:
+    x = torch.rand(3, 8)
+    graph = torch.export.export(Constants(), (x,)).module(check_guards=False)
+    converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
+    partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u85-256"))
+    program = host.load(lower(converted, (x,), partitioner))
+    assert [(r.origin.target, r.reason.id) for r in partitioner.report.refusals] == [("cond", "operator.control_flow")]
+    assert len(program.delegates) == 1
+    for sample in (x, -x):
+        torch.testing.assert_close(program(sample)[0], Constants()(sample), rtol=0, atol=0)
