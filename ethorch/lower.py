@@ -46,6 +46,11 @@ NOT_OUTPUT_QUANTIZED = Reason(
 #: What torch.export writes of dtypes it has seen: true by construction, and nothing to compute.
 ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"}
 
+NO_SUCH_FLOAT = Reason(
+    "graph.dtype", "its result has a float dtype that the target lacks, and is read by operators on the CPU",
+    "Convert it in the model, or ask for the TOSA extension that has its dtype.",
+)  # fmt: skip
+
 INT64_OUTPUT = Reason(
     "graph.int64_output", "its int64 result is read outside the NPU, which has integers of 32 bits",
     "Cast it to int32 in the model.",

@@ -186,7 +186,7 @@ class Floats:
         start = copy.prev
         arguments, keywords = decompose.arguments(copy, spec)
         assert spec.decompose is not None
-        made = spec.decompose(Sketch(module, copy), *arguments, **keywords)
+        made = spec.decompose(Sketch(module, copy, self.b.limits, calibrated=False), *arguments, **keywords)
         if made is None:
             raise Unsupported(not_decomposed(op_name(node.target)))
         drawn = start.next

@@ -24,7 +24,17 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ethorch.backend import EthosUBackend, TOSABackend, builder_for, check_only_backend, register_quantized_kernels
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import Reason, VelaError
-from ethorch.lower import DEQUANTIZE, INT64_OUTPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, TOSA_DTYPE, Walk, constants_of, origin_of
+from ethorch.lower import (
+    DEQUANTIZE,
+    INT64_OUTPUT,
+    NO_SUCH_FLOAT,
+    NOT_OUTPUT_QUANTIZED,
+    QUANTIZE,
+    TOSA_DTYPE,
+    Walk,
+    constants_of,
+    origin_of,
+)
 from ethorch.ops.spec import OPS, op_name
 from ethorch.tosa.ir import Origin
 from ethorch.tosa_spec import TosaCompileSpec
@@ -288,7 +298,7 @@ def _unread(walk: Walk) -> dict[Node, Reason]:
         return user in walk.supported
 
     return {
-        node: NOT_OUTPUT_QUANTIZED if dtype.is_floating_point else INT64_OUTPUT
+        node: INT64_OUTPUT if not dtype.is_floating_point else NO_SUCH_FLOAT if walk.b.floats else NOT_OUTPUT_QUANTIZED
         for node in walk.supported
         if op_name(node.target) not in QUANTIZE | DEQUANTIZE
         and (dtype := _dtype(node)) is not None

@@ -20,11 +20,15 @@ INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 class Sketch:
     """Draws the nodes that replace ``node``: ``sketch(aten.mul.Tensor, x, y)`` appends one and returns it.
 
+    ``calibrated``: what is drawn will be calibrated and quantized, so that no number in it may be infinite.
     Nodes carry the value metadata PyTorch gives them, and the place in the user's code of the node they replace.
     """
 
-    def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None):
+    def __init__(
+        self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True
+    ):
         self.model = model
+        self.calibrated = calibrated
         self.node = node
         self.limits = limits or {}
         self.meta = {key: node.meta[key] for key in INHERITED if key in node.meta}
@@ -61,7 +65,7 @@ class Sketch:
 
     def before(self, node: Node) -> Sketch:
         """A sketch for a node before this one."""
-        return Sketch(self.model, node, self.limits)
+        return Sketch(self.model, node, self.limits, calibrated=self.calibrated)
 
     def absent(self, operator: str) -> bool:
         """Has the target no such TOSA operator at all?"""

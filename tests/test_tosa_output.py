@@ -65,3 +65,81 @@ def test_running_what_is_no_tosa_is_an_error_and_no_abort() -> None:
         ethorch.tosa.run(b"12345678901234567890", [])
     with pytest.raises(EthorchError, match="reference model"):
         ethorch.tosa.run(b"\x10\0\0\0TOSA" + bytes(range(200)), [])
+
+
+# --- floats -----------------------------------------------------------------------------------------------------------------
+
+
+def lowered(model: nn.Module, inputs: tuple[torch.Tensor, ...], spec: TosaCompileSpec):
+    """(partitioner, payloads of the delegates) of a model as it is."""
+    partitioner = TOSAPartitioner(spec)
+    edge = to_edge_transform_and_lower(
+        torch.export.export(model, inputs), partitioner=[partitioner],
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
+    )  # fmt: skip
+    children = edge.exported_program().graph_module.named_children()
+    return partitioner, [module.processed_bytes for _, module in children]
+
+
+class Recurrent(nn.Module):
+    """Composites that ExecuTorch takes apart: an LSTM, attention, constants made in the graph, a cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 8, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.lstm(x)[0])
+        h = h + torch.arange(8) * 0.1
+        return nn.functional.scaled_dot_product_attention(h, h, h, is_causal=True).half()
+
+
+def test_a_float_model_is_one_delegate() -> None:
+    torch.manual_seed(0)
+    model, x = Recurrent().eval(), torch.randn(2, 4, 5)
+    partitioner, (tosa,) = lowered(model, (x,), TosaCompileSpec("TOSA-1.0+FP"))
+    assert not partitioner.report.refusals
+    (found,) = ethorch.tosa.run(tosa, [x.numpy()])
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float32), model(x).detach().float().numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize(("text", "dtype", "reason"), [
+    ("TOSA-1.0+FP", torch.bfloat16, "graph.dtype"), ("TOSA-1.0+FP+bf16", torch.float64, "graph.dtype"),
+    ("TOSA-1.0+INT", torch.float32, "graph.input_not_quantized"),
+])  # fmt: skip
+def test_floats_the_specification_lacks_keep_their_reason(text: str, dtype: torch.dtype, reason: str) -> None:
+    partitioner, delegates = lowered(nn.Linear(4, 3).to(dtype), (torch.randn(2, 4, dtype=dtype),), TosaCompileSpec(text))
+    assert not delegates
+    assert reason in {refusal.reason.id for refusal in partitioner.report.refusals}
+
+
+@pytest.mark.parametrize("text", ["TOSA-1.0+INT+FP", "TOSA-1.0+FP"])
+def test_a_partly_quantized_model(text: str, tmp_path) -> None:
+    """The convolution is quantized, what follows is not: integers and floats in one delegate, or floats only."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 6, 3)
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.relu(self.conv(x)).mean((2, 3))
+            return self.head(nn.functional.gelu(y)).softmax(-1)
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, 3, 7, 7),)
+    spec = TosaCompileSpec("TOSA-1.0+INT+FP")
+    quantizer = TOSAQuantizer(spec).set_module_name("conv", get_symmetric_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(Model().eval(), inputs).module(), quantizer)
+    prepared(*inputs)
+    converted = convert_pt2e(prepared)
+    partitioner, (tosa,) = lowered(converted, inputs, TosaCompileSpec(text).dump_intermediate_artifacts_to(tmp_path))
+    assert not partitioner.report.refusals
+    assert ("RESCALE" in (tmp_path / "delegate_0.txt").read_text()) == ("INT" in text)
+    node = next(node for node in converted.graph.nodes if "quantize_per_tensor" in str(node.target))
+    codes = node.target(inputs[0], *node.args[1:])
+    (found,) = ethorch.tosa.run(tosa, [codes.numpy()])
+    np.testing.assert_allclose(found, converted(*inputs).detach().numpy(), atol=4e-3)

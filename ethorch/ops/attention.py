@@ -21,13 +21,14 @@ _MASKED = -20.0
 def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
     """scores plus the mask: a float one as it is, a boolean one (True = attend) or the causal one as 0 and -20."""
     rows, columns = shape_of(scores)[-2:]
+    masked = _MASKED if s.calibrated else -math.inf
     if causal:
         future = torch.ones(rows, columns, dtype=torch.bool).tril()
-        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, _MASKED).to(scores.meta["val"].dtype)))
+        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, masked).to(scores.meta["val"].dtype)))
     if mask is None:
         return scores
     if mask.meta["val"].dtype == torch.bool:
-        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1, dtype=scores.meta["val"].dtype)), _MASKED)
+        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1, dtype=scores.meta["val"].dtype)), masked)
     return s(aten.add.Tensor, scores, mask)
 
 

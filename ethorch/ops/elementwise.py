@@ -76,6 +76,11 @@ def _sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | Non
     return QTensor(b.requantize(b.emit(name, *wide), unit, out), dims, out)
 
 
+def _scalar(x: Any, y: Any, alpha: float = 1) -> Any:
+    """Arguments of the spellings for a number, where alpha is no keyword."""
+    return (x, y), {"alpha": alpha}
+
+
 _PAIRS = [
     Sample(I8(1, 8, 5, 6), I8(1, 8, 5, 6, low=-1.0, high=4.0)), Sample(I8(1, 8, 4, 4), I8(1, 8, 1, 1)), Sample(I8(2, 3), I8(3)),
     Sample(I8(1, 1, 4, 4), I8(1, 6, 1, 1)), Sample(I8(1, 6, 4, 4), W(6, 1, 1)), Sample(I8(3, 4), 0.5), Sample(I8(4), I8(1)),
@@ -85,8 +90,9 @@ _PAIRS = [
 
 
 @op(
-    "aten.add.Tensor", "aten.add.Scalar", quant=EACH_INPUT, pointwise=True,
-    samples=[*_PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(Ints(2, 8), Ints(2, 8), alpha=-3)],
+    "aten.add.Tensor", quant=EACH_INPUT, pointwise=True, also={"aten.add.Scalar": _scalar},
+    samples=[*_PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(Ints(2, 8), Ints(2, 8), alpha=-3),
+             Sample(Ints(2, 8), 5, 2).of("aten.add.Scalar")],
 )  # fmt: skip
 def add(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) -> QTensor:
     """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD."""
@@ -94,8 +100,8 @@ def add(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) ->
 
 
 @op(
-    "aten.sub.Tensor", "aten.sub.Scalar", quant=EACH_INPUT, pointwise=True,
-    also={"aten.rsub.Tensor": lambda x, y, alpha=1: ((y, x), {"alpha": alpha})},
+    "aten.sub.Tensor", quant=EACH_INPUT, pointwise=True,
+    also={"aten.sub.Scalar": _scalar, "aten.rsub.Tensor": lambda x, y, alpha=1: ((y, x), {"alpha": alpha})},
     samples=[*_PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(I8(2, 8), I8(2, 8, high=5.0), alpha=0.5).of("aten.rsub.Tensor")],
 )  # fmt: skip
 def sub(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) -> QTensor:
@@ -279,8 +285,8 @@ for _spec in (add, sub, mul, div, maximum, minimum, clamp_tensor):
 def _direct(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
     """One operator in the tensors' own dtype, into which a number must fit; in FP32 otherwise."""
     dtypes = {value.q.dtype for value in (x, y) if isinstance(value, QTensor) and value.q is not None}
-    numbers = [np.float64(value) for value in (x, y) if not isinstance(value, QTensor)]
-    fits = len(dtypes) == 1 and all(n.astype(DTYPES[dtype]).astype(np.float64) == n for n in numbers for dtype in dtypes)
+    numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
+    fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
     out = real(dtypes.pop() if fits else "FP32")
     values, dims = b.aligned(in_codes_of(b, x, out), in_codes_of(b, y, out))
     return QTensor(b.emit(name, *values, **attrs), dims, out)

@@ -145,6 +145,11 @@ class OpSpec:
         return self.lower is None and self.decompose is not None
 
     @property
+    def takes_floats(self) -> bool:
+        """Has it a lowering of float tensors? Integer operators have none to have."""
+        return self.real is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
+
+    @property
     def name(self) -> str:
         return self.names[0]
 

@@ -22,13 +22,15 @@ def operators_page() -> str:
         f"{len(rows)} entries. `ethorch ops NAME` shows one with its samples; what a target cannot run of it is in",
         "[targets.md](targets.md). A `table` is a lookup: it, and any chain of such operators on one tensor, is one pass.",
         "",
-        "| operator | also | what | form | source |",
-        "| --- | --- | --- | --- | --- |",
+        "`FP`: the TOSA backend lowers it of floats too.",
+        "",
+        "| operator | also | what | form | FP | source |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         what = row["doc"].partition("\n")[0].replace("|", "\\|")
         also = ", ".join(f"`{name.removeprefix('aten.')}`" for name in row["also"])
-        lines.append(f"| `{row['name']}` | {also} | {what} | {row['form']} | {row['source'].rpartition(':')[0]} |")
+        lines.append(f"| `{row['name']}` | {also} | {what} | {row['form']} | {'yes' if row['floats'] else '-'} | {row['source'].rpartition(':')[0]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,7 @@ def operators(pattern: str = "*") -> list[Row]:
             "doc": spec.doc,
             "quantization": repr(spec.quant) if not callable(spec.quant) else "depends on its arguments",
             "form": "table" if spec.lower is None else "operator",
+            "floats": spec.takes_floats,
             "samples": [str(sample) for sample in spec.samples],
         }
         for spec in sorted(specs.values(), key=lambda spec: spec.name)
