@@ -30,7 +30,8 @@ def operators_page() -> str:
     for row in rows:
         what = row["doc"].partition("\n")[0].replace("|", "\\|")
         also = ", ".join(f"`{name.removeprefix('aten.')}`" for name in row["also"])
-        lines.append(f"| `{row['name']}` | {also} | {what} | {row['form']} | {'yes' if row['floats'] else '-'} | {row['source'].rpartition(':')[0]} |")
+        floats = "yes" if row["floats"] else "-"
+        lines.append(f"| `{row['name']}` | {also} | {what} | {row['form']} | {floats} | {row['source'].rpartition(':')[0]} |")
     return "\n".join(lines) + "\n"
 
 
