@@ -105,7 +105,7 @@ class TosaCompileSpec(ArmCompileSpec):
 
         family = "u55" if self.tosa_spec.support_extension("u55") else ""
         limits = dict(LIMITS.get(family, {}))
-        if not self.tosa_spec.support_extension("int16"):
+        if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):
             narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Ask for +int16.")
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
         floats: tuple[str, ...] = ("FP32", "FP16") if self.tosa_spec.support_float() else ()
