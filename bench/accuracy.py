@@ -1,11 +1,14 @@
 """How much accuracy quantization costs, ours and the incumbent's: SQNR of the fake-quantized model, seconds and nodes.
 
-``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 3] [--json]``
+``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--machine 2] [--improved] [--json]``
 
 Each network is quantized by each implementation in a process of its own, once per seed; a seed draws other weights, other
 calibration inputs and other inputs to measure on, so that nothing is measured on what it was calibrated with and no
-difference below a tenth of a dB is decided by one lucky draw. SQNR pools the noise of all fresh inputs of a seed; the
-table shows the mean over seeds. Seconds are CPU seconds (`time.process_time`) with one torch thread.
+difference below a tenth of a dB is decided by one lucky draw: with three draws of eight inputs a range that is merely the
+largest value seen can look 4 dB better, and be 6 dB worse with more. SQNR pools the noise of all fresh inputs of a seed;
+the table shows the mean over seeds. ``--machine`` adds the same network (the first seed) compiled for the target and run
+on the NPU machine, ``--improved`` ours once more with weights rounded for their layers' outputs and biases corrected.
+Seconds are CPU seconds (`time.process_time`) with one torch thread.
 """
 
 from __future__ import annotations
@@ -40,23 +43,26 @@ def build(name: str, seed: int) -> Any:
 
 
 def measure(
-    impl: str, model: str, scheme: str = "int8", *, seeds: int = 3, calibration: int = 8, fresh: int = 8,
-    target: str = "ethos-u85-256", options: dict[str, Any] | None = None,
+    impl: str, model: str, scheme: str = "int8", *, seeds: int = 6, calibration: int = 8, fresh: int = 16,
+    target: str = "ethos-u85-256", options: dict[str, Any] | None = None, machine: int = 0,
 ) -> Record:  # fmt: skip
     """One network, one implementation, in this process.
 
     Args:
+        impl: ``ethorch+`` is ours with the accuracy options on.
         options: arguments for the scheme's config function (calibration methods); only ours has any.
+        machine: this many inputs of the first seed also run on the NPU machine.
     """
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     torch.set_num_threads(1)
+    label, improved, impl = impl, impl.endswith("+"), impl.removesuffix("+")
     api = load_api(impl)
     config = getattr(import_module(_CONFIGS[impl]), _FUNCTIONS[scheme])
     system_config, memory_mode = memory_for(target)
     spec = api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
-    record: Record = {"impl": impl, "model": model, "scheme": scheme, "sqnr_db": [], "seconds": dict.fromkeys(STEPS, 0.0)}
+    record: Record = {"impl": label, "model": model, "scheme": scheme, "sqnr_db": [], "seconds": dict.fromkeys(STEPS, 0.0)}
     seconds: dict[str, float] = record["seconds"]
     step = "build"
     try:
@@ -74,6 +80,8 @@ def measure(
                     prepared(*sample)
                 seconds[step] += time.process_time() - start
                 start, step = time.process_time(), "convert"
+                if improved:
+                    prepared = import_module("ethorch").round_weights(prepared, case.calibration(calibration, seed=1))
                 converted = convert_pt2e(prepared)
                 seconds[step] += time.process_time() - start
                 step = "evaluate"
@@ -81,6 +89,11 @@ def measure(
                 reference = torch.cat([flat(float_model(*x)) for x in samples])
                 quantized = torch.cat([flat(converted(*x)) for x in samples])
             record["sqnr_db"].append(sqnr_db(reference, quantized))
+            if seed < 1 and machine:
+                try:
+                    record["machine"] = on_machine(api, spec, float_model, converted, samples[:machine])
+                except Exception as error:
+                    record["machine_error"] = f"{type(error).__name__}: {error}"[:500]
             record["nodes"] = len(converted.graph.nodes)
             record["float_operators"] = float_operators(converted)
     except Exception as error:
@@ -88,6 +101,24 @@ def measure(
     for name in seconds:
         seconds[name] /= max(seeds, 1)
     return record
+
+
+def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: Sequence[Any]) -> dict[str, float]:
+    """SQNR in dB of the compiled program on the NPU machine, and of the fake-quantized model on the same inputs."""
+    import torch
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+
+    edge = to_edge_transform_and_lower(
+        torch.export.export(converted, samples[0]), partitioner=[api.EthosUPartitioner(spec)],
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
+    )  # fmt: skip
+    program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
+    host = import_module("ethorch.host").load(program.buffer)  # after the backend's work: both have one name
+    with torch.no_grad():
+        reference = torch.cat([flat(float_model(*x)) for x in samples])
+        quantized = torch.cat([flat(converted(*x)) for x in samples])
+    found = torch.cat([flat([y for y in host(*x) if isinstance(y, torch.Tensor)]) for x in samples])
+    return {"sqnr_db": sqnr_db(reference, found), "fake_sqnr_db": sqnr_db(reference, quantized)}
 
 
 def float_operators(converted: Any) -> list[str]:
@@ -111,11 +142,12 @@ def float_operators(converted: Any) -> list[str]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """One row per network: mean SQNR of both, the difference, quantize seconds and nodes."""
-    lines = [
-        "| network | SQNR dB, ours | theirs | difference | quantize s, ours | theirs | ratio | nodes, ours | theirs |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    """One row per network: mean SQNR of both, the difference, quantize seconds and nodes; more columns where there is more."""
+    improved = any(record["impl"] == "ethorch+" for record in records)
+    machine = any("machine" in record for record in records)
+    head = ["network", "SQNR dB, ours", "theirs", "difference", "quantize s, ours", "theirs", "ratio", "nodes, ours", "theirs"]
+    head += ["ours, options on"] * improved + ["NPU machine, ours", "theirs"] * machine
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
     by_model: dict[str, dict[str, Record]] = {}
     for record in records:
         by_model.setdefault(record["model"], {})[record["impl"]] = record
@@ -134,6 +166,11 @@ def table(records: Sequence[Record]) -> str:
             ]
             if compare is not None:
                 cells.append(compare(*found) if None not in found else "")  # type: ignore[arg-type]
+        if improved:
+            cells.append(f"{fmean(pair['ethorch+']['sqnr_db']):.2f}" if "error" not in pair.get("ethorch+", {"error": 0}) else "")
+        if machine:
+            ran = [pair[impl].get("machine", {}) for impl in IMPLEMENTATIONS]
+            cells += [f"{x['sqnr_db']:.2f} ({x['sqnr_db'] - x['fake_sqnr_db']:+.2f})" if x else "" for x in ran]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -143,11 +180,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(ALL_MODELS))
-    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="one implementation, in this process")
+    parser.add_argument("--impl", choices=(*IMPLEMENTATIONS, "ethorch+"), help="one implementation, in this process")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--calibration", type=int, default=8, help="calibration inputs per seed")
-    parser.add_argument("--fresh", type=int, default=8, help="inputs to measure on, per seed")
+    parser.add_argument("--fresh", type=int, default=16, help="inputs to measure on, per seed")
+    parser.add_argument("--machine", type=int, default=0, help="inputs to run on the NPU machine, compiled for ethos-u85-256")
+    parser.add_argument("--improved", action="store_true", help="ours once more, with the accuracy options on")
     parser.add_argument("--options", default="", help="arguments of our config function as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -159,20 +198,23 @@ def main(arguments: list[str] | None = None) -> int:
         with stdout_for_json() as stdout:
             record = measure(
                 options.impl, names[0], options.scheme, seeds=options.seeds, calibration=options.calibration,
-                fresh=options.fresh, options=json.loads(options.options) if options.options else None,
+                fresh=options.fresh, machine=options.machine, options=json.loads(options.options) if options.options else None,
             )  # fmt: skip
             os.write(stdout, (json.dumps(record) + "\n").encode())
         return 1 if "error" in record else 0
     records = []
     for name in names:
-        for impl in IMPLEMENTATIONS:
+        for impl in (*IMPLEMENTATIONS, *(["ethorch+"] if options.improved else [])):
             print(f"{name} {impl} {options.scheme}", file=sys.stderr)
             common = ["--models", name, "--impl", impl, "--scheme", options.scheme, "--seeds", str(options.seeds)]
             common += ["--calibration", str(options.calibration), "--fresh", str(options.fresh)]
+            if options.machine and impl != "ethorch+":
+                common += ["--machine", str(options.machine)]
             if options.options and impl == "ethorch":
                 common += ["--options", options.options]
             record = run_in_child("bench.accuracy", common)
             records.append({"impl": impl, "model": name, "scheme": options.scheme, **record})
+            print(json.dumps(records[-1]), file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps({"provenance": provenance(), "records": records}, indent=2))
     else:

@@ -154,7 +154,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def provenance() -> str:
     """Date, versions and machine of a measurement, in one line."""
-    packages = ("torch", "executorch", "ethos-u-vela", "tosa-tools")
+    packages = ("torch", "torchao", "executorch", "ethos-u-vela", "tosa-tools")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{date.today().isoformat()}; {versions}; CPython {platform.python_version()}, {platform.machine()}"
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench import signals
-from bench.models import MODELS, Inputs, ModelCase, as_batch, conv_bn, picture, torchvision_model
+from bench.models import MODELS, Inputs, ModelCase, as_batch, conv_bn, picture, torchvision_model, torchvision_models
 
 
 def _unit_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -292,6 +292,10 @@ MORE_MODELS: dict[str, ModelCase] = {
         ModelCase("efficientnet_b0", torchvision_model("efficientnet_b0"), picture(224), "torchvision"),
         ModelCase("shufflenet_v2", torchvision_model("shufflenet_v2_x1_0"), picture(224), "torchvision"),
         ModelCase("squeezenet", torchvision_model("squeezenet1_1"), picture(224), "torchvision"),
+        ModelCase(
+            "densenet", lambda: torchvision_models().DenseNet(12, (4, 4, 4), 16, num_classes=100), picture(64),
+            "torchvision's DenseNet, a small one",
+        ),
         ModelCase("unet", UNet, picture(96), "Ronneberger et al. 2015, a small one"),
         ModelCase("bert", BertEncoder, BertEncoder.sample, "Devlin et al. 2018; BERT-tiny: 2 layers of 128"),
         ModelCase("deit", DeiT, picture(224), "Touvron et al. 2020; DeiT-tiny, 3 of its 12 layers"),

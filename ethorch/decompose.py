@@ -18,11 +18,14 @@ from torch.fx import GraphModule, Node
 
 from ethorch.limits import Limits
 from ethorch.ops.spec import OpSpec, find, op_name
-from ethorch.sketch import INHERITED, Sketch, attribute, constant
+from ethorch.sketch import INHERITED, MADE_FOR, Sketch, attribute, constant
+
+aten = torch.ops.aten
 
 #: Operators of which only the shape of their argument counts.
 LIKE = {f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")}
 _CHECKS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"}
+_MOVES = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.permute.default", "aten.transpose.int"}
 #: A folded constant may be this many times larger than what it is made of (an expanded mask); beyond, it stays an operator.
 _LARGEST_CONSTANT = 1 << 24
 
@@ -48,6 +51,7 @@ def decompose(
             node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
     fold_constants(model)
+    model.graph.eliminate_dead_code()
     pending = deque(node for node in model.graph.nodes if node.op == "call_function")
     while pending:
         node = pending.popleft()
@@ -69,6 +73,7 @@ def decompose(
         model.graph.erase_node(node)
     fold_constants(model)
     promote_constants(model)
+    hoist_clamps(model)
     model.graph.eliminate_dead_code()
     model.recompile()
     return model
@@ -108,6 +113,39 @@ def _is_float(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
+def hoist_clamps(model: GraphModule) -> None:
+    """``relu(view(y))`` becomes ``view(relu(y))`` where a decomposition drew the view: the clamp then costs nothing, in place."""
+    for node in list(model.graph.nodes):
+        spec = find(node.target) if node.op == "call_function" else None
+        if spec is None or not spec.absorbs or node.target._schema.is_mutable or len(node.all_input_nodes) != 1:
+            continue
+        (move,) = node.all_input_nodes
+        while (
+            MADE_FOR in move.meta and op_name(move.target) in _MOVES and len(move.users) == 1
+            and node.meta["val"].shape == move.meta["val"].shape
+        ):  # fmt: skip
+            (source,) = move.all_input_nodes
+            node.replace_input_with(move, source)
+            node.replace_all_uses_with(move)
+            move.replace_input_with(source, node)
+            node.append(move)
+            node.meta["val"] = source.meta["val"]
+            move = source
+
+
+def settle_batch_norms(model: GraphModule) -> None:
+    """Batch norms that stay become the form with fixed statistics, in place.
+
+    ``convert_pt2e`` takes ``aten.batch_norm`` for a sign of training and exports 96 patterns to look for (10 s).
+    """
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and op_name(node.target) == "aten.batch_norm.default" and not node.args[5]:
+            x, weight, bias, mean, var, _, momentum, eps = node.args[:8]
+            made = Sketch(model, node)(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
+            replace(node, made[0])
+            model.graph.erase_node(node)
+
+
 # --- constants ----------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +174,6 @@ def fold_constants(model: GraphModule) -> None:
         for user in list(node.users):
             if user not in known:
                 user.replace_input_with(node, folded)
-    graph.eliminate_dead_code()
 
 
 def promote_constants(model: GraphModule) -> None:

@@ -33,7 +33,18 @@ class SpecError(EthorchError, ValueError):
 
 
 class QuantizationError(EthorchError, ValueError):
-    """The quantizer was asked for something it cannot do."""
+    """The quantizer was asked for something it cannot do.
+
+    Attributes:
+        id: stable dotted name of what went wrong, e.g. ``calibration.nan``; the message ends with it.
+    """
+
+    def __init__(self, id: str, text: str):
+        super().__init__(f"{text} [{id}]")
+        self.id = id
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.id, str(self).removesuffix(f" [{self.id}]"))
 
 
 class VelaError(EthorchError):

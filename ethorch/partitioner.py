@@ -271,8 +271,9 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def _maybe_alias(target: torch._ops.OpOverload) -> bool:
-    """ExecuTorch refuses to keep operators that may return a view of their input."""
+    """ExecuTorch refuses to keep operators that may return a view of their input; its batch norm is another one."""
     names = {
+        "native_batch_norm",
         "contiguous",
         "reshape",
         "flatten",

@@ -108,9 +108,11 @@ def get_symmetric_a16w8_quantization_config(
             averaging_constant: as in ``get_symmetric_quantization_config``.
 
     Raises:
-        QuantizationError: as there.
+        QuantizationError: as there; and for ``is_dynamic``, which torchao has for 8 bits only.
     """
     _check_range("weight", weight_qmin, weight_qmax, 8)
+    if is_dynamic:
+        raise QuantizationError("config.dynamic_int16", "is_dynamic: torchao has dynamic ranges for 8 bits only")
     act = _activation(
         torch.int16, torch.per_tensor_symmetric, -32767, 32767, eps, is_qat, is_dynamic, calibration, percentile,
         averaging_constant,
@@ -151,6 +153,7 @@ def _check_range(what: str, low: int, high: int, bits: int) -> None:
     allowed = (-(1 << bits - 1), (1 << bits - 1) - 1)
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
+            "config.range",
             f"{what} range {low}..{high} has to lie in {allowed[0]}..{allowed[1]} of int{bits} and to hold zero and one more code"
         )
 

@@ -14,7 +14,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
 from ethorch.compile_spec import ArmCompileSpec, EthosUCompileSpec
-from ethorch.decompose import decompose
+from ethorch.decompose import decompose, settle_batch_norms
 from ethorch.errors import SpecError
 from ethorch.quantization_config import QuantizationConfig
 from ethorch.quantize.annotate import ANNOTATION, Scan
@@ -125,11 +125,13 @@ class TOSAQuantizer(Quantizer):
         for node in list(model.graph.nodes):
             if node.op == "call_module" and node.target == "_guards_fn":
                 model.graph.erase_node(node)
-        functionalize(model)
+        functionalize(model, recompile=False)
         for child in model.children():
             if isinstance(child, GraphModule):
                 child.meta[INNER] = True
         config = self.settings.of(model, warn=False)
+        if not self.settings.trains:
+            settle_batch_norms(model)
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
         return decompose(model, keep=lambda node: config(node) is None, limits=limits)
 
@@ -142,7 +144,9 @@ class TOSAQuantizer(Quantizer):
     def validate(self, model: GraphModule) -> None:
         """Warn if nothing was annotated: the converted model would be the float model."""
         if not model.meta.get(INNER) and not any(ANNOTATION in node.meta for node in model.graph.nodes):
-            logger.warning("nothing was quantized: no config matches an operator; call set_global or a narrower setting")
+            logger.warning(
+                "nothing was quantized: no config matches an operator; call set_global or a narrower setting [quantize.nothing]"
+            )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Called by prepare with the observers it made: tell them what they watch."""

@@ -33,7 +33,10 @@ aten = torch.ops.aten
     also={
         "aten.batch_norm.default": lambda x, w, bias, mean, var, training=False, momentum=0.1, eps=1e-5, cudnn=False: (
             (x, w, bias, mean, var, momentum, eps), {}
-        )
+        ),
+        "aten.native_batch_norm.default": lambda x, w, bias, mean, var, training, momentum, eps: (
+            (x, w, bias, mean, var, momentum, eps), {}
+        ),
     },
     samples=[
         Sample(I8(1, 6, 5, 5), W(6), W(6), W(6), W(6).positive(), 0.1, 1e-5),
@@ -135,12 +138,12 @@ _AFFINE = Reason("norm.affine", "its gamma and beta are still part of it", "Let 
 
 
 def _affine(s: Sketch, x: Node, weight: Node | None, bias: Node | None) -> Node:
-    """x * weight + bias per channel (dim 1), as a batch norm of mean 0 and variance 1."""
+    """x * weight + bias per channel (dim 1), as a batch norm of mean 0 and variance 1, which training leaves as it is."""
     if weight is None and bias is None:
         return x
     channels = shape_of(x)[1]
     zeros, ones = s.constant(torch.zeros(channels)), s.constant(torch.ones(channels))
-    return s(aten.batch_norm.default, x, weight, bias, zeros, ones, False, 0.1, 0.0, False)
+    return s(aten.native_batch_norm.default, x, weight, bias, zeros, ones, False, 0.1, 0.0)[0]
 
 
 def _flat_parameter(s: Sketch, x: Node | None) -> Node | None:
@@ -196,7 +199,7 @@ def instance_norm(
 ) -> Any:
     """A layer norm over each channel's map, then gamma and beta; with running statistics, a batch norm."""
     if not use_input_stats:
-        return s(aten.batch_norm.default, x, weight, bias, mean, var, False, momentum, eps, False)
+        return s(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
     return group_norm.decompose(s, x, shape_of(x)[1], weight, bias, eps)  # type: ignore[misc]
 
 @composite(

@@ -83,21 +83,22 @@ class Scan:
         return self.absorbed_by(node) is not None
 
     def absorbed_by(self, node: Node) -> Node | None:
-        """The operator before ``node`` whose requantization makes this clamp or no-op free, if any."""
+        """The value before ``node`` whose operator's requantization makes this clamp or no-op free, if any."""
         spec = self.spec(node)
         if spec is None or not node.args or not isinstance(node.args[0], Node):
             return None
         before = node.args[0]
-        producer, config = self.spec(before), self.config_of(before)
+        maker = _maker(before)
+        producer, config = self.spec(maker), self.config_of(maker)
         if producer is None or config is None or config != self.config_of(node) or len(before.users) != 1:
             return None
-        if config.is_qat and op_name(node.target) == "aten.batch_norm.default" and producer.rule(before).weight >= 0:
+        if config.is_qat and op_name(node.target) == "aten.batch_norm.default" and producer.rule(maker).weight >= 0:
             return before  # prepare_qat_pt2e folds it into the convolution's weights
         if not spec.absorbs or not _static(config):
             return None
         if self.sources.get(before) is not None and not self.stands_alone(before):
             return None
-        return before if producer.rule(before).fusable else None
+        return before if producer.rule(maker).fusable else None
 
     def inside_chain(self, node: Node) -> bool:
         """Is the result of this pointwise node only read by pointwise nodes on the same tensor?"""
@@ -191,8 +192,9 @@ class Scan:
 
     def is_absorbed(self, node: Node) -> bool:
         """Is the node's result observed one node later, behind the clamp it absorbs?"""
-        users = list(node.users)
-        return len(users) == 1 and self.absorbed_by(users[0]) is node
+        value = next((user for user in node.users if _maker(user) is node), node)
+        users = list(value.users)
+        return len(users) == 1 and self.absorbed_by(users[0]) is value
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
         """The spec of an input: the producer's where it is quantized to the same dtype, else one of its own."""
@@ -271,7 +273,7 @@ def _root_dtype(qspec: QuantizationSpecBase) -> torch.dtype | None:
             qspec = shared.meta[ANNOTATION].output_qspec
         if qspec is None:
             return None
-    raise QuantizationError("annotations share in a circle")
+    raise QuantizationError("quantize.shared_circle", "annotations share in a circle")
 
 
 def _static(config: QuantizationConfig) -> bool:
@@ -284,6 +286,12 @@ def _tables(config: QuantizationConfig, op: OpSpec) -> bool:
     """Are activations static and of a dtype for which a chain of the operator on one of them is a table?"""
     spec = config.input_activation
     return _static(config) and spec is not None and {torch.int8: "INT8", torch.int16: "INT16"}.get(spec.dtype) in op.table_dtypes
+
+
+def _maker(value: Node) -> Node:
+    """The operator that computes ``value``: itself, or the one of several results of which it is the first."""
+    source = value.args[0] if value.target is operator.getitem and value.args[1] == 0 else value
+    return source if isinstance(source, Node) else value
 
 
 def _writes(node: Node) -> bool:

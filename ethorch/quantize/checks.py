@@ -42,17 +42,17 @@ def warn_about(name: str, looks: Sequence[Look]) -> None:
     if sum(look.batch for look in looks) == 1:
         logger.warning(
             "the ranges come from a single sample of input %s: what other inputs bring beyond it will be clipped. Run some tens of "
-            "representative inputs through the prepared model.", name,
+            "representative inputs through the prepared model. [calibration.single_sample]", name,
         )  # fmt: skip
     noise = [i for i, look in enumerate(looks) if look.correlation is not None and abs(look.correlation) < _NOISE]
     signal = [look for look in looks if look.correlation is not None and look.correlation > _SIGNAL]
     if noise and signal:
         logger.warning(
             "calibration tensors %s of input %s look like noise next to the others (neighbouring elements do not correlate); "
-            "ranges from random tensors fit no real input. Leave them out.", noise[:8], name,
+            "ranges from random tensors fit no real input. Leave them out. [calibration.noise]", noise[:8], name,
         )  # fmt: skip
     elif noise and len(noise) == len(looks) and looks[0].rank >= 4:
         logger.warning(
             "all calibration tensors of input %s look like noise: neighbouring elements do not correlate, as they do in images and "
-            "spectrograms. Ranges from random tensors fit no real input; calibrate with real ones.", name,
+            "spectrograms. Ranges from random tensors fit no real input; calibrate with real ones. [calibration.noise]", name,
         )  # fmt: skip

@@ -65,7 +65,10 @@ def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
         QuantizationError: it is no graph module.
     """
     if not isinstance(model, GraphModule):
-        raise QuantizationError(f"equalize takes a graph module from torch.export.export(...).module(), not {type(model).__name__}")
+        raise QuantizationError(
+            "equalize.graph_module",
+            f"equalize takes a graph module from torch.export.export(...).module(), not {type(model).__name__}",
+        )
     _fuse_conv_bn_(model)
     _fuse_linear_bn_(model)
     pairs = list(_pairs(model))

@@ -32,12 +32,21 @@ _IDENTITIES = {
     "resolve_conj", "resolve_neg", "expand", "expand_as", "atleast_1d",
 }  # fmt: skip
 _RESHAPE_IN_PLACE = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_"}
+#: Pointwise operators whose functional form returns bool, whatever it reads.
+_TRUTHS = {
+    "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_", "logical_and_",
+    "logical_or_", "logical_xor_", "logical_not_",
+}  # fmt: skip
 
 
-def functionalize(model: GraphModule) -> GraphModule:
+def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
     """Rewrite every in-place operator of ``model`` and of the graphs its control flow holds.
 
     Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes.
+
+    Args:
+        model: changed in place.
+        recompile: make the Python code of ``model`` anew; False where the caller does that after more changes.
 
     Raises:
         QuantizationError: an in-place operator has no functional form, or writes through a view that cannot be undone.
@@ -48,8 +57,8 @@ def functionalize(model: GraphModule) -> GraphModule:
     if any(_is_write(node) for node in model.graph.nodes):
         _Functionalizer(model).run()
         model.graph.eliminate_dead_code()
-        model.graph.lint()
-        model.recompile()
+        if recompile:
+            model.recompile()
     return model
 
 
@@ -366,8 +375,10 @@ class _Functionalizer:
         functional = _functional(node.target)
         if functional is None:
             raise self.refusal(node, f"aten.{name} has no functional form")
+        keeps = _keeps_type(node, name)
         node.target = functional
-        node.meta["val"] = _run(node.target, node.args, node.kwargs)
+        if not keeps:
+            node.meta["val"] = _run(node.target, node.args, node.kwargs)
         self.here = node.next
         return self.fitted(node, value)
 
@@ -397,8 +408,9 @@ class _Functionalizer:
         trace = (node.meta.get("stack_trace") or "").strip().splitlines()
         where = f" ({trace[-1].strip()})" if trace else ""
         return QuantizationError(
+            "quantize.in_place",
             f"{node.format_node()}{where}: {why}, so the quantized model would not do what the float model does. "
-            "Write this line without an in-place operator."
+            "Write this line without an in-place operator.",
         )
 
 
@@ -408,6 +420,14 @@ def _functional(target: Any) -> Any:
     packet = getattr(aten, name.removesuffix("_"), None)
     overload = "int" if name == "transpose_" else target._overloadname
     return getattr(packet, overload, None) if packet is not None else None
+
+
+def _keeps_type(node: Node, name: str) -> bool:
+    """Has the functional form's result the shape and dtype of what the in-place form writes? Then nothing needs to be run."""
+    if torch.Tag.pointwise not in node.target.tags or name in _TRUTHS:  # type: ignore[union-attr]
+        return False
+    values = [arg.meta.get("val") for arg in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1
 
 
 def _argument(node: Node, name: str) -> Any:

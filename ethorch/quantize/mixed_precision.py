@@ -101,13 +101,15 @@ def mixed_precision(
         QuantizationError: neither a target nor a limit was given, or ``to`` is something else.
     """
     if target_sqnr_db is None and max_cycles is None:
-        raise QuantizationError("mixed_precision needs target_sqnr_db, max_cycles, or both: it would raise every module")
+        raise QuantizationError(
+            "mixed_precision.no_target", "mixed_precision needs target_sqnr_db, max_cycles, or both: it would raise every module"
+        )
     if to not in ("int16", "float"):
-        raise QuantizationError(f"to={to!r}: modules can be raised to 'int16' or 'float'")
+        raise QuantizationError("mixed_precision.to", f"to={to!r}: modules can be raised to 'int16' or 'float'")
     base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
     graph = exported(model, samples[0]) if samples else None
     if graph is None:
-        raise QuantizationError("no samples were given: ranges and losses are measured on them")
+        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
     with torch.no_grad():
         reference = [graph(*inputs) for inputs in samples]
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None

@@ -66,7 +66,7 @@ class _Walk:
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
-            raise QuantizationError("no samples were given: outputs are compared on them")
+            raise QuantizationError("quantize.no_samples", "no samples were given: outputs are compared on them")
         self.graph, self.samples, self.bias, self.rounding = graph, samples, bias, rounding
         self.exact: dict[Node, list[Any]] = {}
         self.rough: dict[Node, list[Any]] = {}

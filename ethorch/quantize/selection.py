@@ -37,6 +37,13 @@ class Settings:
     module_names: dict[str, Config] = field(default_factory=dict)
     module_types: dict[Any, Config] = field(default_factory=dict)
 
+    @property
+    def trains(self) -> bool:
+        """Is a config among them that is made for training?"""
+        tables = (self.names, self.targets, self.module_names, self.module_types)
+        configs = [self.everything, *(c for _, c in self.finders), *(c for table in tables for c in table.values())]
+        return any(config is not None and config.is_qat for config in configs)
+
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
         """Node -> its config. The first of these that matches decides, also when it says None:
 
@@ -54,7 +61,7 @@ class Settings:
             nodes = list(finder.find_nodes(model) if hasattr(finder, "find_nodes") else finder(model))
             found.update((node.name, config) for node in nodes)
             if warn and not nodes:
-                logger.warning("set_node_finder: %s finds no node", finder)
+                logger.warning("set_node_finder: %s finds no node [selection.no_match]", finder)
         if warn:
             self.warn(model)
 
@@ -103,7 +110,9 @@ def _nothing(setter: str, wanted: str, kind: str, known: Sequence[str]) -> None:
     near = get_close_matches(wanted, known, n=3, cutoff=0.4)
     ending = wanted.rpartition(".")[2].lower()
     near += [name for name in known if name.rpartition(".")[2].lower() == ending and name not in near][: 3 - len(near)]
-    logger.warning("%s(%r) matches no %s of the model; near: %s", setter, wanted, kind, ", ".join(near) or "none")
+    logger.warning(
+        "%s(%r) matches no %s of the model; near: %s [selection.no_match]", setter, wanted, kind, ", ".join(near) or "none"
+    )
 
 
 def type_name(module_type: Any) -> str:

@@ -103,7 +103,9 @@ def sensitivity(
     inside = {name for path in switched.owners.values() for name in path}
     unknown = [name for name in names if name not in inside]
     if unknown:
-        raise QuantizationError(f"nothing is quantized in {', '.join(unknown)}; quantized modules: {', '.join(switched.modules)}")
+        raise QuantizationError(
+            "sensitivity.module", f"nothing is quantized in {', '.join(unknown)}; quantized modules: {', '.join(switched.modules)}"
+        )
     switched.switch(lambda path: False)
     reference = switched.run(samples)
     switched.switch(lambda path: True)

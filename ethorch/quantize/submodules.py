@@ -36,7 +36,9 @@ def quantize_with_submodules(
 ) -> GraphModule:
     """See ``TOSAQuantizer.quantize_with_submodules``."""
     if not samples:
-        raise QuantizationError("quantize_with_submodules got no calibration samples; give one for each path at least")
+        raise QuantizationError(
+            "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
+        )
     prepared = _prepare(model, quantizer, is_qat)
     calls: dict[str, int] = {}
     handles = list(_count_calls(prepared, "", calls))
@@ -48,8 +50,9 @@ def quantize_with_submodules(
     unreached = [name for name, count in calls.items() if not count]
     if unreached:
         raise QuantizationError(
+            "submodules.unreached_branch",
             f"no calibration sample reached {'; '.join(unreached)}. Its ranges are unknown: add a sample that takes this path, "
-            f"or leave it in float. {len(samples)} sample(s) were given."
+            f"or leave it in float. {len(samples)} sample(s) were given.",
         )
     return _convert(prepared, is_qat, fold_quantize)
 

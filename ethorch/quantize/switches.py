@@ -56,7 +56,7 @@ class Switched:
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
         if not samples:
-            raise QuantizationError("no samples were given: ranges and losses are measured on them")
+            raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
         graph = exported(model, samples[0])
         self.graph = prepare_pt2e(graph, quantizer)
         with torch.no_grad():

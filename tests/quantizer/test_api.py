@@ -63,7 +63,7 @@ def test_global_quantizes_everything() -> None:
 def test_without_a_setting_nothing_is_quantized_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         graph = small(by())
-    assert which(graph) == [] and "nothing was quantized" in caplog.text
+    assert which(graph) == [] and "[quantize.nothing]" in caplog.text
 
 
 def test_module_name_quantizes_what_lies_under_it() -> None:
@@ -150,7 +150,14 @@ def test_what_matches_nothing_is_a_warning_with_near_misses(
     with caplog.at_level(logging.WARNING):
         prepare_pt2e(exported(Small(), samples(IMAGE)[0]), q)
     messages = [r.getMessage() for r in caplog.records if r.getMessage().startswith(setter)]
-    assert len(messages) == 1 and "matches no" in messages[0] and near in messages[0].partition("near:")[2]
+    assert len(messages) == 1 and messages[0].endswith("[selection.no_match]") and near in messages[0].partition("near:")[2]
+
+
+def test_a_finder_that_finds_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        prepare_pt2e(exported(Small(), samples(IMAGE)[0]), by().set_global(INT8).set_node_finder(None, lambda model: []))
+    (message,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("set_node_finder")]
+    assert message.endswith("[selection.no_match]")
 
 
 def test_io_of_another_dtype() -> None:
@@ -197,6 +204,49 @@ def test_per_channel_or_per_tensor_weights() -> None:
     assert not any("per_channel" in str(n.target) for n in per_tensor.graph.nodes)
 
 
+@pytest.mark.parametrize("make", [get_symmetric_a16w8_quantization_config, get_symmetric_a8w4_quantization_config])
+def test_the_other_schemes_take_the_same_arguments(make: Any) -> None:
+    per_tensor = small(by().set_global(make(is_per_channel=False, is_qat=False)))
+    assert not any("per_channel" in str(n.target) for n in per_tensor.graph.nodes)
+    if make is get_symmetric_a16w8_quantization_config:
+        with pytest.raises(QuantizationError, match=r"\[config\.dynamic_int16\]"):
+            make(is_dynamic=True)
+    else:
+        dynamic = small(by().set_global(make(is_qat=False, is_dynamic=True)))
+        assert any("choose_qparams" in str(n.target) for n in dynamic.graph.nodes)
+    assert make(is_qat=True).is_qat and not make(is_qat=False).is_qat
+    observers = prepared(
+        Small(), samples(IMAGE), by().set_global(make(is_qat=False, calibration="minmax", weight_calibration="max"))
+    )
+    assert {m.method for m in observers.modules() if hasattr(m, "method")} == {"minmax", "max"}
+
+
+def test_a16w8_weight_codes_are_kept() -> None:
+    graph = small(by().set_global(get_symmetric_a16w8_quantization_config(weight_qmin=-15, weight_qmax=15, eps=2.0**-20)))
+    assert {int(b.abs().max()) for name, b in graph.named_buffers() if "frozen" in name} == {15}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_uint8_int8_and_int16_programs(dtype: torch.dtype) -> None:
+    config = {torch.uint8: get_uint8_io_quantization_config(), torch.int8: INT8, torch.int16: INT16}[dtype]
+    graph = small(by().set_global(INT8).set_io(config))
+    first = next(n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target))
+    (last,) = graph.graph.output_node().all_input_nodes
+    assert first.args[-1] == dtype and last.args[5] == dtype
+
+
+def test_is_qat_makes_modules_that_train() -> None:
+    from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
+
+    for config in (get_symmetric_quantization_config(is_qat=True), get_symmetric_a16w8_quantization_config(is_qat=True)):
+        graph = prepare_qat_pt2e(exported(Small(), samples(IMAGE)[0]), by().set_global(config))
+        found = [m for m in graph.modules() if isinstance(m, FakeQuantizeBase)]
+        assert found and not any(isinstance(m, ActivationObserver) for m in graph.modules())
+        graph(*samples(IMAGE)[0]).sum().backward()
+        assert all(p.grad is not None for p in graph.parameters())
+
+
 def test_code_ranges_are_kept() -> None:
     config = get_symmetric_quantization_config(act_qmin=-100, act_qmax=90, weight_qmin=-31, weight_qmax=31)
     graph = small(by().set_global(config))
@@ -209,7 +259,7 @@ def test_code_ranges_are_kept() -> None:
 
 @pytest.mark.parametrize("wrong", [{"act_qmin": -129}, {"act_qmax": 128}, {"weight_qmin": 5}, {"weight_qmax": -1}, {"act_qmin": 3}])
 def test_code_ranges_outside_int8_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(QuantizationError, match=r"range .* has to lie in -128\.\.127"):
+    with pytest.raises(QuantizationError, match=r"range .* has to lie in -128\.\.127.*\[config\.range\]"):
         get_symmetric_quantization_config(**wrong)  # type: ignore[arg-type]
 
 
@@ -262,7 +312,7 @@ def test_every_calibration_method_reaches_the_observers(method: str) -> None:
 
 @pytest.mark.parametrize(("argument", "value"), [("calibration", "entropy"), ("weight_calibration", "min"), ("percentile", 101.0)])
 def test_unknown_calibration_is_refused(argument: str, value: Any) -> None:
-    with pytest.raises(QuantizationError, match=r"known: |outside"):
+    with pytest.raises(QuantizationError, match=r"known: .*\[calibration\.method\]|outside.*\[calibration\.percentile\]"):
         get_symmetric_quantization_config(**{argument: value})
 
 
@@ -331,11 +381,11 @@ def test_uncalibrated_is_an_error() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
-    with pytest.raises(QuantizationError, match=r"saw no calibration input.*before convert_pt2e"):
+    with pytest.raises(QuantizationError, match=r"saw no calibration input.*before convert_pt2e.*\[calibration\.none\]"):
         convert_pt2e(graph)
 
 
 def test_nan_while_calibrating_is_an_error_that_names_the_value() -> None:
     graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
-    with pytest.raises(QuantizationError, match="x is NaN for a calibration input"):
+    with pytest.raises(QuantizationError, match=r"x is NaN for a calibration input.*\[calibration\.nan\]"):
         graph(torch.full(IMAGE, float("nan")))

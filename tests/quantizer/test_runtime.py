@@ -14,6 +14,7 @@ from ethorch import (
     EthosUCompileSpec,
     EthosUQuantizer,
     flow,
+    get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
@@ -94,6 +95,23 @@ def test_uint8_at_the_programs_ends() -> None:
     q = EthosUQuantizer(SPEC).set_global(INT8).set_io(get_uint8_io_quantization_config())
     calibration = samples(IMAGE)
     agree(quantized(Small(), calibration, q), calibration, 1)
+
+
+def test_int16_at_the_programs_ends() -> None:
+    q = EthosUQuantizer(SPEC).set_global(INT8).set_io(get_symmetric_a16w8_quantization_config())
+    calibration = samples(IMAGE)
+    agree(quantized(Small(), calibration, q), calibration, None)
+
+
+def test_four_bit_weights() -> None:
+    q = quantizer(get_symmetric_a8w4_quantization_config(is_qat=False))
+    calibration = samples(IMAGE)
+    agree(quantized(Small(), calibration, q), calibration, 1)
+
+
+def test_sixteen_bit_activations() -> None:
+    calibration = samples(IMAGE)
+    agree(quantized(Small(), calibration, quantizer(get_symmetric_a16w8_quantization_config())), calibration, 1, 50)
 
 
 def test_two_schemes_in_one_model() -> None:

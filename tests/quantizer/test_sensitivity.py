@@ -73,13 +73,15 @@ def test_plot_and_metric_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(QuantizationError, match="nothing is quantized in nowhere; quantized modules: first, middle"):
+    with pytest.raises(
+        QuantizationError, match=r"nothing is quantized in nowhere; quantized modules: first, middle.*\[sensitivity\.module\]"
+    ):
         ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["nowhere"])
-    with pytest.raises(QuantizationError, match="no samples"):
+    with pytest.raises(QuantizationError, match=r"\[quantize\.no_samples\]"):
         ethorch.sensitivity(Fragile(), SPEC, [])
-    with pytest.raises(QuantizationError, match="target_sqnr_db, max_cycles"):
+    with pytest.raises(QuantizationError, match=r"\[mixed_precision\.no_target\]"):
         ethorch.mixed_precision(Fragile(), SPEC, SAMPLES)
-    with pytest.raises(QuantizationError, match="'int16' or 'float'"):
+    with pytest.raises(QuantizationError, match=r"'int16' or 'float' \[mixed_precision\.to\]"):
         ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=1, to="int4")
 
 
@@ -95,6 +97,22 @@ def test_the_worst_module_is_raised_until_the_target_holds(to: str) -> None:
         assert found.steps[-1].cpu_operators > found.steps[0].cpu_operators
     found.model(*SAMPLES[0])
     assert "| middle |" in found.table()
+
+
+def test_a_metric_of_ones_own_decides() -> None:
+    def worst(reference: Any, other: Any) -> float:
+        return -max(float((a - b).abs().max()) for a, b in zip(reference, other, strict=True))
+
+    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=-0.2, metric=worst, modules=MODULES)
+    assert found.reached and found.raised[0] == "middle" and found.steps[0].metric < -0.2 <= found.steps[-1].metric < 0
+
+
+def test_what_fits_the_cycles_is_raised() -> None:
+    free = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, modules=MODULES)
+    assert len(free.raised) == 3 and not free.reached
+    limit = max(step.cycles for step in free.steps[:2])
+    bounded = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=limit, modules=MODULES)
+    assert bounded.raised[:1] == free.raised[:1] and all(step.cycles <= limit for step in bounded.steps)
 
 
 def test_cycles_bound_what_is_raised() -> None:

@@ -69,8 +69,25 @@ def test_both_branches_of_cond() -> None:
 def test_a_branch_that_no_sample_reached_is_named() -> None:
     x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
-    with pytest.raises(QuantizationError, match=r"no calibration sample reached false_graph_0 \(the branch for false of cond\)"):
+    with pytest.raises(
+        QuantizationError,
+        match=r"no calibration sample reached false_graph_0 \(the branch for false of cond\).*\[submodules\.unreached_branch\]",
+    ):
         quantizer().quantize_with_submodules(graph, [(x,)])
+
+
+def test_branches_prepared_for_training() -> None:
+    """Each branch is prepared, observed and converted; with a weight of 1 the moving averages are those of the last sample."""
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
+    graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
+    model = copy.deepcopy(graph)
+    config = get_symmetric_quantization_config(is_qat=True, averaging_constant=1.0)
+    q = EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")).set_global(config)
+    converted = q.quantize_with_submodules(graph, [(x,), (-x,)], is_qat=True)
+    assert sqnr(model(-x), converted(-x)) > 20
+    for name in ("true_graph_0", "false_graph_0"):
+        targets = [str(n.target) for n in getattr(converted, name).graph.nodes]
+        assert any("dequantize_per_channel" in target for target in targets)
 
 
 def test_while_loop() -> None:
@@ -85,7 +102,7 @@ def test_while_loop() -> None:
 
 def test_no_samples_is_an_error() -> None:
     graph = torch.export.export(Loop(), (torch.randn(4, 8),)).module(check_guards=False)
-    with pytest.raises(QuantizationError, match="no calibration samples"):
+    with pytest.raises(QuantizationError, match=r"\[quantize\.no_samples\]"):
         quantizer().quantize_with_submodules(graph, [])
 
 

@@ -1,0 +1,229 @@
+"""Where observers sit: what the NPU does in one step is observed once, moved data shares qparams, known ranges are fixed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.quantization_config import QuantizationConfig
+from ethorch.quantize.observers import ActivationObserver
+from tests.quantizer.models import Inputs, prepared, quantized, quantizer, samples, sqnr_db
+
+INT8 = get_symmetric_quantization_config()
+INT16 = get_symmetric_a16w8_quantization_config()
+
+
+class Model(nn.Module):
+    """The function, with layers it may use."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.conv, self.up, self.linear = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 2, 2), nn.Linear(8, 8)
+        self.layer_norm, self.group_norm, self.batch_norm = nn.LayerNorm(8), nn.GroupNorm(2, 4), nn.BatchNorm2d(4)
+        for norm in (self.layer_norm, self.group_norm, self.batch_norm):
+            nn.init.normal_(norm.weight, 1.0, 0.2)
+            nn.init.normal_(norm.bias)
+        self.rms_norm = nn.RMSNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.gru, self.lstm = nn.GRU(8, 6, batch_first=True), nn.LSTM(8, 6, batch_first=True)
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(self, *args)
+
+
+MAP = (1, 4, 8, 8)
+Function = Callable[..., Any]
+
+
+def calibrated(function: Function, shapes: Sequence[Sequence[int]] = (MAP,), config: QuantizationConfig = INT8) -> GraphModule:
+    return prepared(Model(function).eval(), samples(*shapes), quantizer(config))
+
+
+def observed(graph: GraphModule) -> list[Node]:
+    """Values that an observer with a range of its own watches, in the order of the graph."""
+    nodes = [n for n in graph.graph.nodes if n.op == "call_module"]
+    watched = [n.args[0] for n in nodes if isinstance(graph.get_submodule(n.target), ActivationObserver)]
+    return [n.args[0] if n.target is operator.getitem else n for n in watched]
+
+
+def results_observed(graph: GraphModule) -> list[str]:
+    """Names of the operators among them: ``conv2d``, ``relu``."""
+    return [str(n.target).split(".")[1] for n in observed(graph) if n.op == "call_function"]
+
+
+FUSED: dict[str, tuple[Function, int]] = {
+    "conv2d": (lambda m, x: m.conv(x), 1), "conv_transpose2d": (lambda m, x: m.up(x), 1), "linear": (lambda m, x: m.linear(x), 1),
+    "matmul": (lambda m, x, y: x @ y, 2), "add": (lambda m, x, y: x + y, 2), "sub": (lambda m, x, y: x - y, 2),
+    "mul": (lambda m, x, y: x * y, 2), "mean": (lambda m, x: x.mean((2, 3), keepdim=True), 1),
+    "layer_norm": (lambda m, x: m.layer_norm(x), 1), "group_norm": (lambda m, x: m.group_norm(x), 1),
+    "batch_norm": (lambda m, x: m.batch_norm(x), 1),
+}  # fmt: skip
+CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "relu": (torch.relu, "relu"), "relu6": (F.relu6, "relu6"), "clamp": (lambda x: x.clamp(-0.5, 1.0), "clamp"),
+    "relu_": (torch.relu_, "relu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [INT8, INT16], ids=["int8", "16x8"])
+@pytest.mark.parametrize("clamp", CLAMPS)
+@pytest.mark.parametrize("name", FUSED)
+def test_a_clamp_behind_what_requantizes_is_observed_in_its_place(name: str, clamp: str, config: QuantizationConfig) -> None:
+    if config is INT16 and clamp != "relu":
+        return  # one of them will do
+    function, inputs = FUSED[name]
+    apply, target = CLAMPS[clamp]
+    found = results_observed(calibrated(lambda m, *args: apply(function(m, *args)), [MAP] * inputs, config))
+    assert found[-1] == target and len(found) == (2 if "_norm" in name and name != "batch_norm" else 1), found
+
+
+def test_a_sum_behind_relu_uses_the_whole_range() -> None:
+    graph = quantized(Model(lambda m, x, y: (x + y).relu()).eval(), samples(MAP, MAP), quantizer())
+    last = [n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)][-1]
+    assert last.args[2] == -128, "no code is spent on negative sums"
+
+
+@pytest.mark.parametrize("activation", [torch.sigmoid, torch.tanh, F.gelu, F.silu, F.hardswish, torch.exp])
+def test_a_table_behind_a_convolution_adds_one_observer_at_most(activation: Callable[[Tensor], Tensor]) -> None:
+    graph = calibrated(lambda m, x: activation(m.conv(x)))
+    found = results_observed(graph)
+    assert found[0] == "conv2d" and len(found) <= 2
+
+
+def test_a_chain_of_elementwise_operators_on_one_tensor_is_one_table() -> None:
+    def chain(m: Model, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        return (torch.tanh(y * 0.5 + 0.25) * y).clamp(min=-0.3).exp() / 3
+
+    assert results_observed(calibrated(chain)) == ["conv2d", "div"]
+
+
+MOVES: dict[str, Function] = {
+    "view": lambda m, x: x.view(1, 4, 64), "permute": lambda m, x: x.permute(0, 2, 3, 1), "slice": lambda m, x: x[:, 1:3],
+    "pad": lambda m, x: F.pad(x, (1, 1)), "expand": lambda m, x: x[:, :1].expand(-1, 4, -1, -1), "flip": lambda m, x: x.flip(3),
+    "max_pool2d": lambda m, x: F.max_pool2d(x, 2), "nearest": lambda m, x: F.interpolate(x, scale_factor=2.0),
+    "select": lambda m, x: x[:, 2], "index_select": lambda m, x: x.index_select(1, torch.tensor([2, 0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moved_data_shares_qparams(name: str) -> None:
+    graph = quantized(Model(lambda m, x: MOVES[name](m, m.conv(x))).eval(), samples(MAP), quantizer())
+    scales = [n.args[1:3] for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)]
+    assert len(set(scales)) == 2, "the input's, and the convolution's"
+
+
+JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cat": lambda a, b: torch.cat([a, b], 1), "stack": lambda a, b: torch.stack([a, b], 1), "minimum": torch.minimum,
+    "where": lambda a, b: torch.where(a > 0, a, b), "maximum": torch.maximum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_joins_force_no_scale_on_their_producers(name: str) -> None:
+    """One tensor is a hundred times the other, which a third operator reads as well: there it keeps its precision."""
+    join = JOINS[name]
+
+    def forward(m: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        small, large = x * 0.01, m.conv(y) * x * 3
+        return join(small, large), small * x
+
+    calibration = samples(MAP, MAP)
+    graph = quantized(Model(forward).eval(), calibration, quantizer())
+    with torch.no_grad():
+        wanted, found = Model(forward).eval()(*calibration[0]), graph(*calibration[0])
+    assert sqnr_db(wanted[1], found[1]) > 30
+    assert sqnr_db(wanted[0], found[0]) > 22
+
+
+def test_biases_have_no_quantize_node() -> None:
+    graph = quantized(Model(lambda m, x: m.linear(F.avg_pool2d(m.up(m.conv(x)), 2))).eval(), samples(MAP), quantizer())
+    layers = [n for n in graph.graph.nodes if n.op == "call_function" and any(k in str(n.target) for k in ("conv", "linear"))]
+    assert len(layers) == 3 and all(n.args[2].op == "get_attr" for n in layers)
+
+
+@pytest.mark.parametrize(
+    ("function", "scale", "zero"),
+    [
+        (lambda x: x.softmax(-1), 1 / 255, -128), (torch.sigmoid, 1 / 255, -128), (torch.tanh, 2 / 255, 0),
+        (F.hardsigmoid, 1 / 255, -128),
+    ],
+    ids=["softmax", "sigmoid", "tanh", "hardsigmoid"],
+)  # fmt: skip
+def test_known_ranges_are_fixed_whatever_is_seen(function: Callable[[Tensor], Tensor], scale: float, zero: int) -> None:
+    calibration = [(x / 1000,) for (x,) in samples(MAP)]  # outputs cover next to nothing of the range
+    graph = quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer())
+    last = [n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)][-1]
+    assert last.args[1] == pytest.approx(scale, rel=0.01) and abs(last.args[2] - zero) <= 1
+
+
+SEQUENCE = (2, 5, 8)
+COMPOSITES: dict[str, tuple[Function, Sequence[Sequence[int]], float]] = {
+    "softmax": (lambda m, x: x.softmax(-1), [MAP], 25), "layer_norm": (lambda m, x: m.layer_norm(x), [MAP], 30),
+    "group_norm": (lambda m, x: m.group_norm(x), [MAP], 30), "rms_norm": (lambda m, x: m.rms_norm(x), [MAP], 30),
+    "attention": (lambda m, x: m.attention(x, x, x, need_weights=False)[0], [SEQUENCE], 25),
+    "sdpa": (F.scaled_dot_product_attention, [SEQUENCE] * 3, 25), "gru": (lambda m, x: m.gru(x)[0], [SEQUENCE], 20),
+    "lstm": (lambda m, x: m.lstm(x)[0], [SEQUENCE], 20),
+    "einsum": (lambda m, x, y: torch.einsum("bij,bkj->bik", x, y), [SEQUENCE] * 2, 30),
+    "scalars": (lambda m, x: (2 * x + 1) / 3 - x.new_tensor(0.5), [MAP], 30),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composites_are_calibrated_inside(name: str) -> None:
+    """Every operator inside reads dequantized values, and the result is right."""
+    function, shapes, decibels = COMPOSITES[name]
+    if name == "sdpa":
+        function = lambda m, *args: F.scaled_dot_product_attention(*args)  # noqa: E731
+    calibration = samples(*shapes, count=8)
+    graph = quantized(Model(function).eval(), calibration, quantizer())
+    inner = [n for n in graph.graph.nodes if n.op == "call_function" and "quantized_decomposed" not in str(n.target)]
+    with torch.no_grad():
+        assert sqnr_db(Model(function).eval()(*calibration[0]), graph(*calibration[0])) > decibels
+    readers = [n for n in inner if any("dequantize" in str(arg.target) for arg in n.all_input_nodes)]
+    assert len(readers) >= {"scalars": 1, "rms_norm": 1, "einsum": 1, "softmax": 1, "layer_norm": 2, "group_norm": 2}.get(name, 4)
+
+
+def test_a_batch_norm_that_stays_costs_no_export_of_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """convert_pt2e takes aten.batch_norm for training and exports 96 patterns: 10 s for a model with one layer norm."""
+
+    def exported(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a pattern was exported")
+
+    def function(m: Model, x: Tensor) -> Tensor:
+        return m.layer_norm(m.batch_norm(x.relu()).relu())
+
+    calibration: list[Inputs] = samples(MAP)
+    graph = prepared(Model(function).eval(), calibration, quantizer())
+    monkeypatch.setattr("torchao.quantization.pt2e.qat_utils._get_aten_graph_module_for_pattern", exported)
+    converted = convert_pt2e(graph)
+    with torch.no_grad():
+        assert sqnr_db(Model(function).eval()(*calibration[0]), converted(*calibration[0])) > 18
+
+
+def test_training_leaves_the_affine_part_of_a_layer_norm_alone() -> None:
+    """It is a batch norm of fixed statistics; train() would make it normalize by the batch."""
+    from torchao.quantization.pt2e import allow_exported_model_train_eval
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
+
+    (x,) = samples(MAP, count=1)[0]
+    model = Model(lambda m, x: m.layer_norm(x))
+    config = get_symmetric_quantization_config(is_qat=True)
+    graph = prepare_qat_pt2e(torch.export.export(model.train(), (x,)).module(check_guards=False), quantizer(config))
+    allow_exported_model_train_eval(graph)
+    graph.train()
+    for _ in range(3):
+        found = graph(x)
+    assert sqnr_db(model(x), found) > 25
+    found.sum().backward()
+    assert all(p.grad is not None for name, p in graph.named_parameters() if name.startswith("layer_norm"))
