@@ -133,7 +133,8 @@ class _Walk:
         """Add to the bias what the mean of each output channel is off by."""
         axis = -1 if op_name(node.target) in ("aten.linear.default", "aten.addmm.default", "aten.mm.default") else 1
         pairs = zip(self.exact[node], self.rough[node], strict=True)
-        off = torch.stack([(a - b).transpose(0, axis).flatten(1).mean(1) for a, b in pairs]).mean(0)
+        each = torch.stack([(a - b).transpose(0, axis).flatten(1).mean(1) for a, b in pairs])
+        off = significant(each)
         bias = node.args[position] if position < len(node.args) else None
         tensor = constant_of(self.graph, bias) if isinstance(bias, Node) else None
         if isinstance(bias, Node) and (tensor is None or len(bias.users) > 1):
@@ -174,7 +175,7 @@ class _Walk:
         scale, zero = observer.calculate_qparams()
         observer.fixed = (scale, zero)  # the weights are about to be what these make of them
         groups = rows.shape[0]
-        moments = rows.transpose(1, 2) @ rows
+        moments = shrunk(rows.transpose(1, 2) @ rows, rows.shape[1])
         shaped = weight.detach().reshape(groups, weight.shape[0] // groups, -1)
         steps = scale.expand(weight.shape[0]).reshape(groups, -1, 1)
         weight.copy_(compensated(shaped, moments, steps, observer.quant_min, observer.quant_max).reshape(weight.shape))
@@ -207,6 +208,22 @@ class _Walk:
         else:
             return None
         return rows[:, :: max(1, rows.shape[1] // _ROWS)].contiguous()
+
+
+def significant(each: Tensor) -> Tensor:
+    """The mean of each column of float[samples, channels], less where the samples do not agree on it: m (1 - s^2 / m^2)."""
+    mean = each.mean(0)
+    if len(each) < 2:
+        return mean
+    error = each.var(0) / len(each)
+    return mean * torch.clamp(1 - error / mean.square().clamp(min=1e-30), min=0)
+
+
+def shrunk(moments: Tensor, rows: int) -> Tensor:
+    """Second moments float[groups, K, K] nearer to their diagonal the fewer rows they come from: few rows correlate by chance."""
+    size = moments.shape[-1]
+    share = size / (size + rows)
+    return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
 
 
 def compensated(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
