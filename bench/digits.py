@@ -101,7 +101,8 @@ def measure(impl: str, seeds: int) -> dict[str, list[float]]:
                 if trained:
                     prepared = prepare_qat_pt2e(graph, quantizer)
                     allow_exported_model_train_eval(prepared)
-                    data.train(prepared.train(), 6, 2e-3)
+                    prepared.train()
+                    data.train(prepared, 6, 2e-3)
                     prepared.eval()
                 else:
                     prepared = prepare_pt2e(graph, quantizer)
