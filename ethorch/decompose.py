@@ -17,6 +17,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from ethorch.limits import Limits
+from ethorch.masks import gather_masks
 from ethorch.ops.spec import OpSpec, find, op_name
 from ethorch.sketch import INHERITED, MADE_FOR, Sketch, attribute, constant
 
@@ -72,6 +73,7 @@ def decompose(
         replace(node, made)
         model.graph.erase_node(node)
     fold_constants(model)
+    gather_masks(model)
     promote_constants(model)
     hoist_clamps(model)
     model.graph.eliminate_dead_code()

@@ -14,21 +14,20 @@ from ethorch.sketch import Sketch, shape_of
 
 aten = torch.ops.aten
 
-#: What a constant mask adds to the score of a masked position. exp(-20) is nothing, and more would only coarsen the scores.
-_MASKED = -20.0
-
+#: What the score of a masked position becomes; not -inf, which makes NaN of a row that is masked as a whole.
+MASKED = -1e9
 
 def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
-    """scores plus the mask: a float one as it is, a boolean one (True = attend) or the causal one as 0 and -20."""
+    """scores plus a float mask; scores with ``MASKED`` where a boolean one (True = attend) or the causal one says so."""
     rows, columns = shape_of(scores)[-2:]
-    masked = _MASKED if s.calibrated else -math.inf
+    fill = MASKED if s.calibrated else -math.inf
     if causal:
-        future = torch.ones(rows, columns, dtype=torch.bool).tril()
-        scores = s(aten.add.Tensor, scores, s.constant(torch.where(future, 0.0, masked).to(scores.meta["val"].dtype)))
+        future = s.constant(torch.ones(rows, columns, dtype=torch.bool).triu(1))
+        scores = s(aten.masked_fill.Scalar, scores, future, fill)
     if mask is None:
         return scores
     if mask.meta["val"].dtype == torch.bool:
-        mask = s(aten.where.ScalarOther, mask, s.constant(torch.zeros(1, dtype=scores.meta["val"].dtype)), masked)
+        return s(aten.masked_fill.Scalar, scores, s(aten.logical_not.default, mask), fill)
     return s(aten.add.Tensor, scores, mask)
 
 

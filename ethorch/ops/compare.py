@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ethorch.errors import Reason
+from ethorch.layout import contiguous
+from ethorch.ops.elementwise import summed
 from ethorch.ops.logic import (
     as_tensor,
     difference,
@@ -30,8 +32,9 @@ from ethorch.ops.logic import (
 )
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
-from ethorch.qparams import QParams, QTensor
+from ethorch.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import DTYPES
 
 COMPARED = QuantRule(output="none")
 
@@ -147,10 +150,25 @@ def _fill_rule(node: Any) -> QuantRule:
     ],
 )  # fmt: skip
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: QParams | None) -> QTensor:
-    """out = mask ? value : x with broadcasting; a value beyond out's range is the end of it."""
+    """out = mask ? value : x with broadcasting; a value beyond out's range is the end of it.
+
+    A constant mask whose value is the low end of the range is subtracted, so far that the sum saturates there.
+    """
     if out is not None and not out.is_real and not isinstance(value, QTensor):
         value = finite(float(np.asarray(value).reshape(())), out)
+        lowest = out.quantize(np.array(value)) == out.qmin
+        if lowest and isinstance(x, QTensor) and x.q is not None and isinstance(mask, np.ndarray):
+            return _sunk(b, x, mask, out)
     return _either(b, mask, value, x, out)
+
+
+def _sunk(b: Builder, x: QTensor, mask: np.ndarray, out: QParams) -> QTensor:
+    """x, and where the mask is set the least code of ``out``: TOSA 1.0 ADD of a constant, a single operation on every NPU."""
+    low, high = dtype_range(out.dtype)
+    unit = (high - low) * (x.qparams.step + out.step) / -low  # the least code of the constant outweighs both ranges
+    depth = QParams((unit,), (0,), low, high, out.dtype)
+    codes = np.where(mask, low, 0).astype(DTYPES[out.dtype])
+    return summed(b, "ADD", x, QTensor(b.const(codes, out.dtype, name="mask"), contiguous(codes.shape), depth), 1, out)
 
 
 # --- logic ------------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _narrowed(b: Builder, value: Value, dims: Dims) -> QTensor:
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
 
-def _sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
+def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """ADD or SUB in int32, both operands rescaled to a common unit fine enough that only the last rounding counts.
 
     Where the scales are equal that unit is theirs, and the sum exact. |x - zp| < 2**bits, so the sum stays below 2**31.
@@ -59,11 +59,11 @@ def _sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | Non
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
 
-        def summed(xv: Value, yv: Value) -> Value:
+        def plain(xv: Value, yv: Value) -> Value:
             factor = b.const(np.full((1,) * yv.rank, abs(alpha), np.int32))
             return b.emit(name, xv, yv if abs(alpha) == 1 else b.emit("MUL", yv, factor, shift=0))
 
-        return _plain(b, x, y, summed)
+        return _plain(b, x, y, plain)
     x, y = _quantized(b, x), _quantized(b, y)
     scales = (x.qparams.step, y.qparams.step * abs(alpha))
     headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
@@ -96,7 +96,7 @@ _PAIRS = [
 )  # fmt: skip
 def add(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) -> QTensor:
     """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD."""
-    return _sum(b, "ADD", x, y, alpha, out)
+    return summed(b, "ADD", x, y, alpha, out)
 
 
 @op(
@@ -106,7 +106,7 @@ def add(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) ->
 )  # fmt: skip
 def sub(b: Builder, x: Any, y: Any, *, out: QParams | None, alpha: float = 1) -> QTensor:
     """out = x - alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 SUB."""
-    return _sum(b, "SUB", x, y, alpha, out)
+    return summed(b, "SUB", x, y, alpha, out)
 
 
 def _product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:

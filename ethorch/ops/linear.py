@@ -44,7 +44,7 @@ def _transposed(w: Any) -> Any:
     ],
 )  # fmt: skip
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: QParams, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32; a 1x1 CONV2D, rows laid along the height.
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32; a 1x1 CONV2D, rows laid along the height or the width.
 
     Rounded once, by the RESCALE. TOSA 1.0 CONV2D.
     """
@@ -54,13 +54,15 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: QParams
     x, weight = _contraction_as_stored(x, weight)
     value = b.stored_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
     scales = accumulator_scales(x, w, outputs)
+    wide = b.forms.get("rows") == "width"
+    value = b.reshape(value, (1, 1, rows, inputs) if wide else (1, rows, 1, inputs))
     acc = b.emit(
-        "CONV2D", b.reshape(value, (1, rows, 1, inputs)), b.const(weight.reshape(outputs, 1, 1, inputs), name="weight"),
+        "CONV2D", value, b.const(weight.reshape(outputs, 1, 1, inputs), name="weight"),
         bias_codes(b, bias, scales, outputs, x.qparams.dtype), pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1),
         input_zp=x.qparams.zp, weight_zp=w.qparams.zero_point[0],
     )  # fmt: skip
     result = b.requantize(acc, scales if w.qparams.per_channel else scales[:1], out)
-    return b.view(QTensor(result, ((), (1,), (), (3,)), out), (*x.shape[:-1], outputs))
+    return b.view(QTensor(result, ((), (2 if wide else 1,), (), (3,)), out), (*x.shape[:-1], outputs))
 
 
 def _contraction_as_stored(x: QTensor, weight: np.ndarray) -> tuple[QTensor, np.ndarray]:

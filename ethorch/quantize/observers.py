@@ -21,6 +21,7 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.errors import QuantizationError
+from ethorch.masks import HUGE
 from ethorch.quantize.checks import Look, look_at, warn_about
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ _SUBSAMPLE = 16384  # elements of one tensor that go into the histogram; extreme
 #: How much what was clipped while calibrating counts next to rounding: the range was fitted to it, so a fresh input clips
 #: more. Best mean over six networks of ``bench.accuracy``, three seeds, 32 fresh inputs; 1 loses up to 0.8 dB.
 _CLIPPED = 8.0
+#: How far below the least score a masked one lies: exp(-8) is less than a tenth of softmax's step in int8, exp(-16) in int16.
+_ROOM_INT8, _ROOM_INT16 = 8.0, 16.0
 _BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # of the accumulator, one left for the sum (TOSA 1.0 CONV2D: int32, int48)
 
 
@@ -72,6 +75,7 @@ class ActivationObserver(UniformQuantizationObserverBase):
     Attributes:
         name: FX node whose value is watched, for messages.
         domain: reals the reader is defined for (asin: -1..1); the range does not go beyond.
+        masked: an attention mask overwrites some of it with the lowest code, which therefore lies well below all that was seen.
         is_input: it watches an input of the program, whose calibration tensors are looked at for what they are.
         seen: what was observed.
     """
@@ -100,6 +104,7 @@ class ActivationObserver(UniformQuantizationObserverBase):
         self.register_buffer("histogram", torch.zeros(2 * _HALF_BINS, dtype=torch.float64))
         self.name = ""
         self.domain = (-math.inf, math.inf)
+        self.masked = False
         self.is_input = False
         self.looks: list[Look] = []
         self.seen = _Seen()
@@ -117,6 +122,10 @@ class ActivationObserver(UniformQuantizationObserverBase):
         values = x.detach()
         if self.is_input and len(self.looks) < 1000:
             self.looks.append(look_at(values))
+        if self.masked:
+            values = values[~(values <= HUGE)]
+            if values.numel() == 0:
+                return x
         low, high = (float(v) for v in torch.aminmax(values))
         if math.isnan(low) or math.isnan(high):
             raise QuantizationError(
@@ -176,6 +185,8 @@ class ActivationObserver(UniformQuantizationObserverBase):
             if self.looks:
                 warn_about(self.name, self.looks)
             (low, high), (least, most) = self.range(), self.domain
+            if self.masked:
+                low = min(low, float(self.min_val) - (_ROOM_INT8 if self.quant_max < 1 << 8 else _ROOM_INT16))
             self.seen.qparams = self._calculate_qparams(torch.tensor(max(low, least)), torch.tensor(min(high, most)))
         return self.seen.qparams
 

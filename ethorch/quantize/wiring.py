@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ethorch.masks import is_mask_fill
 from ethorch.ops.spec import find
 from ethorch.quantize.observers import ActivationObserver, Follower, PerChannelWeightObserver
 
@@ -38,6 +39,12 @@ def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
             watcher = observers.get((node.all_input_nodes[0], node))
             if isinstance(watcher, ActivationObserver):
                 watcher.domain = (-1.0, 1.0)
+        if is_mask_fill(node):
+            watcher = observers.get((node.all_input_nodes[0], node))
+            while isinstance(watcher, Follower):
+                watcher = watcher.__dict__["leader"]
+            if isinstance(watcher, ActivationObserver):
+                watcher.masked = True
         rule = spec.rule(node)
         if rule.weight >= 0:
             _tell_bias(model, node, rule.weight, rule.bias, observers)

@@ -1,0 +1,82 @@
+"""Attention masks in all the ways that users write them keep the scores' accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, get_symmetric_quantization_config, host
+from tests.quantizer.models import sqnr_db
+
+N = 12
+FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)
+WAYS: dict[str, Any] = {
+    "fill -inf": lambda a: a.masked_fill(FUTURE, float("-inf")),
+    "fill -1e9": lambda a: a.masked_fill(FUTURE, -1e9),
+    "fill least float": lambda a: a.masked_fill(FUTURE, torch.finfo(torch.float32).min),
+    "fill tensor": lambda a: a.masked_fill(FUTURE, torch.tensor(-1e9)),
+    "add -inf": lambda a: a + torch.zeros(N, N).masked_fill(FUTURE, float("-inf")),
+    "add -1e9 and a bias": lambda a: a + torch.linspace(-1, 1, N).repeat(N, 1).masked_fill(FUTURE, -1e9),
+    "where": lambda a: torch.where(FUTURE, torch.tensor(-1e9), a),
+    "where scalar": lambda a: torch.where(FUTURE, float("-inf"), a),
+    "where not": lambda a: torch.where(~FUTURE, a, -1e5),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.way, self.qkv = way, nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.view(1, N, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.way in WAYS:
+            return torch.softmax(WAYS[self.way](q @ k.transpose(-1, -2) * 8**-0.5), -1) @ v
+        if self.way == "causal":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        masks = {"bool": ~FUTURE, "float": torch.zeros(N, N).masked_fill(FUTURE, float("-inf"))}
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=masks[self.way])
+
+
+def converted(model: nn.Module, samples: list[tuple[Tensor, ...]], config: Any = None) -> nn.Module:
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(config or get_symmetric_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model.eval(), samples[0]).module(), quantizer)
+    for sample in samples:
+        prepared(*sample)
+    return convert_pt2e(prepared)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "causal", "bool", "float"])
+def test_a_constant_mask(way: str) -> None:
+    model = Attention(way)
+    torch.manual_seed(2)
+    samples = [(torch.randn(1, N, 32),) for _ in range(8)]
+    found, wanted = converted(model, samples)(*samples[0]), model(*samples[0])
+    assert sqnr_db(wanted, found) > 25
+    first = (found[..., 0, :] - wanted[..., 0, :]).abs().max()  # sees one position only: whatever leaks through shows
+    assert first < 0.03 * wanted.abs().max()
+
+
+def test_padding_is_known_at_run_time_only() -> None:
+    class Padded(Attention):
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            q, k, v = (part.view(1, N, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            scores = (q @ k.transpose(-1, -2)).masked_fill(keep[:, None, None] == 0, -1e9)
+            return torch.softmax(scores, -1) @ v
+
+    model = Padded("")
+    torch.manual_seed(2)
+    samples = [(torch.randn(1, N, 32), (torch.arange(N)[None] < 3 + k).float()) for k in range(8)]
+    quantized = converted(model, samples)
+    assert sqnr_db(model(*samples[0]), quantized(*samples[0])) > 25
+    spec = EthosUCompileSpec("ethos-u55-128")
+    built = flow.build(quantized, samples[0], spec)
+    (found,) = host.load(built.pte)(*samples[0])
+    assert len(built.delegates) == 1
+    assert sqnr_db(model(*samples[0]), found) > 25
