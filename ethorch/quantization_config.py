@@ -9,9 +9,8 @@ import torch
 from torchao.quantization.pt2e import (
     FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
-    MinMaxObserver,
     MovingAverageMinMaxObserver,
-    PerChannelMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
     PlaceholderObserver,
 )
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
@@ -203,5 +202,6 @@ def _weight_observer(is_qat: bool, is_per_channel: bool, qmin: int, qmax: int, e
     if not is_qat:
         return (PerChannelWeightObserver if is_per_channel else WeightObserver).with_args(method=method, eps=eps)
     scheme = torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric
-    observer = PerChannelMinMaxObserver if is_per_channel else MinMaxObserver
+    following = MovingAveragePerChannelMinMaxObserver if is_per_channel else MovingAverageMinMaxObserver
+    observer = following.with_args(averaging_constant=1.0)  # the weight as it is now, not the largest it ever was
     return FakeQuantize.with_args(observer=observer, dtype=torch.int8, quant_min=qmin, quant_max=qmax, qscheme=scheme, eps=eps)

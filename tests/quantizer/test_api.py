@@ -247,6 +247,16 @@ def test_is_qat_makes_modules_that_train() -> None:
         assert all(p.grad is not None for p in graph.parameters())
 
 
+@pytest.mark.parametrize("is_per_channel", [True, False])
+def test_a_trained_weight_has_the_scale_of_what_it_is_now(is_per_channel: bool) -> None:
+    spec = get_symmetric_quantization_config(is_per_channel, is_qat=True).weight
+    assert spec is not None
+    fake = spec.observer_or_fake_quant_ctr(**({"ch_axis": 0} if is_per_channel else {}))
+    for size in (8.0, 2.0):
+        fake(torch.full((3, 4), size))
+    torch.testing.assert_close(fake.scale * 127, torch.full_like(fake.scale, 2.0))
+
+
 def test_code_ranges_are_kept() -> None:
     config = get_symmetric_quantization_config(act_qmin=-100, act_qmax=90, weight_qmin=-31, weight_qmax=31)
     graph = small(by().set_global(config))
