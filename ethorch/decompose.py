@@ -49,6 +49,8 @@ def decompose(
         if node.op == "call_function" and op_name(node.target) in _CHECKS and not node.users:
             model.graph.erase_node(node)
         elif node.op == "call_function" and op_name(node.target) in _DROPOUTS and node.args[2] is False:
+            if node.args[0].op != "call_function":
+                continue  # a weight or input: what is quantized is its copy
             node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
     fold_constants(model)

@@ -101,6 +101,7 @@ RULES: tuple[Rule, ...] = (merge_reshapes, merge_transposes, merge_clamps, compo
 def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES) -> Graph:
     """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit."""
     fold_wide_concats(graph)
+    tables_before_transposes(graph)
     while _once(graph, rules):
         pass
     _drop_dead(graph)
@@ -132,6 +133,39 @@ def fold_wide_concats(graph: Graph) -> None:
         ops.append(Op("CONCAT", tuple(parts), {"axis": 1}, (joined,)))
         ops.append(Op("RESHAPE", (joined,), {"shape": result.shape}, (result,)))
     graph.ops = ops
+
+
+def tables_before_transposes(graph: Graph) -> None:
+    """TABLE of a TRANSPOSE becomes a TRANSPOSE of the TABLE, int8: it can join what is before it, another table for one.
+
+    Vela 5.1 and 5.2 lose the second TABLE of TABLE, TRANSPOSE, TABLE, TRANSPOSE on U85.
+    """
+    context = Context(graph)
+    ops: list[Op] = []
+    for op in graph.ops:
+        moves: list[Op] = []
+        if op.name == "TABLE" and op.operands[0].dtype == op.result.dtype == "INT8":
+            source = op.operands[0]
+            while move := context.before(source, "TRANSPOSE") or context.before(source, "RESHAPE"):
+                moves.append(move)
+                source = move.operands[0]
+        if not any(move.name == "TRANSPOSE" for move in moves):
+            ops.append(op)
+            continue
+        value = Value(f"{op.result.name}_unmoved", source.shape, "INT8", op.result.origin)
+        ops.append(Op("TABLE", (source, op.operands[1]), op.attrs, (value,)))
+        context.producer[id(value)] = ops[-1]
+        context.uses[id(value)] = 1
+        for number, move in enumerate(reversed(moves)):
+            last = number == len(moves) - 1
+            name = f"{op.result.name}_moved_{number}"
+            result = op.result if last else Value(name, move.result.shape, "INT8", op.result.origin)
+            ops.append(Op(move.name, (value,), dict(move.attrs), (result,)))
+            context.producer[id(result)] = ops[-1]
+            context.uses.setdefault(id(result), 1)
+            value = result
+    graph.ops = ops
+    _drop_dead(graph)
 
 
 _ELEMENTWISE = {"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"}

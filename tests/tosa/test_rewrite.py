@@ -110,6 +110,24 @@ def test_concat_of_five_axes_is_one_of_four(target: str, axis: int) -> None:
     np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_tables_pass_transposes_and_meet(target: str) -> None:
+    """As it stands, Vela 5.2 loses the second table on U85."""
+    b = Builder()
+    value = x = b.input("x", (1, 6, 5, 4), "INT8")
+    for seed in (0, 1):
+        value = b.emit("TRANSPOSE", b.emit("TABLE", value, b.const(table(seed))), perms=(0, 2, 1, 3))
+        value = b.reshape(b.reshape(value, (120,)), value.shape)
+    b.graph.outputs.append(b.emit("TRANSPOSE", value, perms=(0, 3, 1, 2)))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph))
+    after.verify()
+    assert [op.name for op in after.ops if op.name == "TABLE"] == ["TABLE"]
+    codes = [np.random.default_rng(3).integers(-128, 128, x.shape).astype(np.int8)]
+    (wanted,) = reference(before, codes)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
 def test_an_intermediate_that_is_an_output_survives() -> None:
     b = Builder()
     x = b.input("x", SHAPE, "INT8")
