@@ -78,6 +78,7 @@ CHOICES = (
     argument("--memory-mode", help="a section of vela.ini; default: the target's"),
     argument("--config-ini", help="your own vela.ini"),
     argument("--vela-flag", action="append", default=[], metavar="FLAG", help="a flag of Vela's; may be repeated"),
+    argument("--nhwc-io", action="store_true", help="inputs and outputs of the program in NHWC, without transposes on the NPU"),
 )
 
 
@@ -112,6 +113,8 @@ def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserMo
     if dump is not None:
         spec.dump_intermediate_artifacts_to(dump)
     model = flow.load_model(options.model)
+    if options.nhwc_io:
+        model = flow.with_nhwc_io(model)
     quantized = flow.quantize(model, spec)
     return model, quantized, flow.build(quantized, model.example_inputs, spec)
 

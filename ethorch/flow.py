@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 from ethorch import vela
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import EthorchError
+from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.payload import DelegatePayload
 from ethorch.tosa.ir import Graph, Value
 from ethorch.vela import Performance
@@ -143,6 +144,18 @@ def _from_exported(path: Path) -> UserModel:
         raise EthorchError(f"{path} holds no example inputs: export it with them.")
     module = program.module(check_guards=False)
     return UserModel(module, tuple(program.example_inputs[0]), quantized=is_quantized(module))
+
+
+def with_nhwc_io(model: UserModel) -> UserModel:
+    """The model with inputs and outputs in NHWC (see ``ethorch.nhwc``).
+
+    Raises:
+        EthorchError: it is quantized already: wrap the float model.
+    """
+    if model.quantized:
+        raise EthorchError("the model is quantized already; wrap the float model in ethorch.nhwc.NhwcIo before torch.export.")
+    calibration = [nhwc_inputs(inputs) for inputs in model.calibration]
+    return UserModel(NhwcIo(model.module).eval(), nhwc_inputs(model.example_inputs), calibration)
 
 
 def is_quantized(module: nn.Module) -> bool:

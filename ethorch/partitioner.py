@@ -215,7 +215,7 @@ class _DryRunPartitioner(Partitioner):
 
     def log(self, program: ExportedProgram, any_delegate: bool) -> None:
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
-        if not quantized and not self.compile_spec.target.floats:
+        if not quantized and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
             logger.warning(
                 "nothing is quantized, so nothing can run on %s: quantize with EthosUQuantizer, prepare_pt2e, calibration and "
                 "convert_pt2e before lowering", self.report.target,

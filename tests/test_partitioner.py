@@ -107,8 +107,8 @@ import logging, torch
 from ethorch import EthosUCompileSpec
 from ethorch.partitioner import EthosUPartitioner
 partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))
-partitioner.report.delegated["ethosu_0"] = ["conv"]
-partitioner.log(torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)), True)
+
+partitioner.log(torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)), False)
 logging.getLogger("ethorch").info("a line")
 logging.getLogger("ethorch").setLevel(logging.WARNING)
 logging.getLogger("ethorch").info("not this one")
