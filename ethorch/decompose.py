@@ -36,7 +36,11 @@ _DROPOUTS = {"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha
 
 
 def decompose(
-    model: GraphModule, keep: Callable[[Node], bool] = lambda node: False, limits: Mapping[str, Limits] | None = None
+    model: GraphModule,
+    keep: Callable[[Node], bool] = lambda node: False,
+    limits: Mapping[str, Limits] | None = None,
+    *,
+    trains: bool = True,
 ) -> GraphModule:
     """Fold constants and replace every composite operator, in place.
 
@@ -44,6 +48,7 @@ def decompose(
         model: a graph as torch.export leaves it.
         keep: nodes to leave whole: those that nobody asked to quantize.
         limits: what the target can run, by TOSA operator.
+        trains: parameters will change, so that nothing computed from them is constant.
     """
     for node in list(model.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in _CHECKS and not node.users:
@@ -53,7 +58,7 @@ def decompose(
                 continue  # a weight or input: what is quantized is its copy
             node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
-    fold_constants(model)
+    fold_constants(model, trains=trains)
     model.graph.eliminate_dead_code()
     pending = deque(node for node in model.graph.nodes if node.op == "call_function")
     while pending:
@@ -74,7 +79,7 @@ def decompose(
             drawn = drawn.prev
         replace(node, made)
         model.graph.erase_node(node)
-    fold_constants(model)
+    fold_constants(model, trains=trains)
     gather_masks(model)
     promote_constants(model)
     hoist_clamps(model)
@@ -153,17 +158,17 @@ def settle_batch_norms(model: GraphModule) -> None:
 # --- constants ----------------------------------------------------------------------------------------------------------
 
 
-def fold_constants(model: GraphModule) -> None:
-    """Replace what depends on no input and no parameter (masks, position tables, arange) by a buffer that holds it.
+def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
+    """Replace what depends on no input (masks, position tables, arange, a table of biases looked up) by a buffer that holds it.
 
-    Parameters are left alone, since they may be trained; so are buffers that the program writes to, and random numbers.
+    Parameters that may be trained are left alone; so are buffers that the program writes to, and random numbers.
     """
     graph = model.graph
     known: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and not any(_writes(user, node) for user in node.users):
             tensor = attribute(model, node)
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch.nn.Parameter):
+            if isinstance(tensor, torch.Tensor) and not (trains and isinstance(tensor, torch.nn.Parameter)):
                 known[node] = tensor
         elif node.op == "call_function" and _foldable(node, known):
             known[node] = _evaluate(node, known)

@@ -133,7 +133,7 @@ class TOSAQuantizer(Quantizer):
         if not self.settings.trains:
             settle_batch_norms(model)
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
-        return decompose(model, keep=lambda node: config(node) is None, limits=limits)
+        return decompose(model, keep=lambda node: config(node) is None, limits=limits, trains=self.settings.trains)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every operator that a config matches and that the table of operators knows."""
