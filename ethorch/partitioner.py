@@ -198,7 +198,12 @@ class _DryRunPartitioner(Partitioner):
         tagged = {node for node in supported if not _plumbing(node)} - folded
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem
-            if node in supported and follows and node.args[0] in tagged:
+            if node not in supported or not follows:
+                continue
+            source = node.args[0]
+            if op_name(source.target) in DEQUANTIZE and source in supported:  # what stood between did nothing and is gone
+                source = _behind_dequantize(source)
+            if source in tagged:
                 tagged.add(node)
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"

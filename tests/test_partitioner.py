@@ -132,6 +132,43 @@ def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
 
 
+def test_an_operator_that_is_removed_leaves_no_gap() -> None:
+    """ExecuTorch removes what does nothing; its quantize node then follows on a dequantize node."""
+    inputs = (torch.randn(1, 3, 5, 5),)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)), inputs)
+    first = next(node for node in module.graph.nodes if op_name(node.target) in QUANTIZE and node.args[0].op == "call_function")
+    (back,) = first.users
+    with module.graph.inserting_after(back):
+        again = module.graph.call_function(first.target, (back, *first.args[1:]))
+    with module.graph.inserting_after(again):
+        last = module.graph.call_function(back.target, (again, *back.args[1:]))
+    for user in [user for user in back.users if user is not again]:
+        user.replace_input_with(back, last)
+    module.recompile()
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 1
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+
+
+def test_a_table_of_parameters_looked_up_is_a_constant() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.places = nn.Conv2d(3, 4, 1), torch.randint(0, 9, (25,))
+            self.table = nn.Parameter(torch.randn(9, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x) + self.table[self.places].t().view(1, 4, 5, 5)
+
+    inputs = (torch.randn(1, 3, 5, 5),)
+    module = quantized(Model(), inputs)
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert partitioner.report.refusals == []
+    assert len(program.delegates) == 1
+
+
 def test_additional_checks_keep_operators_on_the_cpu() -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), inputs)
