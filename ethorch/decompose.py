@@ -80,7 +80,7 @@ def decompose(
         replace(node, made)
         model.graph.erase_node(node)
     fold_constants(model, trains=trains)
-    gather_masks(model)
+    gather_masks(model, keep)
     promote_constants(model)
     hoist_clamps(model)
     model.graph.eliminate_dead_code()

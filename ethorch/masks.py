@@ -8,6 +8,7 @@ of at most ``HUGE``, whose observer leaves room below the scores instead (``wire
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ethorch.sketch import Sketch, attribute
 aten = torch.ops.aten
 
 HUGE = -1e4  #: a number to mask with, not to compute with
+_APART = 100.0  #: a mask's numbers are at least that many times as large as all else that is added
 
 
 def is_mask_fill(node: Node) -> bool:
@@ -30,12 +32,12 @@ def is_mask_fill(node: Node) -> bool:
     return isinstance(value, (int, float)) and value <= HUGE
 
 
-def gather_masks(model: GraphModule) -> None:
-    """Write every way to mask with a number below ``HUGE`` as ``masked_fill``. In place."""
+def gather_masks(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
+    """Write every way to mask with a number below ``HUGE`` as ``masked_fill``, but for nodes to ``keep``. In place."""
     for node in list(model.graph.nodes):
         rewrite = _FORMS.get(op_name(node.target)) if node.op == "call_function" else None
         value = node.meta.get("val")
-        if rewrite is None or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        if rewrite is None or keep(node) or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
             continue
         made = rewrite(Sketch(model, node, None), node)
         if made is not None:
@@ -78,9 +80,9 @@ def _add(s: Sketch, node: Node) -> Node | None:
         if mask is None or not mask.is_floating_point() or mask.numel() == 1 or not _as_large(x, node):
             continue
         masked = mask <= HUGE
-        if not masked.any():
-            continue
         rest = mask.masked_fill(masked, 0.0)
+        if not masked.any() or mask[masked].max() > -_APART * max(1.0, float(rest.abs().max())):
+            continue
         if rest.any():
             x = s(aten.add.Tensor, x, s.constant(rest))
         return s(aten.masked_fill.Scalar, x, s.constant(masked), MASKED)

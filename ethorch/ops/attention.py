@@ -17,6 +17,7 @@ aten = torch.ops.aten
 #: What the score of a masked position becomes; not -inf, which makes NaN of a row that is masked as a whole.
 MASKED = -1e9
 
+
 def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
     """scores plus a float mask; scores with ``MASKED`` where a boolean one (True = attend) or the causal one says so."""
     rows, columns = shape_of(scores)[-2:]

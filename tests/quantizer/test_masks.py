@@ -80,3 +80,33 @@ def test_padding_is_known_at_run_time_only() -> None:
     (found,) = host.load(built.pte)(*samples[0])
     assert len(built.delegates) == 1
     assert sqnr_db(model(*samples[0]), found) > 25
+
+
+def test_large_numbers_that_are_data_stay_numbers() -> None:
+    class Offset(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1e4 + torch.linspace(-5e4, 5e4, N)
+
+    samples = [(torch.randn(3, N),) for _ in range(8)]
+    assert sqnr_db(Offset()(*samples[0]), converted(Offset(), samples)(*samples[0])) > 30
+
+
+def test_a_module_left_in_float_keeps_its_numbers() -> None:
+    class Fill(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(x > 0, -2e4)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.fill = nn.Linear(N, N), Fill()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fill(self.linear(x))
+
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(get_symmetric_quantization_config())
+    quantizer.set_module_name("fill", None)
+    sample = (torch.randn(2, N),)
+    prepared = prepare_pt2e(torch.export.export(Model().eval(), sample).module(), quantizer)
+    prepared(*sample)
+    assert convert_pt2e(prepared)(*sample).min() == -2e4
