@@ -24,6 +24,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ethorch.errors import QuantizationError
+from ethorch.masks import is_mask_fill
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.spec import OpSpec, find, op_name
 from ethorch.quantization_config import QuantizationConfig
@@ -233,7 +234,7 @@ class Scan:
         qspec = config.output_activation
         if qspec is None or rule.output == "none":
             return None
-        if rule.output == "same":
+        if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would see the mask
             first = next(iter(inputs), None)
             return SharedQuantizationSpec((first, node)) if first is not None else None
         if rule.output == "fixed" and not qspec.is_dynamic:

@@ -37,7 +37,7 @@ _SUBSAMPLE = 16384  # elements of one tensor that go into the histogram; extreme
 #: more. Best mean over six networks of ``bench.accuracy``, three seeds, 32 fresh inputs; 1 loses up to 0.8 dB.
 _CLIPPED = 8.0
 #: How far below the least score a masked one lies: exp(-8) is less than a tenth of softmax's step in int8, exp(-16) in int16.
-_ROOM_INT8, _ROOM_INT16 = 8.0, 16.0
+ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 _BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # of the accumulator, one left for the sum (TOSA 1.0 CONV2D: int32, int48)
 
 
@@ -186,7 +186,7 @@ class ActivationObserver(UniformQuantizationObserverBase):
                 warn_about(self.name, self.looks)
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
-                low = min(low, float(self.min_val) - (_ROOM_INT8 if self.quant_max < 1 << 8 else _ROOM_INT16))
+                low = min(low, float(self.min_val) - (ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16))
             self.seen.qparams = self._calculate_qparams(torch.tensor(max(low, least)), torch.tensor(min(high, most)))
         return self.seen.qparams
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import FakeQuantizeBase
 
-from ethorch.masks import is_mask_fill
+from ethorch.masks import HUGE, is_mask_fill
 from ethorch.ops.spec import find
-from ethorch.quantize.observers import ActivationObserver, Follower, PerChannelWeightObserver
+from ethorch.quantize.observers import ROOM_INT8, ActivationObserver, Follower, PerChannelWeightObserver
 
 #: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
 INNER = "ethorch_inner"
@@ -43,13 +44,23 @@ def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
             watcher = observers.get((node.all_input_nodes[0], node))
             while isinstance(watcher, Follower):
                 watcher = watcher.__dict__["leader"]
+            trained = observers.get(node)
             if isinstance(watcher, ActivationObserver):
                 watcher.masked = True
+            elif isinstance(trained, FakeQuantizeBase):
+                trained.register_forward_pre_hook(lift_masked)
         rule = spec.rule(node)
         if rule.weight >= 0:
             _tell_bias(model, node, rule.weight, rule.bias, observers)
         elif rule.output == "same":
             _follow(node, observers)
+
+
+def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Scores as a fake-quantize in training is to see them: masked ones just below the others, which keeps the range small."""
+    x = inputs[0]
+    seen = x.detach()[x.detach() > HUGE]
+    return (torch.where(x <= HUGE, seen.min() - ROOM_INT8, x), *inputs[1:]) if seen.numel() else inputs
 
 
 def _tell_bias(model: GraphModule, node: Node, weight: int, bias: int, observers: dict[Edge, Any]) -> None:

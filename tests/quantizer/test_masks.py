@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, get_symmetric_quantization_config, host
 from tests.quantizer.models import sqnr_db
@@ -110,3 +110,18 @@ def test_a_module_left_in_float_keeps_its_numbers() -> None:
     prepared = prepare_pt2e(torch.export.export(Model().eval(), sample).module(), quantizer)
     prepared(*sample)
     assert convert_pt2e(prepared)(*sample).min() == -2e4
+
+
+@pytest.mark.parametrize("way", ["add -inf", "fill -1e9", "causal"])
+def test_training_sees_no_mask(way: str) -> None:
+    model = Attention(way)
+    torch.manual_seed(2)
+    samples = [(torch.randn(1, N, 32),) for _ in range(12)]
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))
+    quantizer.set_global(get_symmetric_quantization_config(is_qat=True))
+    prepared = prepare_qat_pt2e(torch.export.export(model.train(), samples[0]).module(), quantizer)
+    for sample in samples:
+        prepared(*sample).sum().backward()
+    found, wanted = convert_pt2e(prepared)(*samples[0]), model(*samples[0])
+    assert sqnr_db(wanted, found) > 22
+    assert (found[..., 0, :] - wanted[..., 0, :]).abs().max() < 0.05 * wanted.abs().max()
