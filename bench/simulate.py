@@ -12,6 +12,7 @@ against the sizes of the regions.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -61,6 +62,8 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         device(*sample)
         taken.append([recorder.inputs for recorder in recorders])
     by_payload = {delegate.payload: delegate for delegate in build.delegates}
+    gc.collect()
+    gc.freeze()  # a collection among torch's objects from compiling takes 0.4 s, and would fall on any one run
     for number, recorder in enumerate(recorders):
         delegate = by_payload[recorder.payload]
         started = time.process_time()

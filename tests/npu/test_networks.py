@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 
@@ -55,10 +56,28 @@ def test_a_wrong_fusion_would_be_found():
     assert not fuses_wrongly(graph.format("MATMUL", "%v", False))
 
 
-def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
-    """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
+_references: dict[str, list[np.ndarray]] = {}  # of the model in work: most targets have one TOSA graph
+
+
+def reference(model: str, tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The reference model's outputs, computed once for the same graph and inputs of a model."""
     import tosa_reference_model
 
+    digest = hashlib.sha256(tosa)
+    for array in arrays:
+        digest.update(array.tobytes())
+    key = f"{model} {digest.hexdigest()}"
+    if key not in _references:
+        for other in [k for k in _references if not k.startswith(f"{model} ")]:
+            del _references[other]
+        outputs, status = tosa_reference_model.run(tosa, arrays)
+        assert "VALID" in str(status)
+        _references[key] = outputs
+    return _references[key]
+
+
+def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
+    """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
     from ethorch import flow, host
     from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.report.compare import Recorder, delegate_arrays
@@ -90,8 +109,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
                 machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
                 machine.mark_written(place.region, place.offset, place.nbytes)
             machine.run()
-            wanted, status = tosa_reference_model.run(delegate.tosa, delegate_arrays(delegate, recorder.inputs))
-            assert "VALID" in str(status)
+            wanted = reference(model, delegate.tosa, delegate_arrays(delegate, recorder.inputs))
             for place, expected in zip(payload.outputs, wanted, strict=True):
                 found = machine.region(place.region)[place.offset : place.offset + place.nbytes].view(expected.dtype)
                 different = int((found != expected.ravel()).sum())
