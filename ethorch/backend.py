@@ -11,7 +11,7 @@ from executorch.exir.backend.backend_details import BackendDetails, PreprocessRe
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from ethorch import vela
+from ethorch import dumps, vela
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.diagnose import explained
 from ethorch.errors import EthorchError, VelaError
@@ -88,7 +88,7 @@ class EthosUBackend(BackendDetails):
         spec = EthosUCompileSpec.from_list(compile_specs)
         lowered = compile_program(edge_program, spec)
         if spec.path_for_intermediates:
-            dump(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered)
+            dumps.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered)
         return PreprocessResult(processed_bytes=lowered.payload.pack())
 
 
@@ -103,21 +103,8 @@ class TOSABackend(BackendDetails):
         graph = tosa_graph(edge_program, spec)
         tosa = serialize(graph)
         if spec.path_for_intermediates:
-            dump(Path(spec.path_for_intermediates), graph, tosa)
+            dumps.write(Path(spec.path_for_intermediates), graph, tosa)
         return PreprocessResult(processed_bytes=tosa)
-
-
-def dump(folder: Path, graph: Graph, tosa: bytes, lowered: Lowered | None = None) -> None:
-    """Write one delegate's TOSA (flatbuffer and text), payload and sources under the first free number in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 0
-    while (folder / f"delegate_{number}.tosa").exists():
-        number += 1
-    (folder / f"delegate_{number}.tosa").write_bytes(tosa)
-    (folder / f"delegate_{number}.txt").write_text(graph.to_text())
-    if lowered is not None:
-        (folder / f"delegate_{number}.payload").write_bytes(lowered.payload.pack())
-        (folder / f"delegate_{number}.sources.json").write_text(lowered.sources.to_json())
 
 
 def register_quantized_kernels() -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ethorch.compile_spec import EthosUCompileSpec
     from ethorch.flow import Build, UserModel
-    from ethorch.npu import Sources
 
 
 @dataclass(frozen=True)
@@ -172,6 +171,7 @@ def compare(options: argparse.Namespace) -> Answer:
 
 PTE = argument("program", metavar="FILE.pte")
 METHOD = argument("--method", default="forward", help="entry point; default: %(default)s")
+DUMP = argument("--dump", metavar="DIRECTORY", help="written by `compile --dump`: names each command's operator")
 
 
 @subcommand(
@@ -179,6 +179,7 @@ METHOD = argument("--method", default="forward", help="entry point; default: %(d
     "run a .pte here: ExecuTorch's runtime, the NPU simulated bit for bit",
     PTE,
     METHOD,
+    DUMP,
     argument("--inputs", nargs="+", metavar="FILE", help=".npy files, or one .npz or .pt; default: random"),
     argument("--seed", type=int, default=0, help="of random inputs; default: %(default)s"),
     argument("-o", "--output", metavar="FILE.npz", help="write the outputs there"),
@@ -186,7 +187,7 @@ METHOD = argument("--method", default="forward", help="entry point; default: %(d
 def run(options: argparse.Namespace) -> Answer:
     from ethorch import flow, host
 
-    device = host.load(options.program, options.method)
+    device = host.load(options.program, options.method, sources=options.dump)
     inputs = flow.load_inputs(options.inputs) if options.inputs else flow.random_inputs(device, options.seed)
     started = time.perf_counter()
     outputs = device(*inputs)
@@ -203,22 +204,25 @@ def run(options: argparse.Namespace) -> Answer:
     "the NPU commands in a .pte, readable",
     PTE,
     METHOD,
-    argument("--dump", metavar="DIRECTORY", help="written by `compile --dump`: names each command's operator"),
+    DUMP,
 )
 def dis(options: argparse.Namespace) -> Answer:
-    from ethorch import program
+    from ethorch import dumps, program
     from ethorch.npu import Program, disassembly
     from ethorch.payload import DelegatePayload
 
     methods = program.read(_read(options.program)).methods
     if options.method not in methods:
         raise EthorchError(f"{options.program} has no method {options.method!r}; it has {', '.join(sorted(methods))}.")
-    blobs = [delegate.blob for delegate in methods[options.method].delegates if delegate.id == "EthosUBackend"]
-    payloads = [DelegatePayload.unpack(blob) for blob in blobs]
+    delegates = [delegate for delegate in methods[options.method].delegates if delegate.id == "EthosUBackend"]
+    payloads = [DelegatePayload.unpack(delegate.blob) for delegate in delegates]
     if not payloads:
         raise EthorchError(f"method {options.method!r} of {options.program} has no Ethos-U delegate.")
     streams = [Program(payload.commands, payload.weights) for payload in payloads]
-    sources = [_sources(options.dump, blob) for blob in blobs]
+    sources = [
+        dumps.sources(options.dump, payload, delegate.compile_specs) if options.dump else None
+        for payload, delegate in zip(payloads, delegates, strict=True)
+    ]
     return Answer(
         [
             {"target": one.config.name, "operations": disassembly.rows(one, known)}
@@ -226,18 +230,6 @@ def dis(options: argparse.Namespace) -> Answer:
         ],
         "\n".join(disassembly.text(one, known) for one, known in zip(streams, sources, strict=True)).rstrip(),
     )
-
-
-def _sources(folder: str | None, blob: bytes) -> Sources | None:
-    """What ``compile --dump`` wrote beside the delegate of these bytes."""
-    if folder is None:
-        return None
-    from ethorch.npu import Sources
-
-    for path in sorted(Path(folder).glob("*.payload")):
-        if path.read_bytes() == blob and (table := path.with_suffix(".sources.json")).is_file():
-            return Sources.from_json(table.read_text())
-    raise EthorchError(f"{folder} has no dump of this program: `ethorch compile ... --dump {folder}` makes one.")
 
 
 def _read(path: str) -> bytes:

@@ -19,7 +19,7 @@ from ethorch import program as programs
 from ethorch.bridge import Machine, MachineFactory, the_bridge
 from ethorch.errors import HostError
 from ethorch.host_checks import check_input, check_kernel_calls, payloads
-from ethorch.payload import DelegatePayload
+from ethorch.payload import BACKEND_ID, DelegatePayload
 
 if TYPE_CHECKING:
     from ethorch import npu
@@ -103,6 +103,7 @@ def load(
     machine: MachineFactory | None = None,
     trace: Any = None,
     etdump: bool = False,
+    sources: str | os.PathLike[str] | None = None,
 ) -> HostProgram:
     """Load one method of a .pte, made by ethorch or by ExecuTorch's own Arm backend.
 
@@ -112,8 +113,11 @@ def load(
         machine: makes what each delegate runs on; None takes ``ethorch.npu.Machine``.
         trace: handed to each ``ethorch.npu.Machine``.
         etdump: record profiling events, for ``HostProgram.write_etdump``.
+        sources: the folder that the compile spec's ``dump_intermediate_artifacts_to`` named, of either backend. Then
+            faults, traces and profiling events name the operator a command works for.
 
     Raises:
+        EthorchError: ``sources`` has nothing that belongs to this program.
         ProgramError, PayloadError: the file or a delegate in it is malformed.
         HostError: no such file or method, no compiler, a backend or operator that this runtime lacks.
     """
@@ -127,15 +131,27 @@ def load(
     methods = programs.read(data).methods
     if method not in methods:
         raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(methods)))}.")
-    return HostProgram(data, method, methods[method], machine or (lambda payload: npu_machine(payload, trace)), etdump)
+    operators: dict[DelegatePayload, npu.Sources] = {}
+    if sources is not None:
+        from ethorch import dumps
+
+        for delegate in methods[method].delegates:
+            if delegate.id == BACKEND_ID:
+                payload = DelegatePayload.unpack(delegate.blob)
+                operators[payload] = dumps.sources(sources, payload, delegate.compile_specs)
+
+    def usual(payload: DelegatePayload) -> Machine:
+        return npu_machine(payload, trace, operators.get(payload))
+
+    return HostProgram(data, method, methods[method], machine or usual, etdump)
 
 
-def npu_machine(payload: DelegatePayload, trace: Any = None) -> Machine:
+def npu_machine(payload: DelegatePayload, trace: Any = None, sources: npu.Sources | None = None) -> Machine:
     """A fresh ``ethorch.npu.Machine`` for a payload; the parsed stream and decoded weights are shared between loads."""
     from ethorch import npu
 
     program, staging = _npu_program(payload)
-    return npu.Machine(program, payload.scratch_bytes, staging, trace=trace)
+    return npu.Machine(program, payload.scratch_bytes, staging, trace=trace, sources=sources)
 
 
 _programs: OrderedDict[tuple[bytes, bytes], tuple[npu.Program, int]] = OrderedDict()

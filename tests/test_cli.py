@@ -91,8 +91,21 @@ def test_dis_names_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -
     (stream,) = answer(capsys, "dis", folder / "net.pte", "--dump", folder / "dump")
     conv = next(row for row in stream["operations"] if row["operation"].startswith("NPU_OP_CONV"))
     assert conv["source"]["operator"] == "Conv2D" and "aten.conv2d.default" in conv["source"]["origin"]
-    assert cli.main(["dis", f"{folder}/net.pte", "--dump", str(folder)]) == 1
-    assert "has no dump of this program" in capsys.readouterr().err
+    for command in ("dis", "run"):
+        assert cli.main([command, f"{folder}/net.pte", "--dump", str(folder)]) == 1
+        assert "has no dump of this program" in capsys.readouterr().err
+
+
+def test_run_names_the_operator_it_stops_at(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ethorch.npu import machine
+
+    monkeypatch.setattr(machine, "LEAST_WORK", 0)
+    monkeypatch.setattr(machine, "WORK_PER_BYTE", 0)
+    assert cli.main(["run", f"{folder}/net.pte", "--dump", f"{folder}/dump"]) == 1
+    said = capsys.readouterr().err
+    assert "budget" in said and "It works for" in said and "aten.conv2d.default" in said
 
 
 def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ethorch import bridge, host
-from ethorch.errors import HostError, MachineFault
+from ethorch.errors import EthorchError, HostError, MachineFault
 from tests.host.support import Stub, random_inputs
 
 
@@ -252,3 +252,29 @@ def test_the_npus_operators_reach_the_event_tracer(incumbent, tmp_path):
     assert all(event.is_delegated_op and min(event.perf_data.raw) > 0 for event in events)
     with pytest.raises(HostError, match="without etdump"):
         host.load(incumbent / "cnn.pte").write_etdump(tmp_path / "other.etdp")
+
+
+@pytest.mark.parametrize("name", ["cnn", "interrupted"])
+def test_artifacts_name_the_operators(incumbent, tmp_path, monkeypatch, name):
+    """Of a program by the incumbent, from the TOSA it left: in faults, traces and profiling events."""
+    from executorch.devtools import Inspector
+
+    from ethorch.npu import machine
+
+    traced: list = []
+    program = host.load(incumbent / f"{name}.pte", trace=traced.append, etdump=True, sources=incumbent / name)
+    program(*random_inputs(name))
+    assert {trace.source.operator for trace in traced if trace.op.name == "NPU_OP_CONV"} == {"Conv2D"}
+    program.write_etdump(tmp_path / "dump.etdp")
+    blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
+    assert any(event.name.startswith("Conv2D ") for block in blocks for event in block.events)
+    monkeypatch.setattr(machine, "LEAST_WORK", 0)
+    monkeypatch.setattr(machine, "WORK_PER_BYTE", 0)
+    stopped = host.load(incumbent / f"{name}.pte", sources=incumbent / name)
+    with pytest.raises(MachineFault, match=r"^command \d+ at byte 0x[0-9a-f]+, NPU_OP_.*budget.* It works for \w+ .+\.$"):
+        stopped(*random_inputs(name))
+
+
+def test_artifacts_of_another_program(incumbent):
+    with pytest.raises(EthorchError, match="no dump of this program"):
+        host.load(incumbent / "cnn.pte", sources=incumbent / "interrupted")
