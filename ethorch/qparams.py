@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ethorch.errors import Reason, Unsupported
 from ethorch.layout import Dims
 from ethorch.tosa.ir import FLOATS, Value
 
 #: TOSA 1.0 RESCALE: bounds of ``shift``.
 MIN_SHIFT, MAX_SHIFT = 2, 62
+
+PLAIN_INTEGERS = Reason(
+    "graph.plain_integers", "an input holds plain integers; allowed are quantized tensors",
+    "Convert it to float in the model, and quantize.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,13 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        assert self.q is not None
+        """``q``, of an operator that needs one.
+
+        Raises:
+            Unsupported: plain integers, which have none.
+        """
+        if self.q is None:
+            raise Unsupported(PLAIN_INTEGERS)
         return self.q
 
 

@@ -10,8 +10,9 @@ import torch
 from torch.fx import Node
 
 from ethorch.ops.quant_rules import EACH_INPUT, JOINED, SAME_AS_INPUT
+from ethorch.ops.logic import fitting
 from ethorch.ops.shape import cat, slice_
-from ethorch.ops.spec import I8, Sample, composite, op
+from ethorch.ops.spec import I8, Ints, Sample, composite, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.sketch import Sketch, shape_of
 from ethorch.tosa.builder import Builder
@@ -300,7 +301,8 @@ def triu(s: Sketch, x: Node, diagonal: int = 0) -> Any:
 
 @op(
     "aten.slice_scatter.default", quant=EACH_INPUT,
-    samples=[Sample(I8(2, 8), I8(2, 3, low=-1.0), 1, 2, 5), Sample(I8(1, 4, 6), I8(1, 2, 6), 1, 0, 4, 2)],
+    samples=[Sample(I8(2, 8), I8(2, 3, low=-1.0), 1, 2, 5), Sample(I8(1, 4, 6), I8(1, 2, 6), 1, 0, 4, 2),
+             Sample(Ints(2, 30), Ints(2, 6), 1, 2, 8)],
 )  # fmt: skip
 def slice_scatter(
     b: Builder, x: QTensor, source: QTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1, *,
@@ -308,7 +310,7 @@ def slice_scatter(
 ) -> QTensor:  # fmt: skip
     """out = x with ``source`` at [start:end:step] along ``dim``: slices and a CONCAT."""
     places = list(range(x.shape[dim]))[slice(start, end, step)]
-    x, source = b.requantized(x, out), b.requantized(source, out)
+    x, source = fitting(b, x, out), fitting(b, source, out)
     return joined(b, woven(b, x, source, dim, places), dim)
 
 

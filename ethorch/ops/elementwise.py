@@ -161,7 +161,7 @@ def div(b: Builder, x: Any, y: Any, *, out: QParams) -> QTensor:
     return _product(b, x, reciprocal, x.qparams.step * inverse.step, out)
 
 
-def _extreme(b: Builder, name: str, x: Any, y: Any, out: QParams | None) -> QTensor:
+def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None) -> QTensor:
     """MAXIMUM or MINIMUM in the codes of ``out``, to which both operands are brought first: that never reverses an order."""
     if out is None:
         return _plain(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
@@ -177,7 +177,7 @@ def _extreme(b: Builder, name: str, x: Any, y: Any, out: QParams | None) -> QTen
 )  # fmt: skip
 def maximum(b: Builder, x: Any, y: Any, *, out: QParams | None) -> QTensor:
     """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MAXIMUM."""
-    return _extreme(b, "MAXIMUM", x, y, out)
+    return extreme_of(b, "MAXIMUM", x, y, out)
 
 
 @op(
@@ -186,7 +186,7 @@ def maximum(b: Builder, x: Any, y: Any, *, out: QParams | None) -> QTensor:
 )  # fmt: skip
 def minimum(b: Builder, x: Any, y: Any, *, out: QParams | None) -> QTensor:
     """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MINIMUM."""
-    return _extreme(b, "MINIMUM", x, y, out)
+    return extreme_of(b, "MINIMUM", x, y, out)
 
 
 @op(
@@ -199,8 +199,8 @@ def minimum(b: Builder, x: Any, y: Any, *, out: QParams | None) -> QTensor:
 )  # fmt: skip
 def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: QParams | None) -> QTensor:
     """out = min(max(x, low), high) with broadcasting; either bound may be missing. TOSA 1.0 MAXIMUM, MINIMUM."""
-    y = x if low is None else _extreme(b, "MAXIMUM", x, low, out)
-    y = y if high is None else _extreme(b, "MINIMUM", y, high, out)
+    y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out)
+    y = y if high is None else extreme_of(b, "MINIMUM", y, high, out)
     return y if out is None else b.requantized(y, out)
 
 

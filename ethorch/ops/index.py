@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from ethorch.errors import Reason
 from ethorch.ops.copies import joined, piece, wanted
+from ethorch.ops.logic import fitting
 from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
 from ethorch.ops.shape import constant_pad
 from ethorch.ops.spec import I8, Ints, Sample, Truth, W, composite, op
@@ -291,7 +292,7 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
     numbers = _numbers(index)
     assert numbers is not None
     places = [int(k) % x.shape[dim] for k in numbers.ravel()]
-    return _put(b, b.requantized(x, out), dim, places, b.requantized(source, out))
+    return _put(b, fitting(b, x, out), dim, places, fitting(b, source, out))
 
 
 @op(
@@ -300,6 +301,7 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
         Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)), Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
         Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
         Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), Ints(1, low=0, high=4)], I8(3)), Sample(I8(4, 5), [Truth(4, 5)], I8(1)),
+        Sample(Ints(9, 4), [torch.tensor([4, 0])], Ints(2, 4)),
     ],
 )  # fmt: skip
 def index_put(
@@ -310,17 +312,18 @@ def index_put(
     (dim,) = (k for k, one in enumerate(indices) if one is not None)
     numbers = _numbers(indices[dim])
     if numbers is None:
-        return _scattered(b, b.requantized(x, out), dim, indices[dim], b.requantized(values, out))
+        return _scattered(b, fitting(b, x, out), dim, indices[dim], fitting(b, values, out))
     places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
     full = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
+    values = fitting(b, values, out)
     values = b.view(values, (1,) * (x.rank - values.rank) + values.shape)
     multiples = [want // have for want, have in zip(full, values.shape, strict=True)]
-    (value,), dims = b.alike([b.requantized(values, out)])
+    (value,), dims = b.alike([values])
     stored = [1] * value.rank
     for d, count in enumerate(multiples):
         stored[dims[d][0]] = count
     source = QTensor(b.emit("TILE", value, multiples=tuple(stored)) if max(stored) > 1 else value, dims, out)
-    return _put(b, b.requantized(x, out), dim, places, source)
+    return _put(b, fitting(b, x, out), dim, places, source)
 
 
 @index_copy.check

@@ -169,6 +169,17 @@ def in_codes_of(b: Builder, x: Any, out: QParams) -> QTensor:
     return QTensor(b.const(codes, out.dtype), contiguous(codes.shape), out)
 
 
+def fitting(b: Builder, x: Any, out: QParams | None) -> QTensor:
+    """An operand that is only moved, as codes of ``out``; where that is None, plain integers in the result's dtype."""
+    if out is not None:
+        return in_codes_of(b, x, out)
+    dtype = b.result_dtype or "INT32"
+    x = as_tensor(b, x, dtype)
+    if dtype == "BOOL" or x.value.dtype == dtype:
+        return x
+    return QTensor(b.rescale(widened(b, x.value), 1.0, dtype=dtype), x.dims, None)
+
+
 def float_operand(name: str, *operands: Any) -> Reason | None:
     """A Reason where a constant float tensor stands among operands that are not quantized."""
     if any(isinstance(x, QTensor) and x.q is not None for x in operands):

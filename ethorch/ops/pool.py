@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from ethorch.errors import Reason
-from ethorch.ops.quant_rules import SAME_AS_INPUT, QuantRule
+from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.ops.reduce import mean_over, rule_of_mean
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor, dtype_range
@@ -87,7 +87,9 @@ def _(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
 
 
 def _average_rule(node: Any) -> QuantRule:
-    """A window that covers the whole map is a mean; small windows keep their input's scale."""
+    """A window that covers the whole map is a mean; small windows keep their input's scale, unless divided by another number."""
+    if len(node.args) > 6 and node.args[6]:
+        return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
     return rule_of_mean(node, True) if whole_map else SAME_AS_INPUT
 
@@ -99,6 +101,8 @@ def _average_rule(node: Any) -> QuantRule:
         Sample(I8(1, 8, 9, 9), [3, 3], [2, 2], [1, 1], False, False), Sample(I8(1, 6, 8, 8), [8, 8]),
         Sample(I8(1, 4, 10, 10), [3, 3], [2, 2], [0, 0], True), Sample(I8(1, 4, 8, 8), [2, 2], [2, 2], [0, 0], False, True, 3),
         Sample(I8(3, 4, 17, 17), [5, 5], [4, 4], [2, 2]), Sample(I8(1, 2, 20, 21), [9, 10], [5, 3]),
+        Sample(I8(1, 2, 14, 13), [3, 3], [2, 2], [1, 1], True, False, 2), Sample(I8(1, 2, 9, 9), [3, 4], [2, 2], [1, 0], False, True, 7),
+        Sample(I8(1, 3, 5, 5), [7, 7], [1, 1], [1, 1], False, False, 2),
     ],
 )  # fmt: skip
 def avg_pool2d(
@@ -107,8 +111,8 @@ def avg_pool2d(
 ) -> QTensor:  # fmt: skip
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA 1.0 AVG_POOL2D, or a sum when one window covers all.
 
-    TOSA divides by the valid positions only; padding that counts is a PAD with the zero point before. The bound: a mean of the
-    whole map may be rounded to a step of the input first (see mean_over).
+    TOSA divides by the valid positions only; padding that counts is a PAD with the zero point before, and all of it counts
+    where the divisor is given. The bound: a mean of the whole map may be rounded to a step of the input first (see mean_over).
     """
     kernel, padding = _two(kernel), _two(padding)
     area = kernel[0] * kernel[1]
@@ -118,8 +122,8 @@ def avg_pool2d(
     strides, far = _windows(x, kernel, _two(stride, kernel), padding, b.result_shape[-2:])
     x, far = _cropped(b, x, far)
     value = b.nhwc(x)
-    if count_include_pad and any(padding):
-        counted = [min(pad, explicit) for pad, explicit in zip(far, padding, strict=True)]
+    if (count_include_pad and any(padding)) or (divisor_override and any((*padding, *far))):
+        counted = far if divisor_override else [min(pad, explicit) for pad, explicit in zip(far, padding, strict=True)]
         pads = (0, 0, padding[0], counted[0], padding[1], counted[1], 0, 0)
         value = b.emit("PAD", value, padding=pads, pad_const=x.qparams.zp)
         padding, far = [0, 0], [pad - done for pad, done in zip(far, counted, strict=True)]

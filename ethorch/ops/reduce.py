@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ethorch.layout import contiguous
+from ethorch.ops.logic import widened
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
-from ethorch.ops.spec import I8, Sample, op
+from ethorch.ops.rows import sum_axes
+from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import Real
 from ethorch.tosa.builder import Builder
@@ -173,10 +175,14 @@ def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out:
 @op(
     "aten.sum.dim_IntList", quant=EACH_INPUT, also={"aten.sum.default": lambda x, **kwargs: ((x, None, False), kwargs)},
     samples=[Sample(I8(1, 8, 5, 5), [2, 3]), Sample(I8(2, 6, 5), [-1], True), Sample(I8(1, 4, 6, 6), [1], True),
-             Sample(I8(3, 2, 1), [1])],
+             Sample(I8(3, 2, 1), [1]), Sample(Ints(30, 4, 2), [1, 2]), Sample(Truth(25, 9), [1])],
 )  # fmt: skip
-def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``: int8 -> int8, exact in int32, rounded once."""
+def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams | None, dtype: Any = None) -> QTensor:
+    """out = sum of x over ``dim``: int8 -> int8, exact in int32, rounded once; plain integers -> int32."""
+    if out is None:
+        axes = [axis for d in _dims(x, dim) for axis in x.dims[d]]
+        total = sum_axes(b, widened(b, x.value), axes)
+        return b.view(QTensor(total, x.dims, None), b.result_shape)
     return b.view(sum_over(b, x, _dims(x, dim), out, 1.0), b.result_shape)
 
 

@@ -86,6 +86,8 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     kept = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
         return value
+    if value.dtype == "INT32":  # plain integers, which no pooling takes
+        return _halved(b, value, axis, "MAXIMUM")
     if inner == 1:
         moved = b.ordered(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
         outer, inner = 1, outer
@@ -107,24 +109,29 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Minimum over one stored axis, which keeps extent 1: halves compared with each other. TOSA 1.0 MINIMUM.
+    """Minimum over one stored axis, which keeps extent 1.
 
     Half the price of REDUCE_MIN by Vela's estimate; its streams for that, on U55, do not give the minimum.
     """
+    return _halved(b, value, axis, "MINIMUM")
+
+
+def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
+    """MINIMUM or MAXIMUM over one stored axis: halves compared with each other."""
     shape, dtype = value.shape, value.dtype
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     value = b.reshape(value, (outer, shape[axis], inner))
 
-    def lower(one: Value, other: Value) -> Value:
+    def better(one: Value, other: Value) -> Value:
         wide = [b.rescale(v, 1.0, dtype="INT32") for v in (one, other)]
-        return b.rescale(b.emit("MINIMUM", *wide), 1.0, dtype=dtype)
+        return b.rescale(b.emit(name, *wide), 1.0, dtype=dtype)
 
     def part(start: int, size: int) -> Value:
         return b.emit("SLICE", value, start=(0, start, 0), size=(outer, size, inner))
 
     while (extent := value.shape[1]) > 1:
         half = extent // 2
-        pairs = lower(part(0, half), part(half, half))
+        pairs = better(part(0, half), part(half, half))
         value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, part(extent - 1, 1), axis=1)
     return b.reshape(value, [1 if k == axis else e for k, e in enumerate(shape)])
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ethorch.errors import Reason
 from ethorch.ops.quant_rules import JOINED, SAME_AS_INPUT
-from ethorch.ops.spec import I8, Sample, op
+from ethorch.ops.logic import fitting
+from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder
 
@@ -67,11 +68,14 @@ def identity(b: Builder, x: QTensor, *_: Any, out: QParams, **__: Any) -> QTenso
     samples=[
         Sample([I8(1, 4, 5, 5), I8(1, 3, 5, 5, low=-1.0, high=1.0)], 1), Sample([I8(2, 3), I8(2, 3), I8(2, 1)], -1),
         Sample([I8(1, 4, 2, 5), I8(1, 4, 3, 5)], 2), Sample([I8(1, 4, 2), I8(2, 4, 2)]),
+        Sample([Ints(2, 3), Ints(2, 2, dtype="int16", low=-99, high=99)], 1), Sample([Truth(2, 9), Truth(1, 9)]),
+        Sample([I8(2, 3), Ints(2, 2, low=-3, high=3)], 1),
     ],
 )  # fmt: skip
-def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: QParams) -> QTensor:
-    """out = the tensors side by side along ``dim``, a RESCALE for each whose scale is not ``out``'s. TOSA 1.0 CONCAT."""
-    parts = [b.requantized(x, out) for x in tensors if x.shape != (0,)]
+def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: QParams | None) -> QTensor:
+    """out = the tensors side by side along ``dim``, a RESCALE for each whose scale is not ``out``'s; or plain integers. TOSA 1.0
+    CONCAT."""
+    parts = [fitting(b, x, out) for x in tensors if x.shape != (0,)]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]
     return QTensor(b.emit("CONCAT", *values, axis=axis) if len(values) > 1 else values[0], dims, out)
@@ -132,10 +136,11 @@ def select(b: Builder, x: QTensor, dim: int, index: int, *, out: QParams) -> QTe
 @op(
     "aten.constant_pad_nd.default", quant=SAME_AS_INPUT,
     also={"aten.pad.default": lambda x, pad, mode="constant", value=None: ((x, pad, value or 0.0), {"mode": mode})},
-    samples=[Sample(I8(1, 4, 5, 5), [1, 2, 0, 1]), Sample(I8(2, 6), [1, 1], 0.5), Sample(I8(1, 4, 5, 5), [0, 0, 0, 0, 1, 2])],
+    samples=[Sample(I8(1, 4, 5, 5), [1, 2, 0, 1]), Sample(I8(2, 6), [1, 1], 0.5), Sample(I8(1, 4, 5, 5), [0, 0, 0, 0, 1, 2]),
+             Sample(Ints(3, 20), [2, -1], 7.0), Sample(Truth(3, 20), [2, 1], 1.0)],
 )  # fmt: skip
 def constant_pad(
-    b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: QParams, mode: str = "constant"
+    b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: QParams | None, mode: str = "constant"
 ) -> QTensor:
     """out = x with ``value`` around it; negative pads crop. TOSA 1.0 PAD, with the code of ``value``."""
     stored, dims = b.alike([_wanted(b, x, out)])
@@ -149,7 +154,7 @@ def constant_pad(
         values = b.emit("SLICE", values, start=starts, size=sizes)
     padding = tuple(max(amount, 0) for both in pads for amount in both)
     if any(padding):
-        values = b.emit("PAD", values, padding=padding, pad_const=out.quantize([value])[0].item())
+        values = b.emit("PAD", values, padding=padding, pad_const=int(value) if out is None else out.quantize([value])[0].item())
     return QTensor(values, dims, out)
 
 

@@ -14,7 +14,7 @@ from ethorch.errors import Reason
 from ethorch.ops.copies import wanted
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
 from ethorch.ops.rows import deviations, fineness, function_of, maximum_of, minimum_of, pieces, sum_of_squares
-from ethorch.ops.spec import I8, Sample, W, composite, op
+from ethorch.ops.spec import I8, Ints, Sample, W, composite, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import FP32, Real
 from ethorch.sketch import Sketch, shape_of
@@ -44,6 +44,7 @@ def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
 
 _EXTREMES = [
     Sample(I8(2, 5, 7), [1]), Sample(I8(1, 8, 6, 5), [2, -1], True), Sample(I8(30, 9), [-1]), Sample(I8(3, 4, 11, 2, 1), [2]),
+    Sample(Ints(30, 5), [1]),
 ]  # fmt: skip
 
 

@@ -42,8 +42,7 @@ def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
                 watcher.domain = (-1.0, 1.0)
         if is_mask_fill(node):
             watcher = observers.get((node.all_input_nodes[0], node))
-            while isinstance(watcher, Follower):
-                watcher = watcher.__dict__["leader"]
+            watcher = leading(watcher)
             trained = observers.get(node)
             if isinstance(watcher, ActivationObserver):
                 watcher.masked = True
@@ -84,6 +83,13 @@ def constant_of(model: GraphModule, node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def leading(observer: Any) -> Any:
+    """The observer that a follower stands for, through followers of followers; another one itself."""
+    while isinstance(observer, Follower):
+        observer = observer.__dict__["leader"]
+    return observer
+
+
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
     """The result of moved data, and all its readers that share its observer, get a follower instead.
 
@@ -91,8 +97,8 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
     they read holds for them as well.
     """
     leader = observers.get(node)
-    source = next((arg for arg in node.all_input_nodes if observers.get((arg, node)) is leader), None)
-    if not isinstance(leader, (ActivationObserver, Follower)) or source is None:
+    source = next((arg for arg in node.all_input_nodes if leading(observers.get((arg, node))) is leader), None)
+    if not isinstance(leader, ActivationObserver) or source is None:
         return
     follower = Follower(leader)
     observers[node] = follower

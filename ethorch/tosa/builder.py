@@ -74,13 +74,15 @@ class Builder:
         """Append one operator and return its result; folded when all its operands are constants.
 
         Raises:
-            Unsupported: the target's limits row for the operator does not allow these operands.
+            Unsupported: TOSA has no such operator of that dtype, or the target's limits row does not allow these operands.
         """
         row = OPSET[name]
         assert row.operands is None or len(operands) == len(row.operands), f"{name} takes {row.operands}, got {operands}"
         expected = {*row.const_operands, *row.attrs}
         assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
-        assert row.dtypes is None or operands[0].dtype in row.dtypes, f"{name} does not take {operands[0]}"
+        if row.dtypes is not None and operands[0].dtype not in row.dtypes:
+            allowed = ", ".join(sorted(row.dtypes))
+            raise self.refuse(f"{name}.dtype", f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}")
         inferred = row.infer(operands, attrs)
         if foldable(name, operands):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)

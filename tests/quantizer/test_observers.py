@@ -86,6 +86,19 @@ def test_infinity_is_left_out_and_empty_and_zero_tensors_are_fine() -> None:
     assert float(observed([torch.empty(0)]).calculate_qparams()[0]) > 0
 
 
+def test_what_is_moved_more_than_once_is_observed_once() -> None:
+    """A pooled tensor has smaller extremes; taken for another input, they look like a spread, and the range grows by it."""
+
+    class Moved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = nn.functional.avg_pool2d(x.unsqueeze(1).transpose(-1, -2), (4, 1))
+            return nn.functional.adaptive_avg_pool1d(pooled.flatten(1)[:, 3:40].unsqueeze(0), 5)
+
+    tensors = [x.reshape(1, 10, 20) for x in normal(3, 200)]
+    observers = [m for m in prepared(Moved(), [(x,) for x in tensors], quantizer()).modules() if isinstance(m, ActivationObserver)]
+    assert len(observers) == 1 and observers[0].seen.highs == [float(x.max()) for x in tensors]
+
+
 def test_nothing_observed_is_an_error() -> None:
     with pytest.raises(QuantizationError, match=r"\[calibration\.none\]"):
         observed([]).calculate_qparams()

@@ -1,0 +1,85 @@
+"""Every operator on plain integers in place of quantized tensors: PyTorch's numbers, or a refusal with a reason."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree
+
+from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
+from ethorch.errors import QuantizationError, Unsupported
+from ethorch.lower import storage_order
+from ethorch.ops import OPS
+from ethorch.ops.spec import I8, Ints, Sample
+from ethorch.tosa.flatbuffer import serialize
+from tests import ladder
+
+SPECS = {spec.name: spec for spec in OPS.values()}
+CASES = [
+    (spec.name, index)
+    for spec in SPECS.values()
+    for index, sample in enumerate(spec.samples)
+    if any(True for _ in ladder._leaves(sample, I8))
+]
+#: Reason ids by which an operator says that it is not for integers.
+REFUSALS = (
+    "operator.composite", "graph.plain_integers", "graph.input_not_quantized", "integer.", "index", "div.", "to.", "BITWISE_", "GATHER",
+    "SCATTER",
+)  # fmt: skip
+
+
+def of_integers(arg: Any, dtype: str) -> Any:
+    if isinstance(arg, I8):
+        return Ints(*arg.shape, low=-5, high=9, dtype=dtype)
+    return [of_integers(a, dtype) for a in arg] if isinstance(arg, (list, tuple)) else arg
+
+
+def check(name: str, index: int, dtype: str, target: str) -> None:
+    given = SPECS[name].samples[index]
+    sample = Sample(*[of_integers(arg, dtype) for arg in given.args], **given.kwargs)
+    module = ladder.Call(name, sample.of(given.overload) if given.overload else sample).eval()
+    inputs = ladder.inputs_for(sample, 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = _pytree.tree_leaves(module(*inputs))
+    except (RuntimeError, NotImplementedError):
+        pytest.skip("PyTorch itself has no such function of integers")
+    if any(x.dtype.is_floating_point and not bool(torch.isfinite(x).all()) for x in wanted):
+        pytest.skip("division by zero, logarithm of zero and their like")
+    try:
+        q = ladder.quantized(module, [inputs], get_symmetric_quantization_config(), target)
+        graph = ladder.lowered(q.program, target)
+    except Unsupported as refusal:
+        id = refusal.reason.id
+        assert id.startswith(REFUSALS) or id.endswith((".dtype", ".operand", ".mixed", ".factors")), refusal
+        return
+    except QuantizationError as error:
+        assert error.id.startswith("calibration."), error
+        return
+    tosa = serialize(graph)
+    codes = [x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy() for x, value in zip(inputs, graph.inputs, strict=True)]
+    found = ladder.reference(tosa, codes)
+    nodes = q.program.graph.output_node().args[0]
+    for want, got, node in zip(wanted, found, nodes, strict=True):
+        if not want.dtype.is_floating_point:  # of integers and a fraction PyTorch makes floats, which are quantized
+            np.testing.assert_array_equal(got, want.permute(storage_order(node.meta["val"])).numpy())
+    for got, want in zip(ladder.machine(tosa, codes, EthosUCompileSpec(target)), found, strict=True):
+        np.testing.assert_array_equal(got.ravel(), want.ravel())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("dtype", ["int32", "int16", "int8"])
+@pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
+def test_every_operator(name: str, index: int, dtype: str, target: str) -> None:
+    check(name, index, dtype, target)
+
+
+@pytest.mark.parametrize("name", ["aten.relu.default", "aten.max_pool2d.default", "aten.cumsum.default", "aten.stack.default"])
+def test_a_few(name: str) -> None:
+    check(name, 0, "int32", "ethos-u55-128")
