@@ -73,7 +73,8 @@ def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSp
     Raises:
         Unsupported: an operator cannot run on the target.
     """
-    graph = rewrite(lower_program(program, builder_for(spec.target)))
+    builder = builder_for(spec.target)
+    graph = rewrite(lower_program(program, builder), forms=builder.forms)
     graph.verify()
     return graph
 

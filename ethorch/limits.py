@@ -116,7 +116,8 @@ LIMITS: Mapping[str, Mapping[str, Limits]] = {"u55": _U55, "u65": _U55, "u85": _
 #: input cropped to 223x223, 4.57 M with the first kernel widened to 4x4 by zeros (u85-256).
 #: ``rows`` of a linear layer: along the height U85 takes 13.02 M cycles for three layers of DeiT, along the width 9.31 M; on U55
 #: Vela cascades along the height (BERT: 3.45 M, along the width 3.47 M).
-_FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few"}
+_FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "placing": "apart"}
+#: ``placing``: see ``tosa.rewrite.keep_apart``.
 #: ``resize``: U55 and U65 have RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 #: ``transpose_conv``: U55 runs the per-channel RESCALE behind a TRANSPOSE_CONV2D channel by channel: 24x24x32 -> 48x48x16 takes
 #: 320,824 cycles, by phases (a CONV2D and a transpose) 112,688 (u55-128); on U85 153,954 and 253,567 (u85-256).

@@ -134,7 +134,8 @@ def quantized(
 
 def lowered(program: torch.export.ExportedProgram, target: str) -> Graph:
     """The whole program as one TOSA graph, rewritten and verified."""
-    graph = rewrite(lower_program(program, builder_for(EthosUCompileSpec(target).target)))
+    builder = builder_for(EthosUCompileSpec(target).target)
+    graph = rewrite(lower_program(program, builder), forms=builder.forms)
     graph.verify()
     return graph
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.ops.quant_rules import EACH_INPUT, JOINED, SAME_AS_INPUT
 from ethorch.ops.logic import fitting
+from ethorch.ops.quant_rules import EACH_INPUT, JOINED, SAME_AS_INPUT
 from ethorch.ops.shape import cat, slice_
 from ethorch.ops.spec import I8, Ints, Sample, composite, op
 from ethorch.qparams import QParams, QTensor

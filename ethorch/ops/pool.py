@@ -101,7 +101,8 @@ def _average_rule(node: Any) -> QuantRule:
         Sample(I8(1, 8, 9, 9), [3, 3], [2, 2], [1, 1], False, False), Sample(I8(1, 6, 8, 8), [8, 8]),
         Sample(I8(1, 4, 10, 10), [3, 3], [2, 2], [0, 0], True), Sample(I8(1, 4, 8, 8), [2, 2], [2, 2], [0, 0], False, True, 3),
         Sample(I8(3, 4, 17, 17), [5, 5], [4, 4], [2, 2]), Sample(I8(1, 2, 20, 21), [9, 10], [5, 3]),
-        Sample(I8(1, 2, 14, 13), [3, 3], [2, 2], [1, 1], True, False, 2), Sample(I8(1, 2, 9, 9), [3, 4], [2, 2], [1, 0], False, True, 7),
+        Sample(I8(1, 2, 14, 13), [3, 3], [2, 2], [1, 1], True, False, 2),
+        Sample(I8(1, 2, 9, 9), [3, 4], [2, 2], [1, 0], False, True, 7),
         Sample(I8(1, 3, 5, 5), [7, 7], [1, 1], [1, 1], False, False, 2),
     ],
 )  # fmt: skip

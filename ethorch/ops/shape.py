@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ethorch.errors import Reason
-from ethorch.ops.quant_rules import JOINED, SAME_AS_INPUT
 from ethorch.ops.logic import fitting
+from ethorch.ops.quant_rules import JOINED, SAME_AS_INPUT
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder

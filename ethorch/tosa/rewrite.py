@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -98,14 +98,19 @@ def pad_into_convolution(op: Op, context: Context) -> Op | Value | None:
 RULES: tuple[Rule, ...] = (merge_reshapes, merge_transposes, merge_clamps, compose_tables, pad_into_convolution)
 
 
-def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES) -> Graph:
-    """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit."""
+def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, str] | None = None) -> Graph:
+    """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit.
+
+    Args:
+        forms: the target's row of ``limits.FORMS``.
+    """
     fold_wide_concats(graph)
     tables_before_transposes(graph)
     while _once(graph, rules):
         pass
     _drop_dead(graph)
     slices_behind_lone_rescales(graph)
+    keep_apart(graph, lone_rescales=(forms or {}).get("placing") == "apart")
     return graph
 
 
@@ -210,6 +215,109 @@ def slices_behind_lone_rescales(graph: Graph) -> None:
             value = result
     graph.ops = ops
     _drop_dead(graph)
+
+
+#: What makes the INT32 of which Vela makes the RESCALE behind it a part.
+_ACCUMULATING = {"CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM"}
+
+
+def _split(op: Op) -> bool:
+    """A convolution that Vela makes several operations of."""
+    several = op.name == "DEPTHWISE_CONV2D" and op.operands[1].shape[3] > 1
+    dilated = op.name in ("CONV2D", "DEPTHWISE_CONV2D") and max(op.attrs["dilation"]) > 2
+    return op.name == "TRANSPOSE_CONV2D" or several or dilated
+
+
+def keep_apart(graph: Graph, lone_rescales: bool) -> None:
+    """Copies around SLICE, CONCAT and PAD where Vela 5.2 loses their offsets, because of what is next to them.
+
+    - A convolution of a SLICE that Vela makes several operations of reads from the beginning of the whole.
+    - A depthwise one with several outputs per channel that is placed by a CONCAT or PAD is an error of Vela's; a transposed one,
+      on U55 and U65, is written over what is there.
+    - On U55 and U65 a RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which knows no
+      offsets: in ``cat([x, y * constant])`` the second part lies over the first.
+    - There, a MATMUL of a SLICE reads from the beginning; rescaled, reshaped and placed, it is written over what is there.
+
+    Args:
+        lone_rescales: the target is U55 or U65.
+    """
+    context, users = Context(graph), graph.users()
+    outputs = {id(value) for value in graph.outputs}
+
+    def narrow(value: Value) -> bool:
+        op = context.producer.get(id(value))
+        return op is not None and op.name == "RESCALE" and op.operands[0].dtype in ("INT8", "INT16")
+
+    def lone(op: Op) -> bool:
+        if not lone_rescales or op.name != "RESCALE" or "INT32" not in (op.operands[0].dtype, op.result.dtype):
+            return False
+        if op.result.dtype == "INT32":
+            readers = users.get(id(op.result), [])
+            return len(readers) != 1 or not (
+                readers[0].name == "REDUCE_SUM" or (readers[0].name in _ELEMENTWISE and all(map(narrow, readers[0].operands)))
+            )
+        before = context.producer.get(id(op.operands[0]))
+        return before is None or not (
+            before.name in _ACCUMULATING or (before.name in _ELEMENTWISE and all(map(narrow, before.operands)))
+        )
+
+    def misplaced(op: Op) -> bool:
+        if id(op.result) in outputs or op.name != "RESCALE":
+            return False
+        before = context.producer.get(id(op.operands[0]))
+        if before is not None and before.name == "DEPTHWISE_CONV2D" and before.operands[1].shape[3] > 1:
+            return placed(op.result)
+        if lone_rescales and before is not None and before.name == "TRANSPOSE_CONV2D":
+            return placed(op.result)
+        product = lone_rescales and before is not None and before.name == "MATMUL"
+        return (lone(op) and placed(op.result)) or (product and placed(op.result, directly=False))
+
+    def misread(op: Op) -> bool:
+        if lone(op):
+            return reads(op.operands[0], "SLICE", "CONCAT", "PAD")
+        return (_split(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
+
+    def reads(value: Value, *names: str) -> bool:
+        while (op := context.producer.get(id(value))) and op.name == "RESHAPE":
+            value = op.operands[0]
+        return op is not None and op.name in names
+
+    def placed(value: Value, directly: bool = True) -> bool:
+        return any(
+            (reader.name in ("CONCAT", "PAD") and directly) or (reader.name == "RESHAPE" and placed(reader.result))
+            for reader in users.get(id(value), [])
+        )
+
+    ops: list[Op] = []
+    for op in graph.ops:
+        operands = list(op.operands)
+        if misread(op):
+            made, operands[0] = _copied(operands[0], f"{op.result.name}_source")
+            ops += made
+        ops.append(Op(op.name, tuple(operands), op.attrs, op.results))
+        if misplaced(op):
+            result = Value(f"{op.result.name}_apart", op.result.shape, op.result.dtype, op.result.origin)
+            ops[-1].results = (result,)
+            made, _ = _copied(result, op.result.name)
+            made[-1].results = (op.result,)
+            ops += made
+    graph.ops = ops
+
+
+def _copied(value: Value, name: str) -> tuple[list[Op], Value]:
+    """Operators that copy ``value`` and that Vela leaves where they are, and the copy."""
+    result = Value(name, value.shape, value.dtype, value.origin)
+    if value.dtype == "INT32":
+        zero = Value(f"{name}_zero", (1,) * value.rank, "INT32", value.origin, np.zeros((1,) * value.rank, np.int32))
+        return [Op("ADD", (value, zero), {}, (result,))], result
+    shape = (*(1,) * (4 - value.rank), *value.shape)
+    shape = (1, math.prod(shape[:-2]), *shape[-2:])
+    flat, pooled = (Value(f"{name}_{part}", shape, value.dtype, value.origin) for part in ("flat", "pooled"))
+    return [
+        Op("RESHAPE", (value,), {"shape": shape}, (flat,)),
+        Op("MAX_POOL2D", (flat,), {"kernel": (1, 1), "stride": (1, 1), "pad": (0, 0, 0, 0)}, (pooled,)),
+        Op("RESHAPE", (pooled,), {"shape": value.shape}, (result,)),
+    ], result
 
 
 def _once(graph: Graph, rules: tuple[Rule, ...]) -> bool:

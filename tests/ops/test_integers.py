@@ -27,8 +27,8 @@ CASES = [
 ]
 #: Reason ids by which an operator says that it is not for integers.
 REFUSALS = (
-    "operator.composite", "graph.plain_integers", "graph.input_not_quantized", "integer.", "index", "div.", "to.", "BITWISE_", "GATHER",
-    "SCATTER",
+    "operator.composite", "graph.plain_integers", "graph.input_not_quantized", "integer.", "index", "div.", "to.", "BITWISE_",
+    "GATHER", "SCATTER",
 )  # fmt: skip
 
 
@@ -62,7 +62,9 @@ def check(name: str, index: int, dtype: str, target: str) -> None:
         assert error.id.startswith("calibration."), error
         return
     tosa = serialize(graph)
-    codes = [x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy() for x, value in zip(inputs, graph.inputs, strict=True)]
+    codes = [
+        x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy() for x, value in zip(inputs, graph.inputs, strict=True)
+    ]
     found = ladder.reference(tosa, codes)
     nodes = q.program.graph.output_node().args[0]
     for want, got, node in zip(wanted, found, nodes, strict=True):
