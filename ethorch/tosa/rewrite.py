@@ -237,12 +237,13 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     - On U55 and U65 a RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which knows no
       offsets: in ``cat([x, y * constant])`` the second part lies over the first.
     - There, a MATMUL of a SLICE reads from the beginning; rescaled, reshaped and placed, it is written over what is there.
+    - A RESCALE of a CONCAT, PAD or TILE that is placed by another is written over what is there, as ``cat([cat([x, y]), z])``
+      may be; on U55 and U65 so is a CLAMP of a TRANSPOSE.
 
     Args:
         lone_rescales: the target is U55 or U65.
     """
     context, users = Context(graph), graph.users()
-    outputs = {id(value) for value in graph.outputs}
 
     def narrow(value: Value) -> bool:
         op = context.producer.get(id(value))
@@ -262,15 +263,19 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
         )
 
     def misplaced(op: Op) -> bool:
-        if id(op.result) in outputs or op.name != "RESCALE":
+        source = op.operands[0] if op.operands else op.result
+        before = context.producer.get(id(source))
+        if op.name == "RESCALE" and before is not None and before.name == "DEPTHWISE_CONV2D" and before.operands[1].shape[3] > 1:
+            return placed(op.result)
+        if op.name == "RESCALE" and not lone(op) and op.operands[0].dtype != "INT32" and reads(source, "CONCAT", "PAD", "TILE"):
+            return placed(op.result)
+        if not lone_rescales:
             return False
-        before = context.producer.get(id(op.operands[0]))
-        if before is not None and before.name == "DEPTHWISE_CONV2D" and before.operands[1].shape[3] > 1:
+        if op.name == "CLAMP" and reads(source, "TRANSPOSE"):
             return placed(op.result)
-        if lone_rescales and before is not None and before.name == "TRANSPOSE_CONV2D":
-            return placed(op.result)
-        product = lone_rescales and before is not None and before.name == "MATMUL"
-        return (lone(op) and placed(op.result)) or (product and placed(op.result, directly=False))
+        if op.name != "RESCALE" or before is None or before.name not in ("TRANSPOSE_CONV2D", "MATMUL"):
+            return lone(op) and placed(op.result)
+        return placed(op.result, directly=before.name == "TRANSPOSE_CONV2D")
 
     def misread(op: Op) -> bool:
         if lone(op):

@@ -184,6 +184,12 @@ APART = {
     "plain integers, placed": (lambda b: beside(b, b.rescale(whole(b, "INT32"), 0.7)), "u55 u65"),
     "plain integers, cut": (lambda b: b.rescale(cut(b, "INT32"), 0.7, dtype="INT16"), "u55 u65"),
     "plain integers side by side": (lambda b: b.rescale(beside(b, whole(b, "INT32")), 0.7), "u55 u65"),
+    "joined, rescaled, joined": (lambda b: beside(b, b.rescale(beside(b, whole(b)), 0.7, input_zp=3, output_zp=-5)), "u55 u65 u85"),
+    "padded, rescaled, padded": (lambda b: within(b, b.rescale(within(b, whole(b)), 90.7, dtype="INT16")), "u55 u65 u85"),
+    "tiled, rescaled, joined": (
+        lambda b: beside(b, b.rescale(b.emit("TILE", whole(b), multiples=(1, 1, 2, 1)), 0.7)), "u55 u65 u85"),
+    "transposed, clamped, joined": (
+        lambda b: beside(b, b.emit("CLAMP", b.emit("TRANSPOSE", whole(b), perms=(0, 3, 1, 2)), min_val=-9, max_val=9)), "u55 u65"),
     "widened and placed": (lambda b: within(b, b.rescale(whole(b), 0.7, dtype="INT32")), "u55 u65"),
 }  # fmt: skip
 
