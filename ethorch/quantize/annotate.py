@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ethorch.masks import is_mask_fill
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.spec import OpSpec, find, op_name
 from ethorch.quantization_config import QuantizationConfig
+from ethorch.quantize.observers import known_qparams
 
 ANNOTATION = "quantization_annotation"
 
@@ -238,20 +240,23 @@ class Scan:
             first = next(iter(inputs), None)
             return SharedQuantizationSpec((first, node)) if first is not None else None
         if rule.output == "fixed" and not qspec.is_dynamic:
-            return fixed_spec(rule, qspec)
+            return fixed_spec(rule, qspec, config.is_qat)
         return qspec
 
 
-def fixed_spec(rule: QuantRule, like: QuantizationSpec) -> QuantizationSpecBase:
-    """Qparams that map the rule's real range to the whole code range of ``like``."""
-    assert rule.fixed_range is not None
-    low, high = rule.fixed_range
-    assert like.quant_min is not None and like.quant_max is not None
-    if like.dtype != torch.int8:  # symmetric: zero point 0
-        scale, zero = max(abs(low), abs(high)) / like.quant_max, 0
-    else:
-        scale = (high - low) / (like.quant_max - like.quant_min)
-        zero = round(like.quant_min - low / scale)
+@dataclass(frozen=True)
+class KnownRange(QuantizationSpec):
+    """A spec whose range mathematics knows; the observer is told. See ``ActivationObserver.known``."""
+
+    known: tuple[float, float] = (0.0, 1.0)
+
+
+def fixed_spec(rule: QuantRule, like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
+    """The spec of a result whose range is known; where it trains, qparams that nothing moves."""
+    assert rule.fixed_range is not None and like.quant_min is not None and like.quant_max is not None
+    if not is_qat:
+        return KnownRange(**{f.name: getattr(like, f.name) for f in dataclasses.fields(like)}, known=rule.fixed_range)
+    scale, zero = known_qparams(rule.fixed_range, like.dtype, like.quant_min, like.quant_max)
     return FixedQParamsQuantizationSpec(
         dtype=like.dtype,
         scale=scale,
