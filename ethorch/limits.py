@@ -116,7 +116,9 @@ LIMITS: Mapping[str, Mapping[str, Limits]] = {"u55": _U55, "u65": _U55, "u85": _
 #: input cropped to 223x223, 4.57 M with the first kernel widened to 4x4 by zeros (u85-256).
 #: ``rows`` of a linear layer: along the height U85 takes 13.02 M cycles for three layers of DeiT, along the width 9.31 M; on U55
 #: Vela cascades along the height (BERT: 3.45 M, along the width 3.47 M).
-_FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "placing": "apart"}
+#: ``broadcast``: a constant per channel, times [1,64,128], takes U55 16,384 cycles, copied to SRAM before 6,720 (u55-128); U85
+#: 12,500 and 13,325 (u85-256).
+_FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "broadcast": "copied", "placing": "apart"}
 #: ``placing``: see ``tosa.rewrite.keep_apart``.
 #: ``resize``: U55 and U65 have RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 #: ``transpose_conv``: U55 runs the per-channel RESCALE behind a TRANSPOSE_CONV2D channel by channel: 24x24x32 -> 48x48x16 takes

@@ -18,7 +18,7 @@ from torch.fx import Node
 from ethorch.errors import Reason
 from ethorch.ops.conv import bias_codes
 from ethorch.ops.quant_rules import EACH_INPUT, FIRST_INPUT
-from ethorch.ops.rows import deviations, fineness, function_of, pieces, sum_of_squares
+from ethorch.ops.rows import deviations, fineness, finer, function_of, pieces, product, sum_of_squares
 from ethorch.ops.spec import I8, Sample, W, composite, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import Real
@@ -74,24 +74,41 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     """
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
     rows = math.prod(x.shape[x.rank - count :])
-    step, zp = x.qparams.step, x.qparams.zp
-    codes = x.qparams.qmax - x.qparams.qmin + 1
-    fine = fineness(codes, rows)
+    zp, codes, int8 = x.qparams.zp, x.qparams.qmax - x.qparams.qmin + 1, x.value.dtype == "INT8"
+    fine = fineness(codes, rows) if centred or int8 else 1.0
     if centred:
         deviation = deviations(b, x, axes, fine)
+        square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
+        units /= fine * fine
     else:
-        deviation, fine = x.value, 1.0
-    square, units = sum_of_squares(b, deviation, 0 if centred else zp, axes, codes * fine)
-    # square * variance_of_one is the variance in codes of x
-    variance_of_one = units / (fine * fine) / rows
-    epsilon = eps / (step * step)
+        deviation = finer(b, x.value, zp, fine) if int8 else x.value
+        square, units = sum_of_squares(b, x.value, zp, axes, codes)
+    epsilon = eps / x.qparams.step**2
     lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
-    bounds = [(bound - epsilon) / variance_of_one for bound in pieces(lowest, highest, 64.0)]
+
+    def variance(v: np.ndarray) -> np.ndarray:
+        """In codes of x, of a sum of squares."""
+        return np.maximum(v * (units / rows) + epsilon, lowest)
+
+    bounds = [(bound - epsilon) * rows / units for bound in pieces(lowest, highest, 64.0)]
+    if int8:
+        # Twice its fourth root, which has 15 bits over the whole range of variances: two products of INT16, free of passes.
+        largest = lowest**-0.25
+        root = function_of(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
+        reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
+        half = b.rescale(product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
+        return QTensor(b.requantize(product(b, half, root), largest / 32767 * reach, out), x.dims, out)
     unit = math.sqrt(rows) * fine * (2 if centred else 4) / 2.0**30
-    root = function_of(b, square, lambda v: 1 / np.sqrt(np.maximum(v * variance_of_one + epsilon, lowest)), bounds, unit)
+    root = function_of(b, square, lambda v: 1 / np.sqrt(variance(v)), bounds, unit)
     wide = b.rescale(deviation, 1.0, input_zp=0 if centred else zp, dtype="INT32")
     acc = b.emit("MUL", wide, root, shift=0)
     return QTensor(b.requantize(acc, unit / fine, out), x.dims, out)
+
+
+def _reach(bound: float, furthest: float, low: float, high: float) -> float:
+    """The largest d * r that matters: r from ``low`` to ``high``, d up to ``furthest``, and d * r * r up to ``bound``."""
+    corner = min(max(math.sqrt(bound / furthest), low), high)
+    return 1.01 * min(bound / corner, furthest * corner)
 
 
 @op(

@@ -138,13 +138,32 @@ def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 def fineness(codes: int, count: int) -> float:
     """Units of a deviation per code of x, of ``codes`` different ones: what INT16 holds, less where ``count`` of them add up."""
-    return 32640 / codes / (4 if count > 4096 else 1)
+    return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
+
+
+def product(b: Builder, one: Value, other: Value) -> Value:
+    """INT32 product of INT16 values. TOSA 1.0 MUL."""
+    return b.emit("MUL", b.rescale(one, 1.0, dtype="INT32"), b.rescale(other, 1.0, dtype="INT32"), shift=0)
+
+
+def finer(b: Builder, value: Value, zp: int, fine: float) -> Value:
+    """INT16 (value - zp) * fine of INT8 codes, ``fine`` at most 127. TOSA 1.0 MUL.
+
+    A RESCALE that changes the width is a pass of its own; in front of MUL or behind it, with scale 1 in front, it is free.
+    """
+    factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
+    wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
+    return b.rescale(wide, fine / 127, dtype="INT16")
 
 
 def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
     """INT16 (x - mean) * fine, the mean over the stored ``axes`` of the exact sum."""
     zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
+    if x.value.dtype == "INT8":
+        mean = b.rescale(total, fine / count, dtype="INT16")
+        pair = [b.rescale(part, 1.0, dtype="INT32") for part in (finer(b, x.value, zp, fine), mean)]
+        return b.rescale(b.emit("SUB", *pair), 1.0, dtype="INT16")
     mean = b.rescale(total, fine * 64 / count, dtype="INT32")
     wide = b.emit("SUB", b.rescale(x.value, fine * 64, input_zp=zp, dtype="INT32"), mean)
     return b.rescale(wide, 1 / 64, dtype="INT16")
@@ -158,12 +177,13 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
     extents = [deviation.shape[axis] for axis in axes]
     staged = math.prod(extents) > 4096 and len(axes) > 1
     first = extents[-1] if staged else math.prod(extents)
-    scale = min(1.0, math.sqrt(2.0**31 / first) / largest * 0.99)
-    one, two = (b.rescale(deviation, scale, input_zp=zp, dtype="INT32") for _ in range(2))
-    square = b.emit("MUL", one, two, shift=0)
+    scale = min(1.0, 2.0 ** math.floor(math.log2(2.0**31 / first / largest**2 * 0.999)))  # U55 has other shifts of INT32 as a pass
+    one, two = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
+    square, unit = b.emit("MUL", one, two, shift=0), 1 / scale
+    if scale < 1:
+        square = b.rescale(square, scale, dtype="INT32")
     if not staged:
-        return sum_axes(b, square, axes), 1 / scale**2
-    unit = 1 / scale**2
+        return sum_axes(b, square, axes), unit
     for axis, extent in reversed(list(zip(axes, extents, strict=True))):
         if axis != axes[-1]:
             square, unit = b.rescale(square, 1 / extent, dtype="INT32"), unit * extent

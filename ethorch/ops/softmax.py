@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ethorch.ops.quant_rules import EACH_INPUT, fixed_output
-from ethorch.ops.rows import function_of, maximum_of, pieces, sum_axes
+from ethorch.ops.rows import finer, function_of, maximum_of, pieces, product, sum_axes
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import Real
@@ -19,6 +19,8 @@ from ethorch.tosa.ir import Value
 
 #: Rows longer than this are summed with 16 bits per exponential: so many tiny ones, rounded to 8 bits, could go missing.
 _FINE_SUM_FROM = 128
+#: Above this step of the result a reciprocal of 15 bits is off by less than an eighth of it. It costs half the cycles.
+_COARSE_STEP = 8 * 0.5 / 32767
 #: exp(-this) is nothing, in 16 bits.
 _LOWEST_EXPONENT = 12.0
 
@@ -70,12 +72,15 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
         ones = b.const(np.full(value.shape, int(out.quantize([1.0])[0]), np.int8 if out.dtype == "INT8" else np.int16))
         return QTensor(ones, dims, out)
     e, zp, total, unit, axis, _ = _exponentials(b, x, dim)
-    fraction = 2.0**-22 if zp else 2.0**-15  # e * reciprocal stays below 2**30
     count = value.shape[axis]
     bounds = [bound / unit for bound in pieces(1.0, float(count), 32.0)]
+    if zp and out.step > _COARSE_STEP:
+        short = function_of(b, total, lambda v: 1 / (v * unit), bounds, 1 / 32767, dtype="INT16")
+        acc = product(b, finer(b, e, zp, 127.0), short)
+        return QTensor(b.requantize(acc, 1 / (255 * 127 * 32767), out), dims, out)
+    fraction = 2.0**-22 if zp else 2.0**-15  # e * reciprocal stays below 2**30
     reciprocal = function_of(b, total, lambda v: 1 / (v * unit), bounds, fraction)
-    wide = b.rescale(e, 1.0, input_zp=zp, dtype="INT32")
-    acc = b.emit("MUL", wide, reciprocal, shift=0)
+    acc = b.emit("MUL", b.rescale(e, 1.0, input_zp=zp, dtype="INT32"), reciprocal, shift=0)
     return QTensor(b.requantize(acc, fraction * (1 / 255 if zp else 2.0**-15), out), dims, out)
 
 

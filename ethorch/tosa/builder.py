@@ -84,7 +84,7 @@ class Builder:
             allowed = ", ".join(sorted(row.dtypes))
             raise self.refuse(f"{name}.dtype", f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}")
         inferred = row.infer(operands, attrs)
-        if foldable(name, operands):
+        if foldable(name, operands, attrs):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
             return Value(self.name("folded"), inferred[0][0], inferred[0][1], self.origin, data)
         if name in self.limits:

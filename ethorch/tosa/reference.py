@@ -48,8 +48,14 @@ FOLDABLE: Mapping[str, Callable[..., np.ndarray]] = {
 }
 
 
-def foldable(name: str, operands: Sequence[Value]) -> bool:
-    """Can ``evaluate`` compute this operator here and now? int16 tables interpolate and are left to the NPU."""
+def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
+    """Can and should ``evaluate`` compute this operator here and now?
+
+    int16 tables interpolate and are left to the NPU; so are codes made INT32, which may be worth more as they are: see
+    ``rewrite.keep_constants_narrow``.
+    """
+    if name == "RESCALE" and attrs["dtype"] == "INT32" and operands[0].dtype in ("INT8", "INT16"):
+        return False
     return name in FOLDABLE and all(value.is_const for value in operands) and (name, operands[0].dtype) != ("TABLE", "INT16")
 
 
