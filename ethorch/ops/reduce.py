@@ -90,25 +90,31 @@ def _summed(b: Builder, value: Value, axis: int) -> Value:
 
 #: A mean may be rounded to steps of its input that are up to this many of its own.
 _COARSE = 2.5
-#: A mean of at most so many elements may be a convolution; the weights of more are too many constants.
-_SMALL_MAP = 1024
+#: From so many elements on a mean of sums of rows is the cheapest: 14x14x96 takes 5,003 cycles, an AVG_POOL2D 6,217 (u85-256);
+#: 5,674 and as a REDUCE_SUM 9,496 (u55-128). Of 7x7x1280, 46,842 and 18,316; 29,056 and 32,120.
+_LARGE_MAP = 100
+#: Largest kernel of a convolution in one direction, largest window of an AVG_POOL2D.
+_KERNEL, _WINDOW = 64, 256
 
 
-def _fine_mean(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Codes of ``out`` of the mean over an int8 [N, H, W, C] in units of ``step``: not rounded to a step before.
+def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
+    """Codes of ``out`` of the mean over an int8 [N, H, W, C] in units of ``step``: INT16 sums of its columns, averaged.
 
-    A DEPTHWISE_CONV2D with weights of 1, exact: 7x7x1280 takes 52,000 cycles more than an AVG_POOL2D of int8, one of
-    int16 takes 88,000 more (u85-256). That one, of large maps, is rounded to 1/128 of a step before.
+    A DEPTHWISE_CONV2D with weights of 1, exact, and an AVG_POOL2D, which rounds to 1/64 of a step or less.
     """
     _, height, width, channels = value.shape
-    if height * width > _SMALL_MAP:
-        wide = b.rescale(value, 128.0, input_zp=zp, dtype="INT16")
-        mean = b.emit("AVG_POOL2D", wide, kernel=(height, width), stride=(1, 1), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
-        return b.requantize(mean, step / 128, out)
-    ones, none = b.const(np.ones((height, width, channels, 1), np.int8)), b.const(np.zeros(channels, np.int32))
+    down = 1 < height <= _KERNEL
+    first, rest = ((height, 1), (1, width)) if down else ((1, width), (height, 1))
+    count = math.prod(first)
+    ones, none = b.const(np.ones((*first, channels, 1), np.int8)), b.const(np.zeros(channels, np.int32))
     plain = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
     acc = b.emit("DEPTHWISE_CONV2D", value, ones, none, **plain, input_zp=zp, weight_zp=0)
-    return b.requantize(acc, step / (height * width), out)
+    if rest == (1, 1):
+        return b.requantize(acc, step / count, out)
+    unit = 2.0 ** math.floor(math.log2(32767 / (255 * count)))
+    sums = b.rescale(acc, unit, dtype="INT16")
+    mean = b.emit("AVG_POOL2D", sums, kernel=rest, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
+    return b.requantize(mean, step / (count * unit), out)
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
@@ -118,20 +124,24 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
     target that prefers it for int8, with a RESCALE behind, which rounds twice, the first time in units of the input, unless
     these are too coarse.
     """
-    same = factor == 1.0 and (out.scale, out.zero_point, out.dtype) == (
-        x.qparams.scale,
-        x.qparams.zero_point,
-        x.qparams.dtype,
-    )
-    of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(x.shape[-2:]) <= 256
-    cheap = b.forms.get("mean") == "AVG_POOL2D" and x.qparams.dtype == "INT8"
-    if of_map and (same or cheap):
+    step = x.qparams.step * factor
+    same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
+    extents = x.shape[-2:]
+    of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(extents) <= _WINDOW
+    pools = b.forms.get("mean") == "AVG_POOL2D" and x.qparams.dtype == "INT8"
+    if of_map and x.qparams.dtype == "INT8" and not same and min(extents) <= _KERNEL:
+        large = math.prod(extents) >= _LARGE_MAP
+        if large or (pools and step > _COARSE * out.step):
+            return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
+    if of_map and (same or pools):
         zp, value = x.qparams.zp, b.nhwc(x)
-        if not same and x.qparams.step * factor > _COARSE * out.step:
-            return b.from_nhwc(_fine_mean(b, value, x.qparams.step * factor, zp, out), out, x.rank)
-        value = b.emit("AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp)
+        fine = not same and step > _COARSE * out.step
+        value, zero, unit = (b.rescale(value, 128.0, input_zp=zp, dtype="INT16"), 0, step / 128) if fine else (value, zp, step)
+        value = b.emit(
+            "AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zero, output_zp=zero
+        )
         if not same:
-            value = b.rescale(value, x.qparams.step * factor / out.step, input_zp=zp, output_zp=out.zp, dtype=out.dtype)
+            value = b.rescale(value, unit / out.step, input_zp=zero, output_zp=out.zp, dtype=out.dtype)
         return b.from_nhwc(b.clamp(value, out.qmin, out.qmax), out, x.rank)
     count = math.prod(x.shape[dim] for dim in dims)
     return sum_over(b, x, dims, out, factor / count)
@@ -167,8 +177,8 @@ def _dims(x: QTensor, dim: Any) -> list[int]:
     ],
 )  # fmt: skip
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``, int8 or int16: the sum is exact, rounded once. A map's mean on a target that prefers
-    AVG_POOL2D is rounded to a step of the input first, hence the bound."""
+    """out = mean of x over ``dim``, int8 or int16: the sum is exact, rounded once; a map's is rounded to 1/64 of a step of the
+    input first, on a target that prefers AVG_POOL2D to a step, hence the bound."""
     return b.view(mean_over(b, x, _dims(x, dim), out), b.result_shape)
 
 
