@@ -278,22 +278,20 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     """
     context, users = Context(graph), graph.users()
 
-    def narrow(value: Value) -> bool:
-        op = context.producer.get(id(value))
-        return op is not None and op.name == "RESCALE" and op.operands[0].dtype in ("INT8", "INT16")
+    def narrow(op: Op) -> bool:
+        """Does it read two RESCALEs from one dtype of 8 or 16 bits?"""
+        wide = [context.producer.get(id(value)) for value in op.operands]
+        dtypes = {before.operands[0].dtype if before and before.name == "RESCALE" else "" for before in wide}
+        return op.name in _ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"})
 
     def lone(op: Op) -> bool:
         if not lone_rescales or op.name != "RESCALE" or "INT32" not in (op.operands[0].dtype, op.result.dtype):
             return False
         if op.result.dtype == "INT32":
             readers = users.get(id(op.result), [])
-            return len(readers) != 1 or not (
-                readers[0].name == "REDUCE_SUM" or (readers[0].name in _ELEMENTWISE and all(map(narrow, readers[0].operands)))
-            )
+            return len(readers) != 1 or not (readers[0].name == "REDUCE_SUM" or narrow(readers[0]))
         before = context.producer.get(id(op.operands[0]))
-        return before is None or not (
-            before.name in _ACCUMULATING or (before.name in _ELEMENTWISE and all(map(narrow, before.operands)))
-        )
+        return before is None or not (before.name in _ACCUMULATING or narrow(before))
 
     def misplaced(op: Op) -> bool:
         source = op.operands[0] if op.operands else op.result
