@@ -125,6 +125,58 @@ def avg_pool3d(
     return s(aten.view.default, made, [*shape[:-3], shape_of(made)[-2], *area])
 
 
+@composite(
+    "aten.adaptive_avg_pool3d.default", "aten._adaptive_avg_pool3d.default", bound=2,
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
+)  # fmt: skip
+def adaptive_avg_pool3d(s: Sketch, x: Node, size: Any) -> Any:
+    """A mean over windows that divide the volume: each slab of depth, then its planes; two roundings."""
+    sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
+    if sizes == [1, 1, 1]:
+        return s(aten.mean.dim, x, [-3, -2, -1], True)
+    alike = _windows_alike(x, sizes)
+    if alike:
+        return s(aten.avg_pool3d.default, x, *alike)
+    parts = []
+    for slab in _slabs(s, x, sizes[0]):
+        plane = s(aten.mean.dim, slab, [-3])
+        parts.append(s(aten.unsqueeze.default, s(aten.adaptive_avg_pool2d.default, plane, sizes[1:]), -3))
+    return s(aten.cat.default, parts, -3) if len(parts) > 1 else parts[0]
+
+
+@composite(
+    "aten.adaptive_max_pool3d.default",
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
+)  # fmt: skip
+def adaptive_max_pool3d(s: Sketch, x: Node, size: Any) -> Any:
+    """(maximum over windows that divide the volume, None): each slab of depth, then rows and columns."""
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
+    if sizes == [1, 1, 1]:
+        return [s(aten.amax.default, x, [-3, -2, -1], True), None]
+    alike = _windows_alike(x, sizes)
+    if alike:
+        return [s(aten.max_pool3d.default, x, *alike), None]
+    for dim, count in zip((-3, -2, -1), sizes, strict=True):
+        parts = [s(aten.amax.default, slab, [dim], True) for slab in _slabs(s, x, count, dim)]
+        x = s(aten.cat.default, parts, dim) if count > 1 else parts[0]
+    return [x, None]
+
+
+def _windows_alike(x: Node, sizes: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """(kernel, stride) of a pooling with these adaptive windows, if each dimension's are all alike."""
+    alike = [adaptive_windows(extent, size) for extent, size in zip(shape_of(x)[-len(sizes) :], sizes, strict=True)]
+    found = [window for window in alike if window]
+    return ([kernel for kernel, _ in found], [stride for _, stride in found]) if len(found) == len(alike) else None
+
+
+def _slabs(s: Sketch, x: Node, count: int, dim: int = -3) -> list[Node]:
+    """The adaptive windows of ``count`` along ``dim``, as slices."""
+    extent = shape_of(x)[dim]
+    return [s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
+
+
 def _planes(s: Sketch, x: Node) -> tuple[Node, tuple[int, ...]]:
     """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
