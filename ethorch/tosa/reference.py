@@ -51,8 +51,8 @@ FOLDABLE: Mapping[str, Callable[..., np.ndarray]] = {
 def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Can and should ``evaluate`` compute this operator here and now?
 
-    int16 tables interpolate and are left to the NPU; so are codes made INT32, which may be worth more as they are: see
-    ``rewrite.keep_constants_narrow``.
+    int16 tables interpolate and are left to the NPU. Codes are not made INT32: an elementwise operator of an INT32 constant and a
+    RESCALE of INT8 is three operations on U55, two on U85, and one where both are RESCALEs of INT8.
     """
     if name == "RESCALE" and attrs["dtype"] == "INT32" and operands[0].dtype in ("INT8", "INT16"):
         return False

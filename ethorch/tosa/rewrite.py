@@ -109,7 +109,8 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, s
     while _once(graph, rules):
         pass
     _drop_dead(graph)
-    keep_constants_narrow(graph, copied=(forms or {}).get("broadcast") == "copied")
+    if (forms or {}).get("broadcast") == "copied":
+        copy_broadcast_constants(graph)
     slices_behind_lone_rescales(graph)
     keep_apart(graph, lone_rescales=(forms or {}).get("placing") == "apart")
     return graph
@@ -177,36 +178,20 @@ def tables_before_transposes(graph: Graph) -> None:
 _ELEMENTWISE = {"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"}
 
 
-def keep_constants_narrow(graph: Graph, copied: bool) -> None:
-    """A constant that is widened for an elementwise operator goes through IDENTITY.
-
-    Vela 5.1 and 5.2 compute the RESCALE of a constant when they compile, and are left with an INT32 operand beside one of 8 or
-    16 bits, which no NPU takes in one operation: it becomes two (U85) to four (U55). What is not a constant they leave alone.
-
-    Args:
-        copied: a constant that is broadcast is copied (a TILE by 1), so that it is read from flash once.
-    """
+def copy_broadcast_constants(graph: Graph) -> None:
+    """A constant that an elementwise operator reads again and again is copied (a TILE by 1), so that flash is read once."""
     context = Context(graph)
-    hidden: dict[int, list[Op]] = {}
+    copied: dict[int, list[Op]] = {}
     for op in graph.ops:
-        if op.name not in _ELEMENTWISE:
-            continue
-        wide = [context.before(value, "RESCALE") for value in op.operands]
-        if not all(wide):
-            continue
-        sources = [rescale.operands[0] for rescale in wide if rescale]
-        if {source.dtype for source in sources} not in ({"INT8"}, {"INT16"}) or all(source.is_const for source in sources):
-            continue
-        for rescale, source in zip(wide, sources, strict=True):
-            if not rescale or not source.is_const:
+        wide = [context.before(value, "RESCALE") for value in op.operands] if op.name in _ELEMENTWISE else []
+        for rescale in wide:
+            if rescale is None or not (source := rescale.operands[0]).is_const:
                 continue
-            value = Value(f"{rescale.result.name}_narrow", source.shape, source.dtype, rescale.result.origin)
-            made = [Op("IDENTITY", (source,), {}, (value,))]
-            if copied and 1 < math.prod(source.shape) <= math.prod(op.result.shape) // 2:
+            if 1 < math.prod(source.shape) <= math.prod(op.result.shape) // 2:
                 value = Value(f"{rescale.result.name}_near", source.shape, source.dtype, rescale.result.origin)
-                made.append(Op("TILE", made[0].results, {"multiples": (1,) * source.rank}, (value,)))
-            hidden[id(rescale)] = [*made, Op("RESCALE", (value,), rescale.attrs, rescale.results)]
-    graph.ops = [new for op in graph.ops for new in hidden.get(id(op), [op])]
+                copy = Op("TILE", (source,), {"multiples": (1,) * source.rank}, (value,))
+                copied[id(rescale)] = [copy, Op("RESCALE", (value,), rescale.attrs, rescale.results)]
+    graph.ops = [new for op in graph.ops for new in copied.get(id(op), [op])]
 
 
 def slices_behind_lone_rescales(graph: Graph) -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ethorch import EthosUCompileSpec
+from ethorch import EthosUCompileSpec, vela
 from ethorch.limits import FORMS
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.flatbuffer import serialize
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from tests.ladder import machine, reference, run_compiled
 
 SHAPE = (1, 6, 5, 4)
 
@@ -210,6 +210,34 @@ def test_what_loses_offsets_is_kept_apart(name: str, target: str) -> None:
     (wanted,) = reference(before, codes)
     (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
     np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize("dtype", ["INT8", "INT16"])
+@pytest.mark.parametrize("name", ["ADD", "SUB", "MUL"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 48), (1, 32, 48)], ids=["scalar", "channels", "whole"])
+def test_constants_of_elementwise_operators_stay_narrow_and_near(shape, name: str, dtype: str, target: str) -> None:
+    """A product of codes is one operation; on U55 and U65 a constant that is broadcast is copied out of flash first."""
+    forms = FORMS[target.split("-")[1]]
+    b = Builder(forms=forms)
+    x = b.input("x", (1, 32, 48), dtype)
+    kind, zero = (np.int8, 3) if dtype == "INT8" else (np.int16, 0)
+    factor = b.const(np.random.default_rng(5).integers(-90, 90, shape).astype(kind))
+    units = (1.0, 1.0) if name == "MUL" else (2.0**16, 51_000.0)
+    wide = [b.rescale(v, unit, input_zp=zero, dtype="INT32") for v, unit in zip((x, factor), units, strict=True)]
+    acc = b.emit(name, *wide, **({"shift": 0} if name == "MUL" else {}))
+    b.graph.outputs.append(b.rescale(acc, 0.013 if name == "MUL" else 0.7 * 2.0**-16, output_zp=zero and -2, dtype=dtype))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph), forms=forms)
+    after.verify()
+    copies = [op for op in after.ops if op.name == "TILE"]
+    assert len(copies) == (shape == (1, 1, 48) and "u85" not in target)
+    codes = [np.random.default_rng(3).integers(-128, 128, x.shape).astype(kind)]
+    (wanted,) = reference(before, codes)
+    compiled = vela.compile(serialize(after), EthosUCompileSpec(target))
+    (found,) = run_compiled(compiled, codes)
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+    if name == "MUL":
+        assert len([row for row in compiled.rows() if row.operator != "MemoryCopy"]) == 1
 
 
 def test_an_intermediate_that_is_an_output_survives() -> None:
