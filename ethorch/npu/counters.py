@@ -10,9 +10,9 @@ from ethorch.npu.sources import Source, Sources
 from ethorch.npu.stream import Operation
 
 
-@dataclass
-class Counter:
-    """What one operation did, added up over runs. Bytes are per region; -1 is internal memory.
+@dataclass(kw_only=True)
+class Work:
+    """What operations did, added up over runs. Bytes are per region; -1 is internal memory.
 
     Attributes:
         blocks: OFM blocks, as OFM_BLK_* cut the OFM.
@@ -21,7 +21,6 @@ class Counter:
         seconds: on this desk.
     """
 
-    op: Operation
     runs: int = 0
     macs: int = 0
     read_bytes: dict[int, int] = field(default_factory=dict)
@@ -33,22 +32,21 @@ class Counter:
 
 
 @dataclass
-class OperatorCounter:
-    """The Counters of all commands that work for one operator; ``source`` is None where no database says.
+class Counter(Work):
+    """The work of one operation."""
+
+    op: Operation
+
+
+@dataclass
+class OperatorCounter(Work):
+    """The work of all commands of one operator; ``source`` is None where no database says.
 
     ``source.op_cycles`` is Vela's estimate for one run, to be held against ``seconds`` on a board.
     """
 
     source: Source | None
     commands: int = 0
-    runs: int = 0
-    macs: int = 0
-    read_bytes: dict[int, int] = field(default_factory=dict)
-    written_bytes: dict[int, int] = field(default_factory=dict)
-    weight_bytes: int = 0
-    dma_bytes: int = 0
-    blocks: int = 0
-    seconds: float = 0.0
 
     def add(self, counter: Counter) -> None:
         self.commands += 1

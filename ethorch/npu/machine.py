@@ -45,8 +45,8 @@ def _counter(step: Step, tally: _Tally) -> Counter:
     kernel, runs = step.kernel, tally.runs
     counter = Counter(
         step.op,
-        runs,
-        runs * kernel.macs,
+        runs=runs,
+        macs=runs * kernel.macs,
         weight_bytes=runs * kernel.weight_bytes,
         dma_bytes=runs * kernel.dma_bytes,
         blocks=runs * step.blocks,

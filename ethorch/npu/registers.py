@@ -1,6 +1,6 @@
 """Every command, register and NPU configuration, as rows.
 
-Bit positions count over a whole command: bits 0..31 are its first word, 32..63 its second (CMD1 only). A row says what
+Bit positions count over a whole command: bits 0..31 are its first word, 32..63 its second (CMD1 only). A row says
 what a value means, so minus-one encodings, sign extension and split addresses end here: ``decode`` gives plain numbers
 under the register's name (``IFM_DEPTH``), or ``REGISTER.field`` where a register packs several, as in
 ``IFM_PRECISION.signed``.
