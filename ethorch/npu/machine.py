@@ -26,6 +26,7 @@ WORK_PER_BYTE = 1 << 12  # default budget: work units per byte of memory; the la
 LEAST_WORK = 1 << 33
 ELEMENT_WORK = 16  # work units per element an operation touches; a MAC is one unit
 COMMAND_WORK = 1 << 12  # per operation; where there are branches, per command
+PREPARE_WORK = 1 << 18  # where there are branches, per operation under registers it has not run under: those are kept
 ARRAY_PER_BYTE = 16  # largest array of an operation, in elements per byte of memory; padding can make it > 1
 LEAST_ARRAY, MOST_ARRAY = 1 << 22, 1 << 27
 
@@ -278,7 +279,10 @@ class Machine:
                         raise MachineFault(f"command {command.index} branches to byte {target:#x}, inside a command")
                     index = program.at_offset[target]
             else:
-                self._execute(program.step(command, state))
+                step = program.step(command, state)
+                if step not in self._tallies:
+                    self._spend(PREPARE_WORK)
+                self._execute(step)
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:

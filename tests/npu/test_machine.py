@@ -15,6 +15,7 @@ from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, CYCLE, MAC_ACTIVE, NPU_ACTIVE
+from ethorch.npu.machine import PREPARE_WORK
 from ethorch.npu.registers import REGISTERS, table
 from tests.npu.cases import CASES
 from tests.npu.fuzzing import payload
@@ -176,6 +177,21 @@ def test_endless_branches_run_out_of_budget():
     program = Program(payload(cmd1(0x100, 0), [STOP], target="u85-256"))
     with pytest.raises(MachineFault, match="budget"):
         Machine(program, 64).run()
+
+
+def test_operations_under_ever_new_registers_cost_budget():
+    """A loop may write bits of a count to registers: each turn is then an operation of its own, and would be kept."""
+
+    def run(operations: int) -> None:
+        words = [*cmd0(0x130, 1), *cmd0(0x131, 1), *cmd1(0x031, 32), *cmd1(0x032, 16)]  # DMA0: 16 bytes within region 1
+        for turn in range(operations):
+            words += [*cmd0(0x120, turn), *cmd0(0x010)]
+        words += [*cmd1(0x100, 4 * (len(words) + 2)), STOP]
+        Machine(Program(payload(words, target="u85-256")), 64, budget=20 * PREPARE_WORK).run()
+
+    run(18)
+    with pytest.raises(MachineFault, match="budget"):
+        run(21)
 
 
 def test_budget_is_configurable():
