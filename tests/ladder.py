@@ -160,12 +160,14 @@ def machine(tosa: bytes, codes: list[np.ndarray], spec: EthosUCompileSpec) -> li
     return run_compiled(vela.compile(tosa, spec), codes)
 
 
-def run_compiled(compiled: vela.CompiledModel, codes: list[np.ndarray]) -> list[np.ndarray]:
+def run_compiled(compiled: vela.CompiledModel, codes: list[np.ndarray], checks: tuple[str, ...] = ()) -> list[np.ndarray]:
     """One run of a compiled model on a fresh machine."""
-    m = Machine(Program(compiled.command_stream, compiled.constants), compiled.scratch_bytes, compiled.scratch_fast_bytes)
+    program = Program(compiled.command_stream, compiled.constants)
+    m = Machine(program, compiled.scratch_bytes, compiled.scratch_fast_bytes, checks=checks)
     for tensor, array in zip(compiled.inputs, codes, strict=True):
         data = np.ascontiguousarray(array).view(np.uint8).ravel()
         m.region(tensor.region)[tensor.offset : tensor.offset + data.size] = data
+        m.mark_written(tensor.region, tensor.offset, data.size)
     m.run()
     results = []
     for tensor in compiled.outputs:

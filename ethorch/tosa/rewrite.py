@@ -113,6 +113,7 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, s
         copy_broadcast_constants(graph)
     slices_behind_lone_rescales(graph)
     keep_apart(graph, lone_rescales=(forms or {}).get("placing") == "apart")
+    copies_of_read_truths(graph)
     return graph
 
 
@@ -339,6 +340,38 @@ def _copied(value: Value, name: str) -> tuple[list[Op], Value]:
         Op("MAX_POOL2D", (flat,), {"kernel": (1, 1), "stride": (1, 1), "pad": (0, 0, 0, 0)}, (pooled,)),
         Op("RESHAPE", (pooled,), {"shape": value.shape}, (result,)),
     ], result
+
+
+def copies_of_read_truths(graph: Graph) -> None:
+    """A BOOL output that an operator reads, too, perhaps before a RESHAPE, becomes a copy of what that operator reads.
+
+    Vela 5.2 keeps truths as 0 and -1 on U85 and makes outputs 0 and 1; what reads an output then combines the two.
+    """
+    context, users, outputs = Context(graph), graph.users(), {id(value) for value in graph.outputs}
+
+    def is_read(value: Value) -> bool:
+        shared = bool(users.get(id(value)))
+        while reshape := context.before(value, "RESHAPE", sole=False):
+            value = reshape.operands[0]
+            shared |= len(users[id(value)]) > 1 or id(value) in outputs
+        return shared
+
+    logical = any(op.name in _OF_TRUTHS for op in graph.ops)
+    read = {id(value) for value in graph.outputs if logical and value.dtype == "BOOL" and is_read(value)}
+    inside: dict[int, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op.operands = tuple(inside.get(id(value), value) for value in op.operands)
+        ops.append(op)
+        if id(op.results[0]) in read:
+            result = op.result
+            inner = inside[id(result)] = Value(f"{result.name}_inside", result.shape, "BOOL", result.origin)
+            op.results = (inner,)
+            ops.append(Op("LOGICAL_AND", (inner, inner), {}, (result,)))
+    graph.ops = ops
+
+
+_OF_TRUTHS = {"EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT"}
 
 
 def _once(graph: Graph, rules: tuple[Rule, ...]) -> bool:

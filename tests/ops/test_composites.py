@@ -124,6 +124,28 @@ def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], ro
     ladder.climb(q, calibration[0])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, a, b, p: (m, torch.where(m | p, a, b)),
+        lambda m, a, b, p: (m, torch.where(m & p, a, b), m ^ p),
+        lambda m, a, b, p: (m | p, torch.where(~(m | p), a, b)),
+        lambda m, a, b, p: (m.reshape(8, 8), torch.where(m.reshape(8, 8) ^ p.reshape(8, 8), a.reshape(8, 8), b.reshape(8, 8)), m),
+    ],
+)
+def test_truths_that_are_read_and_returned(function: Callable[..., tuple[Tensor, ...]]) -> None:
+    """Vela 5.2 combines 0 and 1 with 0 and -1 there (rewrite.copies_of_read_truths)."""
+
+    class Compare(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+            return function(a > b, a, b, p)
+
+    torch.manual_seed(5)
+    calibration = [(torch.randn(1, 4, 4, 4), torch.randn(1, 4, 4, 4), torch.rand(1, 4, 4, 4) > 0.5) for _ in range(2)]
+    q = ladder.quantized(Compare(), calibration, get_symmetric_quantization_config(), "ethos-u85-256")
+    ladder.climb(q, calibration[0], "ethos-u85-256", tolerance=256)  # one step of an input is another choice
+
+
 def decomposed(module: nn.Module, *inputs: Tensor) -> torch.fx.GraphModule:
     return decompose(torch.export.export(module.eval(), inputs).module(check_guards=False))
 

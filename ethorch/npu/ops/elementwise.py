@@ -261,8 +261,8 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _compare(f: np.ufunc) -> Callable[[Operation], Binary]:
-    """All ones for true (pitfall 7)."""
-    return lambda op: lambda a, b: -f(a, b).astype(np.int64)
+    """All ones for true (pitfall 7), of scaled operands: Vela folds RESCALEs into them."""
+    return _scaled(lambda a, b: -f(a, b).astype(np.int64))
 
 
 VALUES_85: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.npu.cases import conv, elementwise, matmul, network, pool, rescale, shape
+from tests.npu.cases import between, conv, elementwise, matmul, network, pool, rescale, shape
 from tests.npu.cases.registry import CASES
 
-__all__ = ["CASES", "conv", "elementwise", "matmul", "network", "pool", "rescale", "shape"]
+__all__ = ["CASES", "between", "conv", "elementwise", "matmul", "network", "pool", "rescale", "shape"]
