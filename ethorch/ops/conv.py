@@ -370,7 +370,7 @@ def _three_dimensional(
     b: Builder, x: QTensor, w: QTensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, out: QParams
 ) -> QTensor:
     """[N,C,D,H,W] with [O,C/G,KD,KH,KW]: the planes that a plane of the result depends on, side by side as channels, in one
-    CONV2D over all planes as a batch; depthwise, a DEPTHWISE_CONV2D for each of them, added in INT32."""
+    CONV2D over all planes as a batch; depthwise, a DEPTHWISE_CONV2D for each of them, added in INT32 (TOSA adds no INT48)."""
     weight = weight_array(w)
     n, c = x.shape[:2]
     channels, depth, reach = len(weight), b.result_shape[2], (weight.shape[2] - 1) * dilation[0] + 1
@@ -388,7 +388,7 @@ def _three_dimensional(
     zero_points = {"input_zp": x.qparams.zp, "weight_zp": w.qparams.zero_point[0]}
     taps = [_crop(b, tap, weight.shape[3:], {"pad": pad}) for tap in taps]
     pad = (pad[0], max(pad[1], 0), pad[2], max(pad[3], 0))
-    if groups == channels == c:
+    if groups == channels == c and x.qparams.dtype == "INT8":
         total: Value | None = None
         for k, tap in enumerate(taps):
             kernel = b.const(np.ascontiguousarray(weight[:, 0, k].transpose(1, 2, 0)[..., None]), name="weight")
