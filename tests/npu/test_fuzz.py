@@ -45,6 +45,11 @@ def test_damaged_inputs(tmp_path):
         assert int(counts[f"{kind}, ran"]) > 5 and int(counts[f"{kind}, refused"]) > 5, counts
 
 
+@pytest.mark.parametrize("number", [449447])
+def test_inputs_that_were_found(number):
+    assert fuzzing.one(number).endswith("refused")
+
+
 @pytest.mark.long
 def test_a_million_damaged_inputs(tmp_path):
     fuzz(FIRST, LONG, tmp_path)

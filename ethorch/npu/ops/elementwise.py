@@ -249,6 +249,8 @@ def _lrelu_u85(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
 
 def _logical_shift_right(op: Operation) -> Binary:
     """Zeros come in at the IFM's width."""
+    if op["IFM_PRECISION.precision"] > 2:
+        raise MachineFault("LSR of a 64-bit IFM: only 8, 16 and 32 bits are known")
     mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1
     return lambda a, b: (a & mask) >> _shift_amount(b)
 
