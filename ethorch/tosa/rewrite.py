@@ -250,7 +250,8 @@ def _split(op: Op) -> bool:
 def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     """Copies around SLICE, CONCAT and PAD where Vela 5.2 loses their offsets, because of what is next to them.
 
-    - A convolution of a SLICE that Vela makes several operations of reads from the beginning of the whole.
+    - A convolution of a SLICE that Vela makes several operations of reads from the beginning of the whole; so does a TILE of
+      five axes, and of six anything that broadcasts.
     - A depthwise one with several outputs per channel that is placed by a CONCAT or PAD is an error of Vela's; a transposed one,
       on U55 and U65, is written over what is there.
     - On U55 and U65 a RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which knows no
@@ -297,7 +298,8 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     def misread(op: Op) -> bool:
         if lone(op):
             return reads(op.operands[0], "SLICE", "CONCAT", "PAD")
-        return (_split(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
+        many = (op.name == "TILE" and op.result.rank > 4) or (op.name == "RESCALE" and op.result.rank > 5)
+        return (many or _split(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
 
     def reads(value: Value, *names: str) -> bool:
         while (op := context.producer.get(id(value))) and op.name == "RESHAPE":

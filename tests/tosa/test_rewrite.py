@@ -168,6 +168,10 @@ def by_constants(b, x):
     )
 
 
+def summed(b, x, y):
+    return b.rescale(b.emit("ADD", b.rescale(x, 2.0**19, dtype="INT32"), b.rescale(y, 2.0**19, dtype="INT32")), 2.0**-20)
+
+
 #: What Vela 5.2 gets wrong as it stands: (the graph, the families it is wrong on).
 APART = {
     "dilated convolution of a slice": (lambda b: convolved(b, cut(b), "CONV2D", dilation=3), "u55 u65 u85"),
@@ -190,6 +194,13 @@ APART = {
         lambda b: beside(b, b.rescale(b.emit("TILE", whole(b), multiples=(1, 1, 2, 1)), 0.7)), "u55 u65 u85"),
     "transposed, clamped, joined": (
         lambda b: beside(b, b.emit("CLAMP", b.emit("TRANSPOSE", whole(b), perms=(0, 3, 1, 2)), min_val=-9, max_val=9)), "u55 u65"),
+    "five axes of a slice, tiled": (
+        lambda b: b.emit("TILE", b.reshape(cut(b), (1, 9, 1, 9, 4)), multiples=(2, 1, 1, 1, 1)), "u55 u65 u85"),
+    "six axes of a slice, broadcast": (
+        lambda b: summed(b, b.emit("SLICE", b.input("x", (1, 2, 3, 2, 3, 5), "INT8"), start=(0,) * 5 + (1,),
+                                   size=(1, 2, 3, 2, 3, 4)),
+                         b.reshape(b.emit("SLICE", b.input("y", (3, 5), "INT8"), start=(0, 1), size=(3, 4)), (1, 1, 1, 1, 3, 4))),
+        "u55 u65 u85"),
     "widened and placed": (lambda b: within(b, b.rescale(whole(b), 0.7, dtype="INT32")), "u55 u65"),
 }  # fmt: skip
 
