@@ -48,7 +48,8 @@ class Lowered:
     @property
     def sources(self) -> Sources:
         """Which operator each command works for, with its place in the user's code."""
-        origins = {op.result.name: str(op.result.origin) for op in self.graph.ops if op.result.origin != NOWHERE}
+        ops = [op for region in self.graph.regions() for op in region.ops]
+        origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
         return Sources.from_schedule(self.compiled.rows(), origins)
 
 

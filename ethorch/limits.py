@@ -52,7 +52,7 @@ class Limits:
         """Why these operands cannot run, or None."""
         where = f" on {target}" if target else ""
         if not self.present:
-            return Reason(f"{operator}.absent", f"the NPU has no {operator}{where}", self.way_out)
+            return Reason(f"{operator}.absent", f"there is no {operator}{where}", self.way_out)
         if self.dtypes is not None and dtype not in self.dtypes:
             return Reason(
                 f"{operator}.dtype",
@@ -83,6 +83,9 @@ _ABSENT_U55 = (
     "LOGICAL_XOR", "LOGICAL_NOT", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "REDUCE_ALL", "REDUCE_ANY", "GATHER", "SCATTER",
 )  # fmt: skip
 
+_NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
+_NO_LOOP = "ExecuTorch's CPU has none either: take an ethos-u85 target, or unroll it in Python where the rounds are known."
+
 _U55 = {
     "CONV2D": Limits({**_CHANNELS, **_PLAIN_STRIDES}, way_out=_STRIDES),
     "DEPTHWISE_CONV2D": Limits({**_CHANNELS, "stride": upto(3)}, way_out=_STRIDES),
@@ -94,6 +97,8 @@ _U55 = {
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"})),
     "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"})),
     **dict.fromkeys(_ABSENT_U55, ABSENT),
+    "COND_IF": Limits(present=False, way_out=_NO_COND),
+    "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
 }
 
 _U85 = {

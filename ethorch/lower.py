@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
+from ethorch.branches import is_control_flow
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
@@ -84,14 +85,16 @@ class Walk:
         constants: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
         builder: receives the TOSA.
         strict: raise Unsupported instead of collecting it.
+        given: of a graph that control flow holds: what its placeholders stand for. Nothing else comes from outside.
         refused: nodes not to try (a previous pass of the dry run refused them), with their reasons.
     """
 
     def __init__(
         self, graph: FxGraph, constants: Callable[[Node], np.ndarray | None], builder: Builder, *, strict: bool = True,
-        refused: Mapping[Node, Reason] | None = None,
+        refused: Mapping[Node, Reason] | None = None, given: Mapping[Node, Any] | None = None,
     ):  # fmt: skip
         from ethorch.lower_floats import Floats
+        from ethorch.lower_regions import Regions
 
         self.graph = graph
         self.constants = constants
@@ -101,7 +104,10 @@ class Walk:
         self.supported: set[Node] = set()
         self.env: dict[Node, Any] = {}
         self.looked_up: dict[Node, QTensor] = {}
+        self.given = given
+        self.inside: set[Node] = set()  # supported nodes of graphs that control flow holds
         self.floats = Floats(self)
+        self.regions = Regions(self)
 
     def run(self) -> Walk:
         for node in self.graph.nodes:
@@ -110,7 +116,7 @@ class Walk:
                 self.env[node] = self.leaf(node)
             elif node.op == "call_function":
                 self.call(node)
-            elif node.op == "output" and self.strict:
+            elif node.op == "output" and self.strict and self.given is None:
                 self.outputs(node)
             elif node.op == "call_module":
                 self.env[node] = Missing(node)
@@ -122,10 +128,12 @@ class Walk:
         array = self.constants(node)
         if array is not None:
             return array
-        return self.boundary(node)
+        return self.given[node] if self.given is not None and node in self.given else self.boundary(node)
 
     def boundary(self, node: Node) -> Any:
         """A tensor that comes from outside: an input of the TOSA graph if it holds integers, else Missing."""
+        if self.given is not None:
+            return Missing(node)
         tensor = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
             return Missing(node)
@@ -158,6 +166,8 @@ class Walk:
 
     def call(self, node: Node) -> None:
         if node in self.refusals:
+            if self.given is not None:
+                raise Unsupported(self.refusals[node])
             self.env[node] = self.boundary(node)
             return
         try:
@@ -185,8 +195,10 @@ class Walk:
             return self.item(node)
         if name in ASSERTIONS:
             return None
+        if is_control_flow(node):
+            return self.regions.lower(node)
         spec = find(node.target)
-        if self.b.floats and self.floats.makes_constant(node):
+        if (self.b.floats or self.given is not None) and self.floats.makes_constant(node):
             return self.folded(node)
         if spec is None:
             raise Unsupported(unknown_operator(node))
@@ -351,7 +363,8 @@ class Walk:
 
     def quantize(self, node: Node) -> Any:
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
-        if isinstance(x, np.ndarray) and q is not None and not q.per_channel and self.b.floats:
+        inside = bool(self.b.floats) or self.given is not None
+        if isinstance(x, np.ndarray) and q is not None and not q.per_channel and inside:
             return QTensor(self.b.const(q.quantize(x), q.dtype, node.name), contiguous(x.shape), q)
         if isinstance(x, (Missing, np.ndarray)) or q is None or q.per_channel:
             return self.boundary(node)
@@ -481,17 +494,8 @@ def _quantized(value: Any) -> bool:
     return isinstance(value, QTensor) and value.q is not None
 
 
-#: Control flow -> the way out.
-_CONTROL_FLOW = {
-    "cond": "The CPU runs it; compute both branches and choose with torch.where, and they run on the NPU.",
-    "while_loop": "ExecuTorch's CPU has none either: unroll it in Python where its number of rounds is known.",
-}
-
-
 def unknown_operator(node: Node) -> Reason:
     name = op_name(node.target)
-    if name in _CONTROL_FLOW:
-        return Reason("operator.control_flow", f"{name} holds graphs of its own, which are not lowered", _CONTROL_FLOW[name])
     return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
 
 

@@ -22,6 +22,7 @@ from torch.fx import Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend import EthosUBackend, TOSABackend, builder_for, check_only_backend, register_quantized_kernels
+from ethorch.branches import is_control_flow, nodes_everywhere
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import Reason, VelaError
 from ethorch.lower import (
@@ -148,7 +149,7 @@ class _DryRunPartitioner(Partitioner):
         if self._whole and self._whole[0] is ep:                # ExecuTorch asks several times for one program
             return self._whole[1]
         nodes: dict[torch._ops.OpOverload, list[Node]] = {}
-        for node in ep.graph.nodes:
+        for node in nodes_everywhere(ep.graph):
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and keep_whole(node.target):
                 nodes.setdefault(node.target, []).append(node)
         supported = self.dry_run(ep)[0] if nodes else set()
@@ -176,20 +177,20 @@ class _DryRunPartitioner(Partitioner):
         modules = dict(program.graph_module.named_modules())
         refused = {
             node: Reason("user.check", f"{type(check).__name__} does not support it")
-            for node in program.graph.nodes
+            for node in nodes_everywhere(program.graph)
             for check in self.additional_checks
             if node.op == "call_function" and not _plumbing(node) and not check.is_node_supported(modules, node)
         }
         refused |= {
             node: Reason("vela.refused", f"Vela refuses it: {self.declined[origin]}", "Please report it: a limit is missing.")
-            for node in program.graph.nodes
+            for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of(node)) in self.declined
         }
         while True:
             walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
             found = {**walk.refusals, **_unread(walk)}
             if found.keys() == refused.keys():
-                return {node for node in walk.supported if node not in refused}, refused
+                return {node for node in walk.supported | walk.inside if node not in refused}, refused
             refused = found
 
     def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
@@ -323,7 +324,9 @@ def _folded(program: ExportedProgram, supported: set[Node]) -> set[Node]:
     constants = constants_of(program)
     found: set[Node] = set()
     for node in program.graph.nodes:
-        if node in supported and all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
+        if node not in supported or is_control_flow(node):
+            continue
+        if all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
             found.add(node)
     return found
 

@@ -100,12 +100,13 @@ class TOSAQuantizer(Quantizer):
 
         Args:
             model: from ``torch.export.export(...).module()``.
-            calibration_samples: argument tuples, at least one for each path through the branches.
+            calibration_samples: argument tuples, at least one for each path through the branches. A path that none takes is
+                named in a warning, and gets its ranges from what the other path was given.
             is_qat: prepare with ``prepare_qat_pt2e``.
             fold_quantize: as for ``convert_pt2e``.
 
         Raises:
-            QuantizationError: no sample reached a branch; it is named.
+            QuantizationError: there is no sample.
         """
         from ethorch.quantize.submodules import quantize_with_submodules
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ethorch.compile_spec import ArmCompileSpec
 from ethorch.errors import SpecError, unknown_name
 from ethorch.limits import FORMS, LIMITS, Limits
+from ethorch.tosa.ir import REGIONS
 
 #: Version -> profile -> its extensions (TOSA 1.0 and 1.1, profiles and extensions). ``u55`` is no TOSA extension: it asks for
 #: what Ethos-U55 can compile, as ExecuTorch's own Arm backend spells it.
@@ -108,6 +109,8 @@ class TosaCompileSpec(ArmCompileSpec):
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):
             narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Ask for +int16.")
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
+        if not self.tosa_spec.support_extension("cf"):
+            limits |= dict.fromkeys(REGIONS, Limits(present=False, way_out="Ask for +cf."))
         floats: tuple[str, ...] = ("FP32", "FP16") if self.tosa_spec.support_float() else ()
         floats += ("BF16",) if self.tosa_spec.support_extension("bf16") else ()
         return TosaTarget(str(self.tosa_spec), limits, FORMS.get(family, {}), floats, self.tosa_spec.support_integer())

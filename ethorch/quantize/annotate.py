@@ -24,6 +24,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from ethorch.branches import is_control_flow
 from ethorch.errors import QuantizationError
 from ethorch.masks import is_mask_fill
 from ethorch.ops.quant_rules import QuantRule
@@ -32,6 +33,8 @@ from ethorch.quantization_config import QuantizationConfig
 from ethorch.quantize.observers import known_qparams
 
 ANNOTATION = "quantization_annotation"
+#: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
+BRANCHES = "ethorch_branches"
 
 
 class Scan:
@@ -48,7 +51,9 @@ class Scan:
         for node in nodes:
             self.sources[node] = self.source(node)
         for node in nodes:
-            if node.op == "call_function":
+            if is_control_flow(node):
+                self.annotate_flow(node)
+            elif node.op == "call_function":
                 self.annotate(node)
             elif node.op == "placeholder" and self.io and self.io.input_activation and _is_float(node) and node.users:
                 node.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=self.io.input_activation, _annotated=True)
@@ -148,6 +153,18 @@ class Scan:
             first.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=output, _annotated=True)
             output = None
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
+
+    def annotate_flow(self, node: Node) -> None:
+        """What goes into control flow and what comes out, if what it holds is quantized too (quantize_with_submodules)."""
+        config = self.config_of(node)
+        if config is None or not _static(config) or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
+            return
+        tensors = [arg for arg in node.all_input_nodes if _is_float(arg)]
+        inputs = {arg: qspec for arg in tensors if (qspec := self.edge(arg, config.input_activation)) is not None}
+        node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+        for user in node.users:
+            if user.target is operator.getitem and _is_float(user):
+                user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.output_activation, _annotated=True)
 
     def join(self, nodes: list[Node]) -> None:
         """Let what only a concatenation reads have the concatenation's qparams: to round once is better than twice, and free.

@@ -115,6 +115,16 @@ class ActivationObserver(UniformQuantizationObserverBase):
         self.is_input = False
         self.looks: list[Look] = []
         self.seen = _Seen()
+        self.follow(None)
+
+    def follow(self, leader: ActivationObserver | Follower | None, feed: bool = False) -> None:
+        """Take the leader's qparams; with ``feed`` the leader also observes what comes by here."""
+        self.__dict__["leader"] = leader  # in no way a submodule
+        self.feeds = feed
+
+    @property
+    def leader(self) -> ActivationObserver | Follower | None:
+        return self.__dict__["leader"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe ``x`` and return it.
@@ -122,6 +132,8 @@ class ActivationObserver(UniformQuantizationObserverBase):
         Raises:
             QuantizationError: there is a NaN in it.
         """
+        if self.leader is not None and self.feeds:
+            self.leader(x)
         self.seen.qparams = None
         self.seen.inputs += 1
         if x.numel() == 0:
@@ -182,6 +194,8 @@ class ActivationObserver(UniformQuantizationObserverBase):
         Raises:
             QuantizationError: nothing was observed.
         """
+        if self.leader is not None:
+            return self.leader.calculate_qparams()
         if self.seen.qparams is None:
             if self.known and self.reaches(self.known):
                 scale, zero = known_qparams(self.known, self.dtype, self.quant_min, self.quant_max)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from ethorch.branches import held, is_control_flow
 from ethorch.errors import QuantizationError
+from ethorch.quantize.annotate import BRANCHES
+from ethorch.quantize.observers import ActivationObserver
+from ethorch.quantize.wiring import join_control_flow
 
-#: Control flow -> which of its arguments are graphs, and what to call them.
-_GRAPHS = {
-    torch.ops.higher_order.cond: {1: "the branch for true", 2: "the branch for false"},
-    torch.ops.higher_order.while_loop: {0: "the condition", 1: "the body"},
-}
-#: Prepared and converted by torchao itself, together with the graph they are in.
+logger = logging.getLogger(__name__)
+
+#: How many calls' operands are kept for a path that no sample takes.
+_KEPT_OPERANDS = 32
+#: Prepared by torchao itself, together with the graph they are in.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
     """(control flow node, argument index, attribute name, what it is) of each graph that the model's control flow holds."""
     for node in model.graph.nodes:
-        for index, what in _GRAPHS.get(node.target, {}).items() if node.op == "call_function" else ():
-            branch = node.args[index]
-            if isinstance(branch, Node) and branch.op == "get_attr":
-                yield node, index, str(branch.target), what
+        for part in held(node) if is_control_flow(node) else ():
+            yield node, part.index, part.name, part.what
 
 
 def quantize_with_submodules(
@@ -39,26 +43,27 @@ def quantize_with_submodules(
         raise QuantizationError(
             "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
         )
+    for graph in model.modules():
+        if isinstance(graph, GraphModule):
+            graph.meta[BRANCHES] = True
+    _inline(model)
     prepared = _prepare(model, quantizer, is_qat)
-    calls: dict[str, int] = {}
-    handles = list(_count_calls(prepared, "", calls))
+    join_control_flow(prepared)
+    watched = list(_watch(prepared, ""))
     with torch.no_grad():
         for sample in samples:
             prepared(*sample)
-    for handle in handles:
-        handle.remove()
-    unreached = [name for name, count in calls.items() if not count]
-    if unreached:
-        raise QuantizationError(
-            "submodules.unreached_branch",
-            f"no calibration sample reached {'; '.join(unreached)}. Its ranges are unknown: add a sample that takes this path, "
-            f"or leave it in float. {len(samples)} sample(s) were given.",
-        )
-    return _convert(prepared, is_qat, fold_quantize)
+        _visit_unreached(watched, len(samples))
+    for each in watched:
+        each.handle.remove()
+    return _convert(prepared, fold_quantize)
 
 
 def _inline(model: GraphModule) -> None:
-    """Parameters that a branch gets as arguments become its own attributes, so that quantizing them can be done once."""
+    """Parameters that a branch gets as arguments become its own attributes, so that quantizing them can be done once.
+
+    So do those of the branches inside of it, at any depth.
+    """
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
@@ -77,7 +82,7 @@ def _inline(model: GraphModule) -> None:
                 branch.graph.erase_node(placeholder)
         node.update_arg(3, tuple(operands))
         for branch in _graphs(model, node):
-            branch.recompile()
+            _inline(branch)
     model.recompile()
 
 
@@ -115,13 +120,12 @@ def _lift(model: GraphModule) -> None:
 
 
 def _control_flow(model: GraphModule) -> list[Node]:
-    return [node for node in model.graph.nodes if node.op == "call_function" and node.target in _GRAPHS]
+    return [node for node in model.graph.nodes if is_control_flow(node)]
 
 
 def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
     """The graphs of one control flow node, each once."""
-    graphs = [model.get_submodule(str(node.args[index].target)) for index in _GRAPHS[node.target]]  # type: ignore[union-attr, index]
-    return list(dict.fromkeys(graphs))  # type: ignore[arg-type]
+    return list(dict.fromkeys(part.of(model) for part in held(node)))
 
 
 def _attribute(model: GraphModule, node: Node) -> torch.Tensor | None:
@@ -149,7 +153,6 @@ def _is_written(node: Node) -> bool:
 
 
 def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphModule:
-    _inline(model)
     prepared = (prepare_qat_pt2e if is_qat else prepare_pt2e)(model, quantizer)
     for node, index, name, _ in branches(prepared):
         branch = prepared.get_submodule(name)
@@ -163,32 +166,80 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
     return prepared
 
 
-def _convert(prepared: GraphModule, is_qat: bool, fold_quantize: bool) -> GraphModule:
-    for node, index, name, _ in branches(prepared):
-        branch = prepared.get_submodule(name)
-        assert isinstance(branch, GraphModule)
-        if (node.target, index) not in _BY_TORCHAO:
-            setattr(prepared, name, _convert(branch, is_qat, fold_quantize))
-        else:
-            for _, _, inner, _ in branches(branch):
-                setattr(branch, inner, _convert(branch.get_submodule(inner), is_qat, fold_quantize))  # type: ignore[arg-type]
+def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
+    """The converted graph. Its branches are away meanwhile: torchao deletes the modules inside of them as unused."""
+    graphs: dict[str, GraphModule] = {}
+    for _, _, name, _ in branches(prepared):
+        if name not in graphs:
+            branch = prepared.get_submodule(name)
+            assert isinstance(branch, GraphModule)
+            setattr(prepared, name, _stub(branch))
+            graphs[name] = _convert(branch, fold_quantize)
     converted = convert_pt2e(prepared, fold_quantize=fold_quantize)
+    for name, graph in graphs.items():
+        setattr(converted, name, graph)
     _lift(converted)
     return converted
 
 
-def _count_calls(model: GraphModule, path: str, calls: dict[str, int]) -> Iterator[Any]:
-    """Hooks that count how often each branch runs, for branches in which something is quantized."""
+def _stub(prepared: GraphModule) -> GraphModule:
+    """An empty graph that ``convert_pt2e`` takes for the prepared one."""
+    graph = Graph()
+    graph.output(())
+    stub = GraphModule(torch.nn.Module(), graph)
+    stub.meta.update(prepared.meta)
+    return stub
+
+
+@dataclass
+class _Watched:
+    """A graph that control flow holds, while calibration runs.
+
+    Attributes:
+        label: the path to it, and what it is.
+        operands: the latest arguments of it, and of the other graph of its control flow, which gets the same ones.
+        reached: has it run?
+        handle: removes the hook.
+    """
+
+    label: str
+    graph: GraphModule
+    operands: deque[tuple[Any, ...]]
+    reached: bool = False
+    handle: Any = None
+
+    def note(self, _: Any, args: tuple[Any, ...]) -> None:
+        self.reached = True
+        self.operands.append(args)
+
+
+def _watch(model: GraphModule, path: str) -> Iterator[_Watched]:
+    """Watch each graph that the model's control flow holds, at any depth."""
+    operands: dict[Node, deque[tuple[Any, ...]]] = {}
     for node, _, name, what in branches(model):
         branch = model.get_submodule(name)
-        if not any(isinstance(module, ObserverBase) for module in branch.modules()):
-            continue
-        label = f"{path}{name} ({what} of {node.name})"
-        calls[label] = 0
-
-        def count(module: Any, args: Any, label: str = label) -> None:
-            calls[label] += 1
-
-        yield branch.register_forward_pre_hook(count)
         assert isinstance(branch, GraphModule)
-        yield from _count_calls(branch, f"{path}{name}.", calls)
+        kept = operands.setdefault(node, deque(maxlen=_KEPT_OPERANDS))
+        watched = _Watched(f"{path}{name} ({what} of {node.name})", branch, kept)
+        watched.handle = branch.register_forward_pre_hook(watched.note)
+        yield watched
+        yield from _watch(branch, f"{path}{name}.")
+
+
+def _visit_unreached(watched: list[_Watched], samples: int) -> None:
+    """Calibrate what no sample reached with the operands that the other path had: better than no ranges at all."""
+    while unreached := [graph for graph in watched if not graph.reached and graph.operands]:
+        for graph in unreached:
+            if any(isinstance(module, ObserverBase) for module in graph.graph.modules()):
+                logger.warning(
+                    "no calibration sample of %d reached %s: its ranges are those of what the other path was given; add a sample "
+                    "that takes this path [submodules.unreached_branch]", samples, graph.label,
+                )  # fmt: skip
+            observers = [module for module in graph.graph.modules() if isinstance(module, ActivationObserver)]
+            fed = [observer.feeds for observer in observers]
+            for observer in observers:  # what is outside knows nothing of these results
+                observer.feeds = True
+            for operands in list(graph.operands):
+                graph.graph(*operands)
+            for observer, feeds in zip(observers, fed, strict=True):
+                observer.feeds = feeds

@@ -63,6 +63,12 @@ class Builder:
         self.graph.inputs.append(value)
         return value
 
+    def region(self, name: str) -> Builder:
+        """A Builder of the same target for a region of this graph's; no two values of both have one name."""
+        inner = Builder(self.limits, forms=self.forms, target=self.target, floats=tuple(self.floats), integers=self.integers)
+        inner.graph.name, inner._names = self.name(name), self._names
+        return inner
+
     def const(self, data: np.ndarray, dtype: str | None = None, name: str = "const") -> Value:
         """A constant. The dtype follows from the array's unless given (INT4, INT48, BF16)."""
         array = np.asarray(data)

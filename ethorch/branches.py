@@ -1,0 +1,71 @@
+"""Which graphs a node of control flow holds: the branches of torch.cond, the condition and the body of while_loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+#: Control flow -> which of its arguments are graphs, and what to call them.
+GRAPHS = {
+    torch.ops.higher_order.cond: {1: "the branch for true", 2: "the branch for false"},
+    torch.ops.higher_order.while_loop: {0: "the condition", 1: "the body"},
+}
+ROLES = {"the branch for true": "then", "the branch for false": "else", "the condition": "condition", "the body": "body"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """One graph of a control flow node.
+
+    Attributes:
+        node: the control flow.
+        index: which of its arguments the graph is.
+        what: "the branch for true", for messages.
+        attribute: the get_attr node that names it.
+    """
+
+    node: Node
+    index: int
+    what: str
+    attribute: Node
+
+    @property
+    def role(self) -> str:
+        """The same in one word, for names."""
+        return ROLES[self.what]
+
+    @property
+    def name(self) -> str:
+        return str(self.attribute.target)
+
+    def of(self, model: GraphModule) -> GraphModule:
+        """The graph itself, in the module that ``node`` is in."""
+        graph = model.get_submodule(self.name)
+        assert isinstance(graph, GraphModule)
+        return graph
+
+
+def is_control_flow(node: Node) -> bool:
+    return node.op == "call_function" and node.target in GRAPHS
+
+
+def held(node: Node) -> list[Held]:
+    """The graphs of one control flow node, in the order of its arguments."""
+    found = []
+    for index, what in GRAPHS[node.target].items():  # type: ignore[index]
+        attribute = node.args[index]
+        if isinstance(attribute, Node) and attribute.op == "get_attr":
+            found.append(Held(node, index, what, attribute))
+    return found
+
+
+def nodes_everywhere(graph: Graph) -> Iterator[Node]:
+    """The nodes of ``graph`` and of the graphs its control flow holds, at any depth."""
+    for node in graph.nodes:
+        yield node
+        if is_control_flow(node) and graph.owning_module is not None:
+            for part in held(node):
+                yield from nodes_everywhere(part.of(graph.owning_module).graph)
