@@ -128,6 +128,6 @@ _FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "bro
 #: ``resize``: U55 and U65 have RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 #: ``transpose_conv``: U55 runs the per-channel RESCALE behind a TRANSPOSE_CONV2D channel by channel: 24x24x32 -> 48x48x16 takes
 #: 320,824 cycles, by phases (a CONV2D and a transpose) 112,688 (u55-128); on U85 153,954 and 253,567 (u85-256).
-FORMS: Mapping[str, Mapping[str, str]] = {
-    "u55": _FORMS_U55, "u65": _FORMS_U55, "u85": {"mean": "AVG_POOL2D", "transpose": "whole", "crop": "kernel", "rows": "width"},
-}  # fmt: skip
+#: ``carried``: see ``tosa.rewrite.loops_on_copies``.
+_FORMS_U85 = {"mean": "AVG_POOL2D", "transpose": "whole", "crop": "kernel", "rows": "width", "carried": "copied"}
+FORMS: Mapping[str, Mapping[str, str]] = {"u55": _FORMS_U55, "u65": _FORMS_U55, "u85": _FORMS_U85}

@@ -104,18 +104,25 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, s
     Args:
         forms: the target's row of ``limits.FORMS``.
     """
-    for inner in [region for op in graph.ops for region in op.regions.values()]:
-        rewrite(inner, rules, forms)
+    for region in list(graph.regions())[:0:-1]:
+        _rewrite(region, rules, forms or {}, is_region=True)
+    return _rewrite(graph, rules, forms or {}, is_region=False)
+
+
+def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is_region: bool) -> Graph:
+    """``rewrite`` of one graph without its regions."""
     fold_wide_concats(graph)
     tables_before_transposes(graph)
     while _once(graph, rules):
         pass
     _drop_dead(graph)
-    if (forms or {}).get("broadcast") == "copied":
+    if forms.get("broadcast") == "copied":
         copy_broadcast_constants(graph)
     slices_behind_lone_rescales(graph)
-    keep_apart(graph, lone_rescales=(forms or {}).get("placing") == "apart")
+    keep_apart(graph, lone_rescales=forms.get("placing") == "apart")
     copies_of_read_truths(graph)
+    if forms.get("carried") == "copied":
+        loops_on_copies(graph, is_region)
     return graph
 
 
@@ -330,12 +337,34 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     graph.ops = ops
 
 
+def loops_on_copies(graph: Graph, is_region: bool) -> None:
+    """A WHILE_LOOP gets copies of what is read elsewhere too: Vela 5.2 computes the rounds in the operand's own memory.
+
+    Args:
+        is_region: an input is the same memory as what the region was given, which may be read behind it.
+    """
+    context = Context(graph)
+    ops: list[Op] = []
+    for op in graph.ops:
+        operands = list(op.operands)
+        for index, value in enumerate(operands):
+            shared = context.uses.get(id(value), 0) > 1 or (is_region and value in graph.inputs)
+            if op.name == "WHILE_LOOP" and not value.is_const and shared:
+                made, operands[index] = _copied(value, f"{op.results[index].name}_start")
+                ops += made
+        ops.append(Op(op.name, tuple(operands), op.attrs, op.results))
+    graph.ops = ops
+
+
 def _copied(value: Value, name: str) -> tuple[list[Op], Value]:
     """Operators that copy ``value`` and that Vela leaves where they are, and the copy."""
     result = Value(name, value.shape, value.dtype, value.origin)
     if value.dtype == "INT32":
         zero = Value(f"{name}_zero", (1,) * value.rank, "INT32", value.origin, np.zeros((1,) * value.rank, np.int32))
         return [Op("ADD", (value, zero), {}, (result,))], result
+    if value.dtype == "BOOL":
+        false = Value(f"{name}_false", (1,) * value.rank, "BOOL", value.origin, np.zeros((1,) * value.rank, np.bool_))
+        return [Op("LOGICAL_OR", (value, false), {}, (result,))], result
     shape = (*(1,) * (4 - value.rank), *value.shape)
     shape = (1, math.prod(shape[:-2]), *shape[-2:])
     flat, pooled = (Value(f"{name}_{part}", shape, value.dtype, value.origin) for part in ("flat", "pooled"))
