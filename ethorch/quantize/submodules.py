@@ -74,8 +74,9 @@ def _inline(model: GraphModule) -> None:
                 continue
             del operands[index]
             for branch in _graphs(model, node):
-                placeholder = [n for n in branch.graph.nodes if n.op == "placeholder"][carried + index]
-                with branch.graph.inserting_before(placeholder):
+                places = [n for n in branch.graph.nodes if n.op == "placeholder"]
+                placeholder = places[carried + index]
+                with branch.graph.inserting_after(places[-1]):  # what becomes of it must stand behind all arguments
                     inner = branch.graph.get_attr(_register(branch, f"{operand.name}", tensor))
                 inner.meta = dict(placeholder.meta)
                 placeholder.replace_all_uses_with(inner)

@@ -118,6 +118,4 @@ def test_branches_without_arguments() -> None:
     converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
     program = torch.export.export(converted, (x,)).run_decompositions({})
     for sample in (x, -x):
-        torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0.01)  # the result is quantized
-
-
+        torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0.02)  # the result is quantized
