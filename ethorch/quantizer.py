@@ -100,13 +100,12 @@ class TOSAQuantizer(Quantizer):
 
         Args:
             model: from ``torch.export.export(...).module()``.
-            calibration_samples: argument tuples, at least one for each path through the branches. A path that none takes is
-                named in a warning, and gets its ranges from what the other path was given.
+            calibration_samples: argument tuples, at least one for each path through the branches.
             is_qat: prepare with ``prepare_qat_pt2e``.
             fold_quantize: as for ``convert_pt2e``.
 
         Raises:
-            QuantizationError: there is no sample.
+            QuantizationError: there is no sample, or none reached a branch; it is named.
         """
         from ethorch.quantize.submodules import quantize_with_submodules
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ethorch.branches import held, is_control_flow
 from ethorch.errors import QuantizationError
 from ethorch.quantize.annotate import BRANCHES
-from ethorch.quantize.observers import ActivationObserver
 from ethorch.quantize.wiring import join_control_flow
 
-logger = logging.getLogger(__name__)
-
-#: How many calls' operands are kept for a path that no sample takes.
-_KEPT_OPERANDS = 32
 #: Prepared by torchao itself, together with the graph they are in.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
@@ -49,13 +40,20 @@ def quantize_with_submodules(
     _inline(model)
     prepared = _prepare(model, quantizer, is_qat)
     join_control_flow(prepared)
-    watched = list(_watch(prepared, ""))
+    calls: dict[str, int] = {}
+    handles = list(_count_calls(prepared, "", calls))
     with torch.no_grad():
         for sample in samples:
             prepared(*sample)
-        _visit_unreached(watched, len(samples))
-    for each in watched:
-        each.handle.remove()
+    for handle in handles:
+        handle.remove()
+    unreached = [label for label, count in calls.items() if not count]
+    if unreached:
+        raise QuantizationError(
+            "submodules.unreached_branch",
+            f"no calibration sample of {len(samples)} reached {'; '.join(unreached)}. What it computes was not observed: add "
+            "a sample that takes this path.",
+        )
     return _convert(prepared, fold_quantize)
 
 
@@ -192,55 +190,16 @@ def _stub(prepared: GraphModule) -> GraphModule:
     return stub
 
 
-@dataclass
-class _Watched:
-    """A graph that control flow holds, while calibration runs.
-
-    Attributes:
-        label: the path to it, and what it is.
-        operands: the latest arguments of it, and of the other graph of its control flow, which gets the same ones.
-        reached: has it run?
-        handle: removes the hook.
-    """
-
-    label: str
-    graph: GraphModule
-    operands: deque[tuple[Any, ...]]
-    reached: bool = False
-    handle: Any = None
-
-    def note(self, _: Any, args: tuple[Any, ...]) -> None:
-        self.reached = True
-        self.operands.append(args)
-
-
-def _watch(model: GraphModule, path: str) -> Iterator[_Watched]:
-    """Watch each graph that the model's control flow holds, at any depth."""
-    operands: dict[Node, deque[tuple[Any, ...]]] = {}
+def _count_calls(model: GraphModule, path: str, calls: dict[str, int]) -> Iterator[Any]:
+    """Hooks that count how often each graph that control flow holds runs, at any depth."""
     for node, _, name, what in branches(model):
         branch = model.get_submodule(name)
         assert isinstance(branch, GraphModule)
-        kept = operands.setdefault(node, deque(maxlen=_KEPT_OPERANDS))
-        watched = _Watched(f"{path}{name} ({what} of {node.name})", branch, kept)
-        watched.handle = branch.register_forward_pre_hook(watched.note)
-        yield watched
-        yield from _watch(branch, f"{path}{name}.")
+        label = f"{path}{name} ({what} of {node.name})"
+        calls[label] = 0
 
+        def count(module: Any, args: Any, label: str = label) -> None:
+            calls[label] += 1
 
-def _visit_unreached(watched: list[_Watched], samples: int) -> None:
-    """Calibrate what no sample reached with the operands that the other path had: better than no ranges at all."""
-    while unreached := [graph for graph in watched if not graph.reached and graph.operands]:
-        for graph in unreached:
-            if any(isinstance(module, ObserverBase) for module in graph.graph.modules()):
-                logger.warning(
-                    "no calibration sample of %d reached %s: its ranges are those of what the other path was given; add a sample "
-                    "that takes this path [submodules.unreached_branch]", samples, graph.label,
-                )  # fmt: skip
-            observers = [module for module in graph.graph.modules() if isinstance(module, ActivationObserver)]
-            fed = [observer.feeds for observer in observers]
-            for observer in observers:  # what is outside knows nothing of these results
-                observer.feeds = True
-            for operands in list(graph.operands):
-                graph.graph(*operands)
-            for observer, feeds in zip(observers, fed, strict=True):
-                observer.feeds = feeds
+        yield branch.register_forward_pre_hook(count)
+        yield from _count_calls(branch, f"{path}{name}.", calls)

@@ -104,7 +104,8 @@ class Loop(nn.Module):
         def body(i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return i + 1, torch.tanh(self.again(y))
 
-        return torch.while_loop(lambda i, y: i < n, body, (torch.tensor([0], dtype=torch.int32), self.first(x)))[1]
+        start = torch.tensor([0], dtype=torch.int32)  # PyTorch 2.13 decomposes i + 1 to int64 where i has no axis
+        return torch.while_loop(lambda i, y: (i < n).reshape(()), body, (start, self.first(x)))[1]
 
 
 class CondInLoop(nn.Module):
@@ -228,7 +229,7 @@ def test_as_tosa(model: type[nn.Module], text: str) -> None:
         module = quantized(model, spec, get_symmetric_a16w8_quantization_config() if "int16" in text else None)
     delegate, codes = as_tosa(module, spec, paths(model)[0])
     for sample in paths(model):
-        (found,) = reference(delegate, [codes(value) for value in sample])
+        (found,) = reference(delegate, codes(sample))
         (wanted,) = flat(module(*sample))
         if "FP" in text:
             np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
@@ -237,7 +238,7 @@ def test_as_tosa(model: type[nn.Module], text: str) -> None:
             np.testing.assert_allclose((found.astype(np.float64) - zero) * scale, wanted.detach().numpy(), atol=1.01 * scale)
 
 
-def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs) -> tuple[bytes, Callable[[Tensor], np.ndarray]]:
+def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs) -> tuple[bytes, Callable[[Inputs], list[np.ndarray]]]:
     """The flatbuffer of a module that is one delegate, and a function that makes its inputs of the program's."""
     partitioner = TOSAPartitioner(spec)
     edge = to_edge_transform_and_lower(
@@ -246,7 +247,10 @@ def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs)
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
     assert not partitioner.report.refusals, partitioner.report.refusals
-    (delegate,) = [child for _, child in edge.exported_program().graph_module.named_children()]
+    program = edge.exported_program()
+    (delegate,) = [child for _, child in program.graph_module.named_children()]
+    (call,) = [node for node in program.graph.nodes if "call_delegate" in str(node.target)]
+    order = [program.graph_signature.user_inputs.index(arg.name) for arg in call.args[1:]]
     quantize = next((n for n in module.graph.nodes if "quantize_per_tensor" in str(n.target)), None)
 
     def codes(value: Tensor) -> np.ndarray:
@@ -254,7 +258,7 @@ def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs)
             return value.numpy()
         return quantize.target(value, *quantize.args[1:]).numpy()
 
-    return delegate.processed_bytes, codes
+    return delegate.processed_bytes, lambda values: [codes(values[index]) for index in order]
 
 
 @pytest.mark.long
@@ -329,7 +333,7 @@ def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
     unpacked = ethorch.payload.DelegatePayload.unpack(payload)
     sources = Sources.from_json((tmp_path / "delegate_0.sources.json").read_text())
     shown = disassembly.text(Program(unpacked.commands, unpacked.weights), sources)
-    assert shown.count("NPU_OP_BRANCH") == 2
+    assert shown.count(" BRANCH ") == 4
     assert sum("aten.conv2d" in line or "aten.convolution" in line for line in shown.splitlines()) >= 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 
 import pytest
 import torch
@@ -29,15 +28,23 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, large, small, (x,)) + 1
 
 
+class Nested(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > -100, lambda x: x * 3, lambda x: torch.sin(x), (x,))
+
+        return torch.cond(x.sum() > 0, inner, lambda x: torch.cos(x), (x,))
+
+
 class Loop(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = 3) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linear = nn.Linear(8, 8)
+        self.linear, self.rounds = nn.Linear(8, 8), rounds
 
     def forward(self, x: Tensor) -> Tensor:
         def condition(i: Tensor, x: Tensor) -> Tensor:
-            return i < 3
+            return i < self.rounds
 
         def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             return i + 1, torch.tanh(self.linear(x))
@@ -66,15 +73,37 @@ def test_both_branches_of_cond() -> None:
     torch.export.export(converted, (x,))
 
 
-def test_a_branch_that_no_sample_reached_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_branch_that_no_sample_reached_is_named() -> None:
     x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
-    model = copy.deepcopy(graph)
-    converted = quantizer().quantize_with_submodules(graph, [(x,), (x / 2,)])
-    assert re.search(r"reached false_graph_0 \(the branch for false of cond\).*\[submodules\.unreached_branch\]", caplog.text)
-    assert "true_graph_0" not in caplog.text
-    assert torch.isfinite(converted(-x)).all()  # ranges there are; what is behind never saw this path's results
-    assert sqnr(model(x), converted(x)) > 22
+    with pytest.raises(
+        QuantizationError,
+        match=r"of 2 reached false_graph_0 \(the branch for false of cond\)\..*add a sample.*\[submodules\.unreached_branch\]",
+    ):
+        quantizer().quantize_with_submodules(graph, [(x,), (x / 2,)])
+
+
+@pytest.mark.parametrize(("sign", "name"), [(1, "false_graph_0"), (-1, "true_graph_0")])
+def test_a_branch_of_constants_that_no_sample_reached_is_named(sign: int, name: str) -> None:
+    """Nothing is quantized in it, but its result is, outside."""
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) * sign
+    graph = torch.export.export(Constants(), (x,)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match=rf"reached {name} .*\[submodules\.unreached_branch\]"):
+        quantizer().quantize_with_submodules(graph, [(x,)])
+
+
+def test_an_inner_branch_that_no_sample_reached_is_named_with_its_path() -> None:
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
+    graph = torch.export.export(Nested(), (x,)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match=r"reached true_graph_0\.false_graph_0 \(the branch for false of cond\)\. "):
+        quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
+
+
+def test_a_body_that_no_sample_reached_is_named() -> None:
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
+    graph = torch.export.export(Loop(rounds=0), (x,)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match=r"reached while_loop_body_graph_0 \(the body of while_loop\)\. "):
+        quantizer().quantize_with_submodules(graph, [(x,)])
 
 
 def test_branches_prepared_for_training() -> None:
@@ -92,11 +121,11 @@ def test_branches_prepared_for_training() -> None:
 
 
 def test_while_loop() -> None:
-    x = torch.randn(4, 8)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Loop(), (x,)).module(check_guards=False)
     model = copy.deepcopy(graph)
     converted = quantizer().quantize_with_submodules(graph, [(x,), (x * 0.7,)])
-    assert sqnr(model(x), converted(x)) > 20  # in each round x, up to 2.6, and results up to 0.6 have one scale
+    assert sqnr(model(x), converted(x)) > 20  # x, up to 2.4, and results up to 0.6 have one scale; 20.9..27.1 for 8 seeds
     body = converted.while_loop_body_graph_0
     assert any("quantize_per_channel" in str(n.target) for n in body.graph.nodes)
 
@@ -113,9 +142,10 @@ class Constants(nn.Module):
 
 
 def test_branches_without_arguments() -> None:
-    x = torch.rand(3, 8)
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Constants(), (x,)).module(check_guards=False)
     converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
+    (result,) = converted.graph.output_node().all_input_nodes  # quantized: rounding is all that may differ
     program = torch.export.export(converted, (x,)).run_decompositions({})
     for sample in (x, -x):
-        torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=0.02)  # the result is quantized
+        torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=result.args[1] / 2)
