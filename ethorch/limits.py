@@ -84,7 +84,9 @@ _ABSENT_U55 = (
 )  # fmt: skip
 
 _NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
-_NO_LOOP = "ExecuTorch's CPU has none either: take an ethos-u85 target, or unroll it in Python where the rounds are known."
+#: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
+NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
+_NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
 
 _U55 = {
     "CONV2D": Limits({**_CHANNELS, **_PLAIN_STRIDES}, way_out=_STRIDES),

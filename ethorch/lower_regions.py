@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from ethorch.branches import Held, held
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
+from ethorch.limits import NO_LOOP_ON_CPU
 from ethorch.lower import INT64_INPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, TOSA_DTYPE, Chain, Missing, Walk, as_array, origin_of
 from ethorch.ops.logic import as_tensor, widened
 from ethorch.ops.spec import op_name
@@ -164,7 +165,10 @@ class Regions:
         except Unsupported as refusal:
             reason = refusal.reason
             text = f"{part.what} holds {inner_b.origin}, which cannot run: {reason.text} [{reason.id}]"
-            raise Unsupported(Reason("control_flow.branch", text, reason.way_out)) from refusal
+            way_out = reason.way_out
+            if part.node.target is torch.ops.higher_order.while_loop:
+                way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()
+            raise Unsupported(Reason("control_flow.branch", text, way_out)) from refusal
 
 
 def _placeholders(module: GraphModule) -> list[Node]:

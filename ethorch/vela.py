@@ -26,6 +26,7 @@ from ethorch.payload import RANK, IoTensor
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]  # table name -> column names, rows of text
 
+_CONTROL_FLOW = {"If", "While"}  # Vela's names of COND_IF and WHILE_LOOP
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
 
 # Vela's own words for parts of its scheduler that a flag switches off (vela.py, get_compiler_config).
@@ -183,8 +184,10 @@ class CompiledModel:
         offsets: dict[str, list[int]] = {}
         for row in table("queue"):
             offsets.setdefault(row["scheduled_id"], []).append(int(row["offset"]))
+        performance = table("perf")
+        _add_regions(performance, offsets)
         scheduled = []
-        for row in table("perf"):
+        for row in performance:
             key = source_key.get(source_of.get(row["optimised_id"], row["source_id"]), "")
             scheduled.append(
                 ScheduledOp(
@@ -214,6 +217,21 @@ class CompiledModel:
     def _by_offset(self) -> list[tuple[int, ScheduledOp]]:
         ends = [(end, op) for op in self.rows() for end in op.command_offsets]
         return sorted(ends, key=lambda entry: entry[0])
+
+
+def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
+    """Give control flow the commands of its regions: those before the operation behind it that no entry of the table has.
+
+    Vela's table of performance has one entry for the control flow, whose id its table of commands does not have, and none
+    for what the regions hold. Where two control flows stand side by side, the first gets the commands of both.
+    """
+    known = {row["id"] for row in performance}
+    inside = sorted(offset for id, found in offsets.items() if id not in known for offset in found)
+    for position, row in enumerate(performance):
+        if row["operator"] in _CONTROL_FLOW and row["id"] not in offsets:
+            behind = next((min(offsets[later["id"]]) for later in performance[position + 1 :] if later["id"] in offsets), math.inf)
+            offsets[row["id"]] = [offset for offset in inside if offset < behind]
+            inside = [offset for offset in inside if offset >= behind]
 
 
 def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | None = None) -> CompiledModel:

@@ -208,7 +208,7 @@ def test_on_the_npu(model: type[nn.Module], target: str, config: Callable[[], An
     seen = []
     for sample in paths(model):
         found, wanted = program(*sample), flat(module(*sample))
-        assert off(found, wanted, module) <= 1.01
+        assert off(found, wanted, module) <= (2.01 if config else 1.01)  # int16: four operators round, each by a step at most
         dtypes = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "BOOL": np.bool_}
         arrays = [raw.view(dtypes[v.dtype]).reshape(v.shape) for raw, v in zip(recorder.inputs, inputs, strict=True)]
         for wanted_bits, raw in zip(reference(tosa, arrays), recorder.outputs, strict=True):
@@ -235,7 +235,8 @@ def test_as_tosa(model: type[nn.Module], text: str) -> None:
             np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
         else:
             scale, zero = module.graph.output_node().all_input_nodes[0].args[1:3]
-            np.testing.assert_allclose((found.astype(np.float64) - zero) * scale, wanted.detach().numpy(), atol=1.01 * scale)
+            steps = 2.01 if "int16" in text else 1.01  # as in test_on_the_npu
+            np.testing.assert_allclose((found.astype(np.float64) - zero) * scale, wanted.detach().numpy(), atol=steps * scale)
 
 
 def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs) -> tuple[bytes, Callable[[Inputs], list[np.ndarray]]]:
@@ -250,7 +251,8 @@ def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs)
     program = edge.exported_program()
     (delegate,) = [child for _, child in program.graph_module.named_children()]
     (call,) = [node for node in program.graph.nodes if "call_delegate" in str(node.target)]
-    order = [program.graph_signature.user_inputs.index(arg.name) for arg in call.args[1:]]
+    placeholders = [arg if arg.op == "placeholder" else arg.all_input_nodes[0] for arg in call.args[1:]]  # behind a quantize
+    order = [program.graph_signature.user_inputs.index(node.name) for node in placeholders]
     quantize = next((n for n in module.graph.nodes if "quantize_per_tensor" in str(n.target)), None)
 
     def codes(value: Tensor) -> np.ndarray:
@@ -320,6 +322,8 @@ def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None
     assert [r.id for r in found] == [reason]
     if reason == "control_flow.branch":
         assert found[0].text.count("[user.check]") == 1 and "the body holds cond" in found[0].text
+    if isinstance(partitioner, EthosUPartitioner):
+        assert "to_executorch cannot write a while_loop" in found[0].way_out
 
 
 @pytest.mark.long
@@ -334,7 +338,8 @@ def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
     sources = Sources.from_json((tmp_path / "delegate_0.sources.json").read_text())
     shown = disassembly.text(Program(unpacked.commands, unpacked.weights), sources)
     assert shown.count(" BRANCH ") == 4
-    assert sum("aten.conv2d" in line or "aten.convolution" in line for line in shown.splitlines()) >= 3
+    (section,) = [part for part in shown.split("\n\n") if part.startswith("; If cond")]
+    assert section.count(" CONV WEIGHTS") == 2 and section.count("kernel 3x3") == 2 and section.count(" BRANCH ") == 3
 
 
 def test_what_a_condition_sees_is_one_truth_value() -> None:
