@@ -56,6 +56,23 @@ def total(shape: Shape, axis: int) -> Draw:
     return draw
 
 
+def flow(kind: str, *regions: str) -> Draw:
+    """Control flow whose regions return what they get; a loop's condition is the truth that it carries."""
+
+    def draw(b: Builder) -> Value:
+        loop = kind == "WHILE_LOOP"
+        graphs = {}
+        for region in regions:
+            inner = b.region(region)
+            given = [*([inner.input("p", (), "BOOL")] if loop else []), inner.input("x", (2, 3), "INT8")]
+            inner.graph.outputs += [inner.emit("IDENTITY", value) for value in (given[:1] if region == "cond_graph" else given)]
+            graphs[region] = inner.graph
+        b.emit(kind, b.input("p", (), "BOOL"), b.input("x", (2, 3), "INT8"), **graphs)
+        return b.graph.ops[-1].results[-1]
+
+    return draw
+
+
 def binary(kind: str, dtype: str, **attrs: bool) -> Draw:
     return lambda b: b.emit(kind, b.input("x", (1, 2, 3, 4), dtype), b.input("y", (1, 2, 3, 4), dtype), **attrs)
 
@@ -138,6 +155,8 @@ ABSENT = {
         "SCATTER", b.input("x", (1, 5, 4), "INT8"), b.input("i", (1, 3), "INT32"), b.input("y", (1, 3, 4), "INT8")
     ),
     "GATHER": lambda b: b.emit("GATHER", b.input("x", (1, 5, 4), "INT8"), b.input("i", (1, 3), "INT32")),
+    "COND_IF": flow("COND_IF", "then_graph", "else_graph"),
+    "WHILE_LOOP": flow("WHILE_LOOP", "cond_graph", "body_graph"),
 }  # fmt: skip
 
 

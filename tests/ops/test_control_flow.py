@@ -239,7 +239,9 @@ def test_as_tosa(model: type[nn.Module], text: str) -> None:
             np.testing.assert_allclose((found.astype(np.float64) - zero) * scale, wanted.detach().numpy(), atol=steps * scale)
 
 
-def as_tosa(module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs) -> tuple[bytes, Callable[[Inputs], list[np.ndarray]]]:
+def as_tosa(
+    module: torch.fx.GraphModule, spec: TosaCompileSpec, sample: Inputs
+) -> tuple[bytes, Callable[[Inputs], list[np.ndarray]]]:
     """The flatbuffer of a module that is one delegate, and a function that makes its inputs of the program's."""
     partitioner = TOSAPartitioner(spec)
     edge = to_edge_transform_and_lower(
