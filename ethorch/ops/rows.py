@@ -66,7 +66,7 @@ def function_of(
         table = b.const(np.rint(real / step).astype(np.int16), name="table")
         inside = v
         if bounds[-1] * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
-            inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high), np.int32), name="end"))
+            inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
         looked_up = b.emit("TABLE", b.rescale(centred, scale, dtype="INT16"), table)
         if dtype == "INT16" and len(bounds) == 2:

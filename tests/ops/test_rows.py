@@ -1,0 +1,30 @@
+"""Functions of numbers per row: tables that meet where they should, over all of a range that spans many orders of magnitude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ethorch.ops.rows import function_of, pieces
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.flatbuffer import serialize
+from tests.ladder import reference
+
+
+@pytest.mark.parametrize("dtype", ["INT32", "INT16"])
+@pytest.mark.parametrize("least", [0.3, 9.86, 700.0])
+@pytest.mark.parametrize("power", [-0.5, -0.25])
+def test_a_piece_is_exactly_nothing_above_its_end(power: float, least: float, dtype: str) -> None:
+    """A piece that ends a code too early adds one step of its own, which is a percent and more of what lies far above."""
+    b = Builder()
+    values = np.unique(np.geomspace(1, 1.07e9, 4000).astype(np.int32)).reshape(1, -1, 1)
+    v = b.input("v", values.shape, "INT32")
+    unit = least**power / (2.0**22 if dtype == "INT32" else 32767)
+    bounds = [(bound - least) / 4 for bound in pieces(least, 4.29e9 + least, 64.0)]
+    b.graph.outputs.append(function_of(b, v, lambda x: (4 * np.maximum(x, 0) + least) ** power, bounds, unit, dtype=dtype))
+    b.graph.verify()
+    found = reference(serialize(b.graph), [values])[0].astype(np.float64)
+    wanted = (4 * values.astype(np.float64) + least) ** power / unit
+    inside = np.abs(found - wanted) <= 0.003 * wanted + len(bounds) / 2
+    assert inside[values > 1000].all()
+    assert (np.abs(found - wanted) <= 0.02 * wanted + len(bounds) / 2).all()  # a few whole numbers share the first intervals
