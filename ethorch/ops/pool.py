@@ -8,7 +8,7 @@ from typing import Any
 
 from ethorch.errors import Reason
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
-from ethorch.ops.reduce import mean_over, rule_of_mean
+from ethorch.ops.reduce import mean_over
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.builder import Builder
@@ -91,7 +91,7 @@ def _average_rule(node: Any) -> QuantRule:
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
-    return rule_of_mean(node, True) if whole_map else SAME_AS_INPUT
+    return EACH_INPUT if whole_map else SAME_AS_INPUT
 
 
 @op(

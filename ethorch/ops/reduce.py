@@ -11,7 +11,7 @@ import numpy as np
 
 from ethorch.layout import contiguous
 from ethorch.ops.logic import widened
-from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
 from ethorch.ops.rows import sum_axes
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor
@@ -89,32 +89,50 @@ def _summed(b: Builder, value: Value, axis: int) -> Value:
 
 
 #: A mean may be rounded to steps of its input that are up to this many of its own.
-_COARSE = 2.5
+_COARSE = 1.0
 #: From so many elements on a mean of sums of rows is the cheapest: 14x14x96 takes 5,003 cycles, an AVG_POOL2D 6,217 (u85-256);
 #: 5,674 and as a REDUCE_SUM 9,496 (u55-128). Of 7x7x1280, 46,842 and 18,316; 29,056 and 32,120.
 _LARGE_MAP = 100
-#: Largest kernel of a convolution in one direction, largest window of an AVG_POOL2D.
+#: Largest kernel of a convolution and largest window of an AVG_POOL2D in one direction.
 _KERNEL, _WINDOW = 64, 256
 
 
 def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
     """Codes of ``out`` of the mean over an int8 [N, H, W, C] in units of ``step``: INT16 sums of its columns, averaged.
 
-    A DEPTHWISE_CONV2D with weights of 1, exact, and an AVG_POOL2D, which rounds to 1/64 of a step or less.
+    DEPTHWISE_CONV2Ds with weights of 1, exact, and an AVG_POOL2D, where it is exact to an eighth of a step of ``out``; else
+    the columns' sums are summed as they are.
     """
-    _, height, width, channels = value.shape
-    down = 1 < height <= _KERNEL
-    first, rest = ((height, 1), (1, width)) if down else ((1, width), (height, 1))
-    count = math.prod(first)
-    ones, none = b.const(np.ones((*first, channels, 1), np.int8)), b.const(np.zeros(channels, np.int32))
-    plain = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
-    acc = b.emit("DEPTHWISE_CONV2D", value, ones, none, **plain, input_zp=zp, weight_zp=0)
-    if rest == (1, 1):
-        return b.requantize(acc, step / count, out)
-    unit = 2.0 ** math.floor(math.log2(32767 / (255 * count)))
-    sums = b.rescale(acc, unit, dtype="INT16")
-    mean = b.emit("AVG_POOL2D", sums, kernel=rest, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
-    return b.requantize(mean, step / (count * unit), out)
+    batch, height, width, channels = value.shape
+    axis = 1 if height > 1 else 2
+    extent, plain = value.shape[axis], {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
+    most = math.ceil(extent / math.ceil(extent / _KERNEL))
+    unit = 2.0 ** math.floor(math.log2(32767 / (255 * most)))
+    averaged = 4 * step / (most * unit) <= out.step
+    unit = unit if averaged else 1.0
+    none = b.const(np.zeros(channels, np.int32))
+    sums: list[Value] = []
+    for start in range(0, extent, most):
+        rows = min(most, extent - start)
+        starts, size = (0, start, 0, 0), (batch, rows, width, channels)
+        if axis == 2:
+            starts, size = (0, 0, start, 0), (batch, 1, rows, channels)
+        part = value if rows == extent else b.emit("SLICE", value, start=starts, size=size)
+        ones = b.const(np.ones((rows, 1, channels, 1) if axis == 1 else (1, rows, channels, 1), np.int8))
+        acc = b.emit("DEPTHWISE_CONV2D", part, ones, none, **plain, input_zp=zp, weight_zp=0)
+        if size[1:3] == (rows, 1) == (height, width):
+            return b.requantize(acc, step / rows, out)
+        sums.append(b.rescale(acc, unit, dtype="INT16"))
+    columns = sums[0] if len(sums) == 1 else b.emit("CONCAT", *sums, axis=axis)
+    window, scale = (columns.shape[1], columns.shape[2]), step / (height * width * unit)
+    if averaged:
+        mean = b.emit("AVG_POOL2D", columns, kernel=window, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
+        return b.requantize(mean, scale * math.prod(window), out)
+    if max(window) <= _KERNEL:
+        ones, none = b.const(np.ones((*window, channels, 1), np.int8)), b.const(np.zeros(channels, np.int64), "INT48")
+        return b.requantize(b.emit("DEPTHWISE_CONV2D", columns, ones, none, **plain, input_zp=0, weight_zp=0), scale, out)
+    flat = b.reshape(b.rescale(columns, 1.0, dtype="INT32"), (batch, math.prod(window), channels))
+    return b.reshape(b.requantize(_summed(b, flat, 1), scale, out), (batch, 1, 1, channels))
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
@@ -126,40 +144,19 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
-    extents = x.shape[-2:]
+    extents, int8 = x.shape[-2:], x.qparams.dtype == "INT8"
     of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(extents) <= _WINDOW
-    pools = b.forms.get("mean") == "AVG_POOL2D" and x.qparams.dtype == "INT8"
-    if of_map and x.qparams.dtype == "INT8" and not same and min(extents) <= _KERNEL:
-        large = math.prod(extents) >= _LARGE_MAP
-        if large or (pools and step > _COARSE * out.step):
-            return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
+    pools = b.forms.get("mean") == "AVG_POOL2D" and int8
+    if of_map and int8 and not same and (math.prod(extents) >= _LARGE_MAP or (pools and step > _COARSE * out.step)):
+        return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
     if of_map and (same or pools):
         zp, value = x.qparams.zp, b.nhwc(x)
-        fine = not same and step > _COARSE * out.step
-        value, zero, unit = (b.rescale(value, 128.0, input_zp=zp, dtype="INT16"), 0, step / 128) if fine else (value, zp, step)
-        value = b.emit(
-            "AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zero, output_zp=zero
-        )
+        value = b.emit("AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp)
         if not same:
-            value = b.rescale(value, unit / out.step, input_zp=zero, output_zp=out.zp, dtype=out.dtype)
+            value = b.rescale(value, step / out.step, input_zp=zp, output_zp=out.zp, dtype=out.dtype)
         return b.from_nhwc(b.clamp(value, out.qmin, out.qmax), out, x.rank)
     count = math.prod(x.shape[dim] for dim in dims)
     return sum_over(b, x, dims, out, factor / count)
-
-
-def rule_of_mean(node: Any, of_map: bool) -> QuantRule:
-    """The quantization of a mean: a scale of its own, since its range is far smaller than its input's.
-
-    Except of a map that others read too (squeeze and excite): there an AVG_POOL2D in the map's own scale needs no copy of the
-    map and no constants, and its one rounding is in units of the map's scale.
-    """
-    return SAME_AS_INPUT if of_map and len(node.args[0].users) > 1 else EACH_INPUT
-
-
-def _mean_rule(node: Any) -> QuantRule:
-    rank, dims = node.args[0].meta["val"].dim(), node.args[1] if len(node.args) > 1 else None
-    of_map = rank == 4 and dims is not None and sorted(dim % rank for dim in dims) == [2, 3]
-    return rule_of_mean(node, of_map)
 
 
 def _dims(x: QTensor, dim: Any) -> list[int]:
@@ -169,11 +166,12 @@ def _dims(x: QTensor, dim: Any) -> list[int]:
 
 
 @op(
-    "aten.mean.dim", quant=_mean_rule, bound=2, also={"aten.mean.default": lambda x, **kwargs: ((x, None, False), kwargs)},
+    "aten.mean.dim", quant=EACH_INPUT, bound=2, also={"aten.mean.default": lambda x, **kwargs: ((x, None, False), kwargs)},
     samples=[
         Sample(I8(1, 8, 7, 7), [2, 3], True), Sample(I8(2, 6, 5, 4), [-1, -2]), Sample(I8(1, 8, 4, 4), [1], True),
         Sample(I8(3, 10), [1]), Sample(I8(2, 3, 4), None), Sample(I8(1, 2, 256, 400), [2, 3]), Sample(I8(2, 1, 3, 2, 5), [0, 3]),
         Sample(I8(1, 2, 3, 2, 3, 4), [-2], True),
+        Sample(I8(2, 3, 70, 90), [2, 3]), Sample(I8(1, 4, 1, 130), [2, 3], True), Sample(I8(1, 5, 12, 9), [2, 3]),
     ],
 )  # fmt: skip
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
