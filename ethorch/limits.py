@@ -126,10 +126,10 @@ LIMITS: Mapping[str, Mapping[str, Limits]] = {"u55": _U55, "u65": _U55, "u85": _
 #: ``broadcast``: a constant per channel, times [1,64,128], takes U55 16,384 cycles, copied to SRAM before 6,720 (u55-128); U85
 #: 12,500 and 13,325 (u85-256).
 _FORMS_U55 = {"truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "broadcast": "copied", "placing": "apart"}
-#: ``placing``: see ``tosa.rewrite.keep_apart``.
+#: ``placing``: see ``tosa.detours.keep_apart``.
 #: ``resize``: U55 and U65 have RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 #: ``transpose_conv``: U55 runs the per-channel RESCALE behind a TRANSPOSE_CONV2D channel by channel: 24x24x32 -> 48x48x16 takes
 #: 320,824 cycles, by phases (a CONV2D and a transpose) 112,688 (u55-128); on U85 153,954 and 253,567 (u85-256).
-#: ``carried``: see ``tosa.rewrite.loops_on_copies``.
+#: ``carried``: see ``tosa.detours.loops_on_copies``.
 _FORMS_U85 = {"mean": "AVG_POOL2D", "transpose": "whole", "crop": "kernel", "rows": "width", "carried": "copied"}
 FORMS: Mapping[str, Mapping[str, str]] = {"u55": _FORMS_U55, "u65": _FORMS_U55, "u85": _FORMS_U85}
