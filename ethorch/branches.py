@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-#: Control flow -> which of its arguments are graphs, and what to call them.
+#: Control flow -> which of its arguments are graphs: (a word for names, the same for messages).
 GRAPHS = {
-    torch.ops.higher_order.cond: {1: "the branch for true", 2: "the branch for false"},
-    torch.ops.higher_order.while_loop: {0: "the condition", 1: "the body"},
+    torch.ops.higher_order.cond: {1: ("then", "the branch for true"), 2: ("else", "the branch for false")},
+    torch.ops.higher_order.while_loop: {0: ("condition", "the condition"), 1: ("body", "the body")},
 }
-ROLES = {"the branch for true": "then", "the branch for false": "else", "the condition": "condition", "the body": "body"}
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,16 @@ class Held:
     Attributes:
         node: the control flow.
         index: which of its arguments the graph is.
+        role: "then", for names.
         what: "the branch for true", for messages.
         attribute: the get_attr node that names it.
     """
 
     node: Node
     index: int
+    role: str
     what: str
     attribute: Node
-
-    @property
-    def role(self) -> str:
-        """The same in one word, for names."""
-        return ROLES[self.what]
 
     @property
     def name(self) -> str:
@@ -55,10 +51,10 @@ def is_control_flow(node: Node) -> bool:
 def held(node: Node) -> list[Held]:
     """The graphs of one control flow node, in the order of its arguments."""
     found = []
-    for index, what in GRAPHS[node.target].items():  # type: ignore[index]
+    for index, (role, what) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
         if isinstance(attribute, Node) and attribute.op == "get_attr":
-            found.append(Held(node, index, what, attribute))
+            found.append(Held(node, index, role, what, attribute))
     return found
 
 

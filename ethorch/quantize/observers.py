@@ -429,10 +429,14 @@ class Follower(UniformQuantizationObserverBase):
             dtype=leader.dtype, qscheme=leader.qscheme, quant_min=leader.quant_min, quant_max=leader.quant_max,
             eps=float(leader.eps), is_dynamic=leader.is_dynamic,
         )  # fmt: skip
-        self.__dict__["leader"] = leader
+        self.__dict__["leader"] = leader  # in no way a submodule
+
+    @property
+    def leader(self) -> UniformQuantizationObserverBase:
+        return self.__dict__["leader"]
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.__dict__["leader"].calculate_qparams(**kwargs)
+        return self.leader.calculate_qparams(**kwargs)

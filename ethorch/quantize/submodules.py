@@ -13,7 +13,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from ethorch.branches import held, is_control_flow
 from ethorch.errors import QuantizationError
 from ethorch.quantize.annotate import BRANCHES
-from ethorch.quantize.wiring import join_control_flow
+from ethorch.quantize.borders import join_control_flow
 
 #: Prepared by torchao itself, together with the graph they are in.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
