@@ -113,7 +113,7 @@ def avg_pool2d(
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA 1.0 AVG_POOL2D, or a sum when one window covers all.
 
     TOSA divides by the valid positions only; padding that counts is a PAD with the zero point before, and all of it counts
-    where the divisor is given. The bound: a mean of the whole map may be rounded to a step of the input first (see mean_over).
+    where the divisor is given. The bound: a mean of the whole map may be rounded twice (see mean_over).
     """
     kernel, padding = _two(kernel), _two(padding)
     area = kernel[0] * kernel[1]

@@ -138,9 +138,9 @@ def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
     """out = factor * mean of x over ``dims`` (kept with extent 1).
 
-    The sum is exact and takes any output scale. A mean of a map that keeps its input's scale is an AVG_POOL2D; so is one on a
-    target that prefers it for int8, with a RESCALE behind, which rounds twice, the first time in units of the input, unless
-    these are too coarse.
+    The sum is exact and takes any output scale. A mean of an int8 map is one of its columns' sums, where that is cheaper. One
+    that keeps its input's scale is an AVG_POOL2D; so is, on a target that prefers it, one of a small map whose steps are finer
+    than its own, with a RESCALE behind, which rounds twice.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
@@ -175,8 +175,8 @@ def _dims(x: QTensor, dim: Any) -> list[int]:
     ],
 )  # fmt: skip
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: QParams, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``, int8 or int16: the sum is exact, rounded once; a map's is rounded to 1/64 of a step of the
-    input first, on a target that prefers AVG_POOL2D to a step, hence the bound."""
+    """out = mean of x over ``dim``, int8 or int16: the sum is exact, rounded once; a large map's to an eighth of a step before.
+    The bound: on a target that prefers AVG_POOL2D a small map's may be rounded to its input's step first, if that is no coarser."""
     return b.view(mean_over(b, x, _dims(x, dim), out), b.result_shape)
 
 
