@@ -12,7 +12,7 @@ from ethorch.tosa.uses import Context, drop_dead
 
 
 def take_detours(graph: Graph, forms: Mapping[str, str], is_region: bool) -> None:
-    """All that concern operators as Vela gets them; the rest, ``fold_wide_concats`` and ``tables_before_transposes``, comes first.
+    """All that concern operators as Vela gets them; the rest, ``fold_wide_moves`` and ``tables_before_transposes``, comes first.
 
     Args:
         forms: the target's row of ``limits.FORMS``.
@@ -25,30 +25,59 @@ def take_detours(graph: Graph, forms: Mapping[str, str], is_region: bool) -> Non
         loops_on_copies(graph, is_region)
 
 
-def fold_wide_concats(graph: Graph) -> None:
-    """CONCAT of more than four axes becomes one of at most four, neighbours joined.
+def fold_wide_moves(graph: Graph) -> None:
+    """CONCAT and SLICE of more than four axes become ones of at most four, neighbours joined.
 
-    Vela 5.2 reads the wrong rows where SLICE, RESHAPE and such a CONCAT follow each other.
+    Vela 5.2 reads the wrong rows where SLICE, RESHAPE and such a CONCAT follow each other. Vela 5.1 and 5.2 die of such a
+    SLICE, RESHAPE and any CONCAT on U55 and U65.
     """
     ops: list[Op] = []
     for op in graph.ops:
-        if op.name != "CONCAT" or op.result.rank <= 4:
+        if op.name == "CONCAT" and op.result.rank > 4:
+            ops += _folded_concat(op)
+        elif op.name == "SLICE" and op.result.rank > 4:
+            ops += _folded_slice(op)
+        else:
             ops.append(op)
-            continue
-        axis, result = op.attrs["axis"], op.result
-
-        def folded(shape: tuple[int, ...], axis: int = axis) -> tuple[int, ...]:
-            behind = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
-            return (math.prod(shape[:axis]), shape[axis], *behind)
-
-        parts = []
-        for number, part in enumerate(op.operands):
-            parts.append(Value(f"{result.name}_part_{number}", folded(part.shape), part.dtype, result.origin))
-            ops.append(Op("RESHAPE", (part,), {"shape": parts[-1].shape}, (parts[-1],)))
-        joined = Value(f"{result.name}_folded", folded(result.shape), result.dtype, result.origin)
-        ops.append(Op("CONCAT", tuple(parts), {"axis": 1}, (joined,)))
-        ops.append(Op("RESHAPE", (joined,), {"shape": result.shape}, (result,)))
     graph.ops = ops
+
+
+def _folded_concat(op: Op) -> list[Op]:
+    axis, result = op.attrs["axis"], op.result
+
+    def folded(shape: tuple[int, ...]) -> tuple[int, ...]:
+        behind = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
+        return (math.prod(shape[:axis]), shape[axis], *behind)
+
+    ops: list[Op] = []
+    parts: list[Value] = []
+    for number, part in enumerate(op.operands):
+        parts.append(Value(f"{result.name}_part_{number}", folded(part.shape), part.dtype, result.origin))
+        ops.append(Op("RESHAPE", (part,), {"shape": parts[-1].shape}, (parts[-1],)))
+    joined = Value(f"{result.name}_folded", folded(result.shape), result.dtype, result.origin)
+    return [*ops, Op("CONCAT", tuple(parts), {"axis": 1}, (joined,)), Op("RESHAPE", (joined,), {"shape": result.shape}, (result,))]
+
+
+def _folded_slice(op: Op) -> list[Op]:
+    """One SLICE after the other, each of one axis between all before and all behind it."""
+    value, result = op.operands[0], op.result
+    ops: list[Op] = []
+    for axis, (start, size) in enumerate(zip(op.attrs["start"], op.attrs["size"], strict=True)):
+        before, shape = value, value.shape
+        if size == shape[axis]:
+            continue
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        whole = Value(f"{result.name}_whole_{axis}", (outer, shape[axis], inner), value.dtype, result.origin)
+        part = Value(f"{result.name}_part_{axis}", (outer, size, inner), value.dtype, result.origin)
+        value = Value(f"{result.name}_{axis}", (*shape[:axis], size, *shape[axis + 1 :]), value.dtype, result.origin)
+        ops += [
+            Op("RESHAPE", (before,), {"shape": whole.shape}, (whole,)),
+            Op("SLICE", (whole,), {"start": (0, start, 0), "size": part.shape}, (part,)),
+            Op("RESHAPE", (part,), {"shape": value.shape}, (value,)),
+        ]
+    if not ops:
+        return [op]
+    return [*ops[:-1], Op("RESHAPE", ops[-1].operands, {"shape": result.shape}, (result,))]
 
 
 def tables_before_transposes(graph: Graph) -> None:

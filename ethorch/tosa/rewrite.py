@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_concats, tables_before_transposes, take_detours
+from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_before_transposes, take_detours
 from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 from ethorch.tosa.uses import Context, drop_dead
@@ -101,7 +101,7 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, s
 
 def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is_region: bool) -> Graph:
     """``rewrite`` of one graph without its regions."""
-    fold_wide_concats(graph)
+    fold_wide_moves(graph)
     tables_before_transposes(graph)
     while _once(graph, rules):
         pass
