@@ -23,6 +23,7 @@ from torch.fx import Node
 from ethorch.branches import is_control_flow
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
+from ethorch.ops.rounding import TOO_MANY_STEPS
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
 from ethorch.qparams import QParams, QTensor, real
 from ethorch.tosa.builder import Builder
@@ -72,10 +73,14 @@ class Missing:
 
 @dataclass(frozen=True)
 class Chain:
-    """Pointwise operators on one quantized tensor, not yet computed: a quantize node turns them into one TABLE."""
+    """Pointwise operators on one quantized tensor, not yet computed: a quantize node turns them into one TABLE.
+
+    ``steps``: what they compute jumps.
+    """
 
     source: QTensor
     end: Node
+    steps: bool = False
 
 
 class Walk:
@@ -225,7 +230,10 @@ class Walk:
             return self.folded(node)
         source = self.single_source(node, spec)
         if source is not None and not (self.ends_here(args) and spec.lower and spec.absorbs and self.output_qparams(node)):
-            return Chain(source, node)
+            chain = Chain(source, node, spec.steps or any(isinstance(arg, Chain) and arg.steps for arg in args))
+            if source.qparams.dtype == "INT16" and chain.steps:
+                self.require_few_steps(chain)
+            return chain
         args, kwargs = _mapped(args, self.plain), _mapped(kwargs, self.plain)
         self.require_present(node, spec, args)
         args, kwargs = spec.canonical(name, args, kwargs)
@@ -404,7 +412,9 @@ class Walk:
             if isinstance(x, Chain):
                 x = x.source
             if isinstance(x, QTensor):
-                if x.q is None or x.q.is_real or x.q.dtype not in spec.table_dtypes or (source is not None and source != x):
+                if x.q is None or x.q.is_real or (source is not None and source != x):
+                    return None
+                if x.q.dtype not in spec.table_dtypes and (spec.lower is not None or self.output_qparams(node) is None):
                     return None
                 source = x
             elif isinstance(arg, Node):
@@ -424,8 +434,14 @@ class Walk:
         return self.looked_up[x.end]
 
     def table(self, chain: Chain, out: QParams) -> QTensor:
-        """The chain as one TABLE."""
-        return self.b.table(chain.source, self.entries(chain), out)
+        """The chain as one TABLE, or a sum of several."""
+        return self.b.table(chain.source, self.entries(chain), out, exact=chain.steps)
+
+    def require_few_steps(self, chain: Chain) -> None:
+        """Refuse a function of int16 that jumps in more places than tables can follow."""
+        out = self.output_qparams(chain.end)
+        if out is not None and not self.b.follows_steps(self.entries(chain), out):
+            raise Unsupported(TOO_MANY_STEPS)
 
     def entries(self, chain: Chain) -> np.ndarray:
         """The chain's results: its operators, run on the reals of its source that a table has entries for."""
@@ -434,7 +450,8 @@ class Walk:
 
         def run(node: Node) -> Any:
             if node not in results:
-                results[node] = self.leaf_codes(self.env[node], codes) if not isinstance(self.env[node], Chain) else call(node)
+                inside = node is chain.end or isinstance(self.env[node], Chain)
+                results[node] = call(node) if inside else self.leaf_codes(self.env[node], codes)
             return results[node]
 
         def call(node: Node) -> Any:
@@ -501,10 +518,7 @@ def unknown_operator(node: Node) -> Reason:
 
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
     if spec.steps and any(_quantized(x) and x.q.dtype == "INT16" for x in _flat(args)):
-        return Reason(
-            "table.int16_steps", f"{name} jumps, and an int16 table interpolates; allowed is int8",
-            "Quantize this module to int8.",
-        )  # fmt: skip
+        return NOT_OUTPUT_QUANTIZED
     return Reason("graph.input_not_quantized", f"{name} becomes a table of one quantized input")
 
 

@@ -65,8 +65,8 @@ class QParams:
 
     @property
     def table_inputs(self) -> np.ndarray:
-        """The real inputs of the entries of a TOSA 1.0 TABLE: all 256 codes of int8, every 128th of int16 and one beyond."""
-        return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, 128, dtype=np.int32))
+        """The real inputs of a TOSA 1.0 TABLE: all codes, of int16 and one beyond."""
+        return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, dtype=np.int32))
 
     def quantize(self, real: ArrayLike) -> np.ndarray:
         """round-half-even(real / scale) + zero_point, clamped, as int32; float32 division as PyTorch's fake quantize."""

@@ -18,6 +18,7 @@ from ethorch.ops import (  # noqa: F401
     pool_more,
     recurrent,
     resize,
+    rounding,
     shape,
     softmax,
     statistics,

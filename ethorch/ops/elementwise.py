@@ -147,7 +147,7 @@ def div(b: Builder, x: Any, y: Any, *, out: QParams) -> QTensor:
     if y.qparams.dtype == "INT32":
         raise b.refuse("div.integer_divisor", "its divisor holds plain integers; allowed are quantized tensors and constants")
     real = y.qparams.table_inputs
-    least = max(float(np.abs(real[real != 0]).min()), y.qparams.step)
+    least = y.qparams.step * (1 if y.qparams.dtype == "INT8" else 128)
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if x.qparams.dtype == y.qparams.dtype == "INT8" and np.abs(real).max() > 8 * least:

@@ -19,6 +19,7 @@ from ethorch.qparams import QParams, QTensor, dtype_range, multipliers_and_shift
 from ethorch.tosa.ir import DTYPES, FLOATS, NOWHERE, Graph, Op, Origin, Value
 from ethorch.tosa.opset import OPSET
 from ethorch.tosa.reference import evaluate, foldable
+from ethorch.tosa.tables import FAR, Piece, pieces, sums_fit
 
 if TYPE_CHECKING:
     from ethorch.target import Limits
@@ -330,27 +331,57 @@ class Builder:
             value = self.clamp(value, out.qmin, out.qmax)
         return QTensor(value, x.dims, out)
 
-    def table(self, x: QTensor, real: np.ndarray, out: QParams) -> QTensor:
+    def table(self, x: QTensor, real: np.ndarray, out: QParams, *, exact: bool = False) -> QTensor:
         """``real``: the function's value at each of ``x.qparams.table_inputs``; in codes of ``out``.
 
         TOSA 1.0 TABLE. int8: 256 entries, index = value + 128. int16: 513 entries, index = (value + 32768) >> 7, the low 7
         bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
+        Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see ethorch.tosa.tables).
         Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit table, which is exact; a narrower
         one is looked up in 1/128 of its steps and then rounded.
         """
-        source, value = x.value.dtype, x.value
-        real = _continued(real)
-        if source == "INT8" and out.dtype == "INT16":
-            value = self.rescale(value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
-            real = np.pad(real, (128, 129), mode="edge")
-        narrows = source == "INT16" and out.dtype == "INT8"
-        fine = QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16") if narrows else out
-        entries = fine.quantize(real).astype(DTYPES[value.dtype])
-        looked_up = self.emit("TABLE", value, self.const(entries, name="table"))
-        if value.dtype == "INT16":
-            looked_up = self.clamp(self.rescale(looked_up, 2.0**-7, dtype="INT16"), fine.qmin, fine.qmax)
+        source, real = x.value.dtype, _continued(real)
+        if source == out.dtype == "INT8":
+            looked_up = self.emit("TABLE", x.value, self.const(out.quantize(real).astype(np.int8), name="table"))
+            return self.requantized(QTensor(looked_up, x.dims, out), out)
+        if source == "INT8":
+            value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
+            entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)
+            looked_up = self.sum_of_tables(value, [Piece(-32768, 1, 1.0, entries)])
+            return QTensor(self.clamp(looked_up, out.qmin, out.qmax), x.dims, out)
+        fine = _in_16_bits(out)
+        made = pieces(_codes(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
+        made = made or pieces(_codes(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
+        looked_up = self.clamp(self.sum_of_tables(x.value, made), fine.qmin, fine.qmax)
         return self.requantized(QTensor(looked_up, x.dims, fine), out)
 
+    @staticmethod
+    def follows_steps(real: np.ndarray, out: QParams) -> bool:
+        """Is there an ``exact`` table of ``real`` for an int16 input?"""
+        fine = _in_16_bits(out)
+        return bool(pieces(_codes(_continued(real), fine), fine.qmin, fine.qmax, exact=True))
+
+    def sum_of_tables(self, value: Value, made: Sequence[Piece]) -> Value:
+        """INT16 sum of what the TABLEs have for an INT16 value, saturated."""
+        total: Value | None = None
+        fits = sums_fit(made)
+        for piece in made:
+            seen = value
+            if piece.zoom > 1:
+                middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
+                seen = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
+            looked_up = self.emit("TABLE", seen, self.const(piece.entries, name="table"))
+            if len(made) == 1:
+                return self.rescale(looked_up, piece.unit / 128, dtype="INT16")
+            part = self.rescale(looked_up, 1 / 128, dtype="INT16")
+            wide = self.rescale(part, piece.unit, dtype="INT32")
+            if total is None:
+                total = part if fits and piece.unit == 1 else self.rescale(wide, 1.0, dtype="INT16") if fits else wide
+                continue
+            wide = self.emit("ADD", self.rescale(total, 1.0, dtype="INT32") if fits else total, wide)
+            total = self.rescale(wide, 1.0, dtype="INT16") if fits else wide
+        assert total is not None
+        return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
 
     def wrapped(self, x: QTensor) -> QTensor:
         """Plain integers in the dtype PyTorch gives them, modulo its width: INT32 to INT8 or INT16; anything else as it is."""
@@ -380,6 +411,16 @@ class Builder:
         low = self.rescale(self.table(x, whole & 0x7FFF, unit).value, 1.0, dtype="INT32")
         high = self.rescale(self.table(x, whole >> 15, unit).value, 2.0**15, dtype="INT32")
         return QTensor(self.emit("ADD", high, low), x.dims, None)
+
+
+def _in_16_bits(out: QParams) -> QParams:
+    """``out``, or 1/128 of its steps if they are of 8 bits."""
+    return out if out.dtype == "INT16" else QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16")
+
+
+def _codes(real: np.ndarray, q: QParams) -> np.ndarray:
+    """``real`` in steps of ``q``, neither rounded nor clamped."""
+    return real.astype(np.float64) / q.step + q.zp
 
 
 def _continued(real: np.ndarray) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""A function of int16 codes as few TABLEs: one of 513 entries, and finer ones where it is too steep, bent or broken for that.
+
+TOSA 1.0 TABLE, int16: entry (code + 32768) >> 7, the low 7 bits interpolate between an entry and the next. A finer table has
+an entry for every 64, 32... or single codes of a window, is flat outside of it, and is added to what the others give.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Allowed = Callable[[np.ndarray], np.ndarray]
+
+#: Where one TABLE is further off than so many codes, and than the function changes at one of the next two codes of its input,
+#: finer ones are added.
+FAR = 8.0
+#: As many TABLEs as one function may become.
+MOST = 8
+#: A function that leaves the output's range is tabulated up to here, so that it bends at the range's end and not at an entry.
+_BEYOND = 1.25
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One TABLE: entry k is for code ``start + 128 * k / zoom``, in steps of ``unit`` output codes."""
+
+    start: int
+    zoom: int
+    unit: float
+    entries: np.ndarray
+
+    @property
+    def middle(self) -> int:
+        """The code that the TABLE is to see as 0."""
+        return self.start + 32768 // self.zoom
+
+    def values(self) -> np.ndarray:
+        """What it adds for each code, before it is rounded to whole codes."""
+        seen = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
+        index, rest = seen >> 7, seen & 127
+        entries = self.entries.astype(np.int64)
+        looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * rest
+        return ((looked_up + 64) >> 7) * self.unit
+
+
+def pieces(codes: np.ndarray, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
+    """The TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
+
+    Args:
+        codes: what each of -32768..32768 becomes, in output codes, neither rounded nor clamped.
+        far: how far off it may be everywhere.
+        exact: to a code, also where it jumps; else as close as few tables come.
+    Returns: empty where ``exact`` needs too many.
+    """
+    codes, far = (np.rint(codes), 1.0) if exact else (codes, far)
+    wanted = np.clip(codes, low, high)
+    allowed = functools.partial(_allowed, far=far, exact=exact)
+    single = _table(_extended(codes, low, high), -32768, 1)
+    if _misses(single.values(), wanted, low, high, allowed) == 0:
+        return [single]
+    made = _cover(wanted, -32768, 1, allowed)
+    if exact:
+        return made if len(made) <= MOST and _misses(_sum(made, low, high), wanted, low, high, allowed) == 0 else []
+    if len(made) > MOST:
+        return [single]
+    found = _misses(_sum(made, low, high), wanted, low, high, allowed)
+    return made if found < _misses(single.values(), wanted, low, high, allowed) else [single]
+
+
+def sums_fit(made: Sequence[Piece]) -> bool:
+    """Does what the first TABLEs add up to fit INT16, however many they are?"""
+    sums = np.cumsum([np.floor(piece.values() + 0.5) for piece in made], axis=0)
+    return bool(sums.min() >= -32768 and sums.max() <= 32767)
+
+
+def _sum(made: list[Piece], low: int, high: int) -> np.ndarray:
+    return np.clip(sum(np.floor(piece.values() + 0.5) for piece in made), low, high)
+
+
+def _misses(found: np.ndarray, wanted: np.ndarray, low: int, high: int, allowed: Allowed) -> int:
+    """How many codes are too far off."""
+    return int(np.count_nonzero(np.abs(np.clip(found, low, high) - wanted[:-1]) > allowed(wanted) + 0.5))
+
+
+def _allowed(wanted: np.ndarray, *, far: float, exact: bool) -> np.ndarray:
+    """How far off each code but the last may be."""
+    if exact:
+        return np.full(wanted.size - 1, far)
+    change = np.pad(np.abs(np.diff(wanted)), 2, mode="edge")
+    return np.maximum(far, np.lib.stride_tricks.sliding_window_view(change, 4)[: wanted.size - 1].max(axis=1))
+
+
+def _extended(codes: np.ndarray, low: int, high: int) -> np.ndarray:
+    """``codes`` clamped, but as far beyond ``low..high`` as the ends of intervals in which they leave it."""
+    ends, inside = codes[::128], (codes >= low) & (codes <= high)
+    any_inside = np.logical_or.reduceat(inside, np.arange(0, 65536, 128))
+    near = np.concatenate((any_inside, [False])) | np.concatenate(([False], any_inside))
+    middle, reach = (low + high) / 2, (high - low) / 2 * _BEYOND
+    near &= np.abs(ends - middle) <= reach
+    return np.clip(codes, min(low, np.min(ends[near], initial=low)), max(high, np.max(ends[near], initial=high)))
+
+
+def _grid(start: int, zoom: int) -> np.ndarray:
+    """Indices into all codes of a TABLE's entries; of a finer one the last two are the same, which ends it flat."""
+    last = 512 if zoom == 1 else 511
+    return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
+
+
+def _table(span: np.ndarray, start: int, zoom: int) -> Piece:
+    """In whole codes, or as fine as INT16 has entries and steps from one to the next (TOSA 1.0 TABLE)."""
+    entries = span[_grid(start, zoom)]
+    unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
+    return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
+
+
+def _cover(span: np.ndarray, start: int, zoom: int, allowed: Allowed) -> list[Piece]:
+    """TABLEs that add up to ``span`` over the window of one that starts at ``start``: itself, and finer ones in it."""
+    grid, step = _grid(start, zoom), 128 // zoom
+    codes = np.arange(grid[0], grid[-1])
+    count = len(codes) // step
+    whole = codes[: count * step]
+    off = np.abs(np.interp(whole, grid[: count + 1], span[grid[: count + 1]]) - span[whole])
+    bad = (off > allowed(span[whole[0] : whole[-1] + 2])).reshape(count, step).any(axis=1)
+    finer: list[Piece] = []
+    while zoom < 128 and bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        good = np.flatnonzero(~bad[first : first + 255])
+        run = int(good[0]) if good.size else min(255, count - first)
+        factor = max((f for f in (2, 4, 8, 16, 32, 64, 128) if f * zoom <= 128 and 512 // f - 1 >= run), default=2)
+        last = min(first + 512 // factor - 1, count)
+        begin, end = int(grid[first]), int(grid[last])
+        inside = span[np.clip(np.arange(span.size), begin, end)]
+        reach = inside - inside[0]
+        inside = reach if np.abs(reach).max() <= 32767 else inside - (inside.max() + inside.min()) / 2
+        finer += _cover(inside, begin - 32768, factor * zoom, allowed)
+        span, bad = span - inside, bad.copy()
+        bad[first:last] = False
+        if len(finer) > MOST:
+            break
+    return [_table(span, start, zoom), *finer]
