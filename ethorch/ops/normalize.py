@@ -56,7 +56,8 @@ def batch_norm(
     codes = np.where(gain < 0, -127, 127).astype(np.int8)
     scales = [x.qparams.step * max(abs(float(g)), 1e-12) / 127 for g in gain]
     spatial = tuple(range(2, x.rank))
-    value = b.stored_as(x, [(), (0, *spatial), (), (1,)])
+    places = [(), (), (0, *spatial), (1,)] if b.forms.get("rows") == "width" else [(), (0, *spatial), (), (1,)]
+    value = b.stored_as(x, places)
     acc = b.emit(
         "DEPTHWISE_CONV2D", value, b.const(codes.reshape(1, 1, channels, 1), name="gain"),
         bias_codes(b, offset, scales, channels, x.qparams.dtype),

@@ -13,6 +13,8 @@ import numpy as np
 from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_before_transposes, take_detours
 from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.opset import OPSET
+from ethorch.tosa.splits import split_convolutions
+from ethorch.tosa.transposes import transposes_in_steps
 from ethorch.tosa.uses import Context, drop_dead
 
 #: A rule looks at one operator and its producers and returns its replacement, or None.
@@ -103,9 +105,10 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
     """``rewrite`` of one graph without its regions."""
     fold_wide_moves(graph)
     tables_before_transposes(graph)
-    while _once(graph, rules):
+    while _once(graph, rules) or split_convolutions(graph):
         pass
     drop_dead(graph)
+    transposes_in_steps(graph, forms.get("permute"))
     if forms.get("broadcast") == "copied":
         copy_broadcast_constants(graph)
     take_detours(graph, forms, is_region)

@@ -1,0 +1,92 @@
+"""Transposes in steps: the same bits in fewer of Vela's cycles."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ethorch import EthosUCompileSpec, vela
+from ethorch.errors import VelaError
+from ethorch.limits import FORMS
+from ethorch.target import TARGETS
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.flatbuffer import serialize
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.rewrite import rewrite
+from tests.ladder import run_compiled
+
+NUMPY = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
+
+
+def transposed(shape: tuple[int, ...], perms: tuple[int, ...], dtype: str = "INT8") -> Graph:
+    b = Builder()
+    b.graph.outputs.append(b.emit("TRANSPOSE", b.input("x", shape, dtype), perms=perms))
+    return b.graph
+
+
+def compiled(graph: Graph, target: str) -> vela.CompiledModel:
+    return vela.compile(serialize(graph), EthosUCompileSpec(target))
+
+
+def check(shape: tuple[int, ...], perms: tuple[int, ...], dtype: str, target: str) -> int:
+    """The machine's result is NumPy's; the number of steps."""
+    graph = rewrite(transposed(shape, perms, dtype), forms=TARGETS[target].forms)
+    graph.verify()
+    info = np.iinfo(NUMPY[dtype])
+    x = np.random.default_rng(7).integers(info.min, info.max, shape, endpoint=True).astype(NUMPY[dtype])
+    (found,) = run_compiled(compiled(graph, target), [x], ("uninitialized", "overlap"))
+    np.testing.assert_array_equal(found.reshape(graph.outputs[0].shape), x.transpose(perms), err_msg=f"{shape} {perms} {target}")
+    return sum(op.name == "TRANSPOSE" for op in graph.ops)
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize(
+    ("shape", "perms"),
+    [
+        ((2, 7, 4, 7, 32), (0, 3, 2, 1, 4)), ((4, 7, 4, 7, 32), (2, 0, 3, 1, 4)), ((3, 4, 16, 4, 16), (1, 3, 0, 2, 4)),
+        ((19, 3, 3, 64), (0, 2, 1, 3)), ((19, 3, 3, 64), (2, 1, 0, 3)),
+    ],
+)  # fmt: skip
+def test_steps_take_fewer_cycles(shape, perms, target) -> None:
+    graph = transposed(shape, perms)
+    own = compiled(graph, target).performance.total_cycles
+    steps = compiled(rewrite(transposed(shape, perms), forms=TARGETS[target].forms), target).performance.total_cycles
+    assert check(shape, perms, "INT8", target) > 1
+    assert steps < 0.8 * own
+
+
+@pytest.mark.parametrize("perms", [(1, 0, 2), (2, 1, 0), (0, 3, 1, 2), (3, 0, 1, 2)])
+def test_what_vela_does_in_one_stays(perms) -> None:
+    shape = (6, 14, 20, 18)[: len(perms)]
+    for form in ("u55", "u85"):
+        assert len(rewrite(transposed(shape, perms), forms=FORMS[form]).ops) == 1
+
+
+def some(seed: int) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """(shape, perms, dtype): rank 4 to 6, the last axis stays."""
+    r = random.Random(seed)
+    rank = r.choice([4, 5, 5, 6])
+    shape = tuple(r.choice([1, 2, 3, 4, 5, 7, 8, 16]) for _ in range(rank - 1)) + (r.choice([1, 3, 8, 16, 24, 33]),)
+    return shape, (*r.sample(range(rank - 1), rank - 1), rank - 1), r.choice(["INT8", "INT8", "INT16", "INT32"])
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_some(target) -> None:
+    assert sum(check(*some(seed), target) > 1 for seed in range(25)) > 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", TARGETS)
+def test_many(target) -> None:
+    refused = 0
+    for seed in range(300):
+        shape, perms, dtype = some(seed)
+        try:
+            check(shape, perms, dtype, target)
+        except VelaError:  # [2,1280,33] of INT32 on U55, one step as it is
+            with pytest.raises(VelaError):
+                compiled(transposed(shape, perms, dtype), target)
+            refused += 1
+    assert refused < 3
