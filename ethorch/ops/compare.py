@@ -52,7 +52,8 @@ _COMPARISONS: dict[str, tuple[str, bool, bool, Callable[[np.ndarray], np.ndarray
 def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     """x ? y with broadcasting, as truth values: quantized tensors, or plain integers whose difference fits int32.
 
-    Quantized tensors of one scale are compared exactly, others to 1 / 2**19 of the coarser step (1 / 2**14 for int16).
+    Quantized tensors of one scale are compared exactly, and with constants as PyTorch's float32 does; others to 1 / 2**19 of the
+    coarser step (1 / 2**14 for int16).
     TOSA 1.0 EQUAL, GREATER, GREATER_EQUAL, or SUB and TABLE.
     """
     operator, swap, negate, holds = _COMPARISONS[name]

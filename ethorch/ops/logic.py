@@ -73,33 +73,46 @@ def as_tensor(b: Builder, x: Any, dtype: str = "INT32") -> QTensor:
 
 
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Two operands as INT32 in a common unit, aligned for broadcasting: equal scales exactly, others on a grid 2**19 (int8)
-    or 2**14 (int16) times finer than the coarser. Plain integers are their own unit."""
+    """Two operands as INT32 in a common unit, aligned for broadcasting: equal scales and constants exactly, others on a grid
+    2**19 (int8) or 2**14 (int16) times finer than the coarser. Plain integers are their own unit."""
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and value.q is not None]
     if not tensors:
         values, dims = b.aligned(as_tensor(b, x), as_tensor(b, y))
         return [widened(b, value) for value in values], dims
+    constants = [_constant(value) for value in (x, y)]
+    if any(constant is not None for constant in constants):
+        q = tensors[0].qparams
+        operands = [v if c is None else _among_codes(b, c, q) for v, c in zip((x, y), constants, strict=True)]
+        values, dims = b.aligned(*operands)
+        return [value if value.dtype == "INT32" else b.rescale(value, 2.0, input_zp=q.zp, dtype="INT32") for value in values], dims
     wide = "INT16" if any(t.qparams.dtype == "INT16" for t in tensors) else "INT8"
     coarse = max(t.qparams.step for t in tensors)
     exact = len(tensors) == 2 and tensors[0].qparams.step == tensors[1].qparams.step
     unit = coarse if exact else coarse / (1 << _HEADROOM[wide])
 
-    def operand(value: Any) -> QTensor:
-        """A constant in that unit; any other tensor as it is."""
-        if isinstance(value, QTensor) and not (value.q is None and value.value.is_const):
-            return value
-        real = value.value.data if isinstance(value, QTensor) else value
-        codes = np.clip(np.rint(np.asarray(real, np.float64) / unit), -(2**28), 2**28)
-        return QTensor(b.const(codes.astype(np.int32)), contiguous(codes.shape), None)
-
-    operands = [operand(x), operand(y)]
-    values, dims = b.aligned(*operands)
-    for k, t in enumerate(operands):
+    values, dims = b.aligned(x, y)
+    for k, t in enumerate((x, y)):
         if t.q is not None:
             values[k] = b.rescale(values[k], t.q.step / unit, input_zp=t.q.zp, dtype="INT32")
-        elif not values[k].is_const:
+        else:
             values[k] = b.rescale(values[k], 1.0 / unit, dtype="INT32")
     return values, dims
+
+
+def _constant(x: Any) -> np.ndarray | None:
+    """The numbers of a constant that is not quantized; None of anything else."""
+    if isinstance(x, QTensor):
+        return x.value.data if x.q is None and x.value.is_const else None
+    return np.asarray(x)
+
+
+def _among_codes(b: Builder, numbers: np.ndarray, q: QParams) -> QTensor:
+    """Constants in halves of a step of ``q``: even where PyTorch's float32 finds them equal to a code, odd between two codes."""
+    reals, wanted = q.dequantize(q.codes), numbers.astype(np.float32)
+    place = np.searchsorted(reals, wanted)
+    equal = reals[np.minimum(place, reals.size - 1)] == wanted
+    halves = 2 * (int(q.codes[0]) + place - q.zp) - np.logical_not(equal)
+    return QTensor(b.const(halves.astype(np.int32)), contiguous(halves.shape), None)
 
 
 def is_real(*operands: Any) -> bool:

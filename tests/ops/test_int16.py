@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from ethorch import EthosUCompileSpec
+from ethorch.backend import builder_for
 from ethorch.errors import Unsupported
 from ethorch.layout import contiguous
 from ethorch.ops import OPS
+from ethorch.ops.compare import compared
 from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.flatbuffer import serialize
+from ethorch.tosa.rewrite import rewrite
 from ethorch.tosa.tables import FAR
 from tests.ladder import machine, reference
 
@@ -110,3 +113,22 @@ def test_halves_everywhere_are_refused() -> None:
     with pytest.raises(Unsupported) as refusal:
         OPS["aten.round.default"].lower(b, x, out=q(2000.0))  # type: ignore[misc]
     assert refusal.value.reason.id == "table.int16_steps"
+
+
+COMPARED: list[tuple[str, Any]] = [("eq", torch.eq), ("ge", torch.ge), ("gt", torch.gt), ("le", torch.le), ("lt", torch.lt)]
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize(("name", "function"), COMPARED, ids=[name for name, _ in COMPARED])
+def test_numbers_are_compared_as_pytorch_does(name: str, function: Any, target: str) -> None:
+    """1.0 is the last code of its scale but for what float32 makes of it; others lie on a code, between two, and outside."""
+    numbers = torch.tensor([1.0, -1.0, 0.0, 0.3, -0.70001, 2.0, -3.0], dtype=torch.float32).reshape(7, 1, 1)
+    b = builder_for(EthosUCompileSpec(target).target)
+    codes = np.unique(np.r_[-32767:32768:97, 9825:9835, -32767:-32760, 32760:32768]).astype(np.int16).reshape(1, 1, -1)
+    x = QTensor(b.input("x", codes.shape, "INT16"), contiguous(codes.shape), q(1.0))
+    result = compared(b, name, x, numbers.numpy())
+    b.graph.outputs.append(result.value)
+    (found,) = machine(serialize(rewrite(b.graph, forms=b.forms)), [codes], EthosUCompileSpec(target))
+    wanted = function(torch.from_numpy(q(1.0).dequantize(codes.astype(np.int32))), numbers).numpy()
+    assert wanted.any() and not wanted.all()
+    np.testing.assert_array_equal(found.reshape(wanted.shape) != 0, wanted)
