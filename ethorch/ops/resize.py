@@ -15,6 +15,7 @@ from ethorch.ops.quant_rules import SAME_AS_INPUT
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import Value
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
@@ -153,29 +154,52 @@ def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
     return b.from_nhwc(result, x.q, x.rank)
 
 
+def _common_denominator(extent: int, size: int, align: bool) -> int:
+    """Of all ``_positions``."""
+    if align:
+        return Fraction(extent - 1, max(size - 1, 1)).denominator
+    return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
+
+
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool) -> QTensor:
-    """Linear interpolation along one dim as a product with a constant [size, extent] matrix in steps of 1/127."""
+    """Linear interpolation along one dim as a product with a constant [size, extent] matrix.
+
+    Its steps are the positions' own where int8 has them, else 1/127; of int16 what that leaves of them is a second product.
+    """
     extent = x.shape[dim]
     if extent == size:
         return x
-    where = _positions(extent, size, align)
+    where, common = _positions(extent, size, align), _common_denominator(extent, size, align)
+    steps = common if common <= 127 else 127
     low = np.minimum(where.astype(int), max(extent - 2, 0))
-    upper = np.rint((where - low) * 127).astype(int)
+    upper = np.rint((where - low) * steps).astype(int)
     weight = np.zeros((size, extent), np.int8)
-    weight[np.arange(size), low] = 127 - upper
+    weight[np.arange(size), low] = steps - upper
     if extent > 1:
         weight[np.arange(size), low + 1] += upper.astype(np.int8)
     others = [d for d in range(x.rank) if d != dim % x.rank]
     value = b.stored_as(x, [(), tuple(others), (), (dim % x.rank,)])
-    zeros = b.const(np.zeros(size, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(size, np.int32))
-    acc = b.emit(
-        "CONV2D", value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
-        dilation=(1, 1), input_zp=x.qparams.zp, weight_zp=0,
-    )  # fmt: skip
-    result = b.rescale(acc, 1 / 127, output_zp=x.qparams.zp, dtype=value.dtype)
+    result = _product(b, value, weight, 1 / steps, x.qparams.zp)
+    if steps != common and value.dtype == "INT16" and extent > 1:
+        rest = np.zeros((size, extent), np.int8)
+        rest[np.arange(size), low + 1] = np.rint((where - low - upper / steps) * steps * 127)
+        rest[np.arange(size), low] -= rest[np.arange(size), low + 1]
+        parts = [b.rescale(part, 1.0, dtype="INT32") for part in (result, _product(b, value, rest, 1 / steps / 127, 0))]
+        result = b.rescale(b.emit("ADD", *parts), 1.0, dtype="INT16")
     full = QTensor(b.reshape(result, (*(x.shape[d] for d in others), size)), tuple((k,) for k in range(x.rank)), x.q)
     order = [*others, dim % x.rank]
     return b.permute(full, [order.index(d) for d in range(x.rank)])
+
+
+def _product(b: Builder, value: Value, weight: np.ndarray, unit: float, zp: int) -> Value:
+    """Rows of ``value`` times a constant int8 [size, extent] matrix in steps of ``unit``, in the codes that ``value`` has."""
+    size, extent = weight.shape
+    zeros = b.const(np.zeros(size, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(size, np.int32))
+    acc = b.emit(
+        "CONV2D", value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
+        dilation=(1, 1), input_zp=zp, weight_zp=0,
+    )  # fmt: skip
+    return b.rescale(acc, unit, output_zp=zp, dtype=value.dtype)
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
@@ -190,8 +214,8 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTen
 
 
 @op(
-    "aten.upsample_bilinear2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_bilinear2d.vec": _vec}, bound=2,
-    samples=[Sample(*sample.args, align) for align in (False, True) for sample in _UPSAMPLE],
+    "aten.upsample_bilinear2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_bilinear2d.vec": _vec}, bound=2, bound16=3,
+    samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, Sample(I8(1, 2, 5, 7), [64, 90]))],
 )  # fmt: skip
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: QParams
