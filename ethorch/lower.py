@@ -23,6 +23,7 @@ from torch.fx import Node
 from ethorch.branches import is_control_flow
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
+from ethorch.ops.logic import widened
 from ethorch.ops.rounding import TOO_MANY_STEPS
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
 from ethorch.qparams import QParams, QTensor, real
@@ -166,6 +167,25 @@ class Walk:
                 value = self.b.emit("IDENTITY", value)
             seen.add(id(value))
             self.b.graph.outputs.append(value)
+        self.read_all_inputs()
+
+    def read_all_inputs(self) -> None:
+        """Inputs that no output depends on (a softmax of one number is 1) are added to one, times 0: Vela drops unread ones."""
+        b, outputs = self.b, self.b.graph.outputs
+        read = {id(value) for value in outputs}
+        for op in reversed(b.graph.ops):
+            if any(id(result) in read for result in op.results):
+                read.update(id(operand) for operand in op.operands)
+        place = next((k for k, value in enumerate(outputs) if value.dtype in ("INT8", "INT16", "INT32")), None)
+        for value in b.graph.inputs:
+            if id(value) in read or place is None or value.dtype not in INTEGERS:
+                continue
+            total, dtype = outputs[place], outputs[place].dtype
+            first = value if set(value.shape) <= {1} else b.emit("SLICE", value, start=(0,) * value.rank, size=(1,) * value.rank)
+            first = widened(b, b.reshape(first, (1,) * total.rank))
+            nothing = b.emit("MUL", first, b.const(np.zeros((1,) * total.rank, np.int32)), shift=0)
+            total = b.emit("ADD", widened(b, total), nothing)
+            outputs[place] = total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)
 
     # --- operators --------------------------------------------------------------------------------------------------
 

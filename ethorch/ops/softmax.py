@@ -26,7 +26,7 @@ _LOWEST_EXPONENT = 12.0
 
 _SAMPLES = [
     Sample(I8(2, 4, 8, 8), -1), Sample(I8(5, 9), 1), Sample(I8(1, 6, 5, 4), 1), Sample(I8(12, 150, low=-14.0, high=4.0), -1),
-    Sample(I8(3, 300, 3, low=-30.0, high=8.0), 1), Sample(I8(7, low=-1.0, high=5.0), 0),
+    Sample(I8(3, 300, 3, low=-30.0, high=8.0), 1), Sample(I8(7, low=-1.0, high=5.0), 0), Sample(I8(5, 1), 1),
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> tuple[Value, int, Value, 
 
 
 @op(
-    "aten.softmax.int", quant=fixed_output(0.0, 255 / 256), samples=_SAMPLES,
+    "aten.softmax.int", quant=fixed_output(0.0, 255 / 256), samples=_SAMPLES, bound16=12,
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )  # fmt: skip
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams) -> QTensor:
