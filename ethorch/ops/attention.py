@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ethorch.ops.matmul import scaled_bmm
 from ethorch.ops.spec import I8, Sample, composite
-from ethorch.sketch import Sketch, shape_of
+from ethorch.sketch import Sketch, attribute, shape_of
 
 aten = torch.ops.aten
 
@@ -32,8 +32,20 @@ def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
     return s(aten.add.Tensor, scores, mask)
 
 
+def _masked_rows(s: Sketch, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
+    """Where a constant mask leaves a row no position at all, of which PyTorch makes zeros; None if it leaves each row some."""
+    constant = attribute(s.model, mask) if isinstance(mask, Node) and mask.op == "get_attr" else None
+    if not isinstance(constant, torch.Tensor) or isinstance(constant, torch.nn.Parameter):
+        return None
+    left = constant if constant.dtype == torch.bool else constant != -math.inf
+    if causal:
+        left = left & torch.ones(rows, columns, dtype=torch.bool).tril()
+    none = ~left.any(-1, keepdim=True)
+    return none if none.any() else None
+
+
 @composite(
-    "aten.scaled_dot_product_attention.default", bound=2,
+    "aten.scaled_dot_product_attention.default", bound=2, bound16=4,
     samples=[
         Sample(I8(1, 2, 6, 8), I8(1, 2, 7, 8), I8(1, 2, 7, 5)), Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
         Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
@@ -65,4 +77,6 @@ def scaled_dot_product_attention(
         masked = _with_mask(s, full, attn_mask, is_causal)
         scores = s(aten.reshape.default, masked, [math.prod(lead), rows, columns])
     weights = s(aten.softmax.int, scores, -1)
-    return s(aten.view.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
+    result = s(aten.view.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
+    none = _masked_rows(s, attn_mask, rows, columns, is_causal)
+    return result if none is None else s(aten.masked_fill.Scalar, result, s.constant(none), 0.0)

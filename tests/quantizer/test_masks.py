@@ -63,6 +63,25 @@ def test_a_constant_mask(way: str) -> None:
     assert first < 0.03 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_row_that_may_see_nothing_is_zero(kind: str) -> None:
+    """As of PyTorch's own attention: softmax alone would make it the mean of all values."""
+
+    class Deaf(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.view(1, N, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            heard = ~FUTURE & (torch.arange(N) % 3 > 0)[:, None]
+            mask = heard if kind == "bool" else torch.zeros(N, N).masked_fill(~heard, float("-inf"))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    model = Deaf("")
+    torch.manual_seed(2)
+    samples = [(torch.randn(1, N, 32),) for _ in range(8)]
+    found, wanted = converted(model, samples)(*samples[0]), model(*samples[0])
+    assert not wanted[..., ::3, :].any() and not found[..., ::3, :].any()
+    assert sqnr_db(wanted, found) > 25
+
+
 def test_padding_is_known_at_run_time_only() -> None:
     class Padded(Attention):
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
