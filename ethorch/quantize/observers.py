@@ -243,8 +243,9 @@ class ActivationObserver(UniformQuantizationObserverBase):
         levels = self.quant_max - self.quant_min
         symmetric = self.qscheme == torch.per_tensor_symmetric
         rounding = self.seen.nonzero * weight / 12
-        highs, above = _candidates(np.asarray(self.seen.highs), counts, centres, weight, inputs)
-        lows, below = _candidates(-np.asarray(self.seen.lows), counts[::-1], centres, weight, inputs)
+        fine = levels > 255
+        highs, above = _candidates(np.asarray(self.seen.highs), counts, centres, weight, inputs, fine)
+        lows, below = _candidates(-np.asarray(self.seen.lows), counts[::-1], centres, weight, inputs, fine)
         if symmetric:  # one bound for both sides
             bounds = np.union1d(highs, lows)
             cost = np.interp(bounds, highs, above) + np.interp(bounds, lows, below) + rounding * (2 * bounds / levels) ** 2
@@ -280,7 +281,7 @@ def _subsample(values: Tensor) -> Tensor:
 
 
 def _candidates(
-    extremes: np.ndarray, counts: np.ndarray, centres: np.ndarray, weight: float, inputs: int
+    extremes: np.ndarray, counts: np.ndarray, centres: np.ndarray, weight: float, inputs: int, fine: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds worth trying, and for each the squared error of clipping there, summed over all inputs.
 
@@ -289,6 +290,7 @@ def _candidates(
         counts, centres: histogram, ascending.
         weight: elements that a count stands for.
         inputs: number of inputs.
+        fine: rounding costs so little that an extreme which the histogram's share of the elements lacks counts by itself.
     """
     largest = max(float(extremes.max()), 0.0)
     spread = float(np.std(extremes, ddof=1)) if inputs > 1 else 0.0
@@ -298,6 +300,8 @@ def _candidates(
     s0, s1, s2 = (np.concatenate([np.cumsum((counts * centres**k)[::-1])[::-1], [0.0]]) for k in range(3))
     first = np.searchsorted(centres, bounds)
     seen = np.maximum(s2[first] - 2 * bounds * s1[first] + bounds**2 * s0[first], 0) * weight
+    if fine:
+        seen = np.maximum(seen, (np.maximum(extremes[:, None] - bounds, 0) ** 2).sum(axis=0))
     seen[bounds >= largest] = 0
     unseen = np.zeros_like(bounds)
     if spread > 0:  # the next input's largest value M follows Student's distribution: E[max(M - bound, 0)^2]
