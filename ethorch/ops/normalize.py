@@ -113,7 +113,7 @@ def _reach(bound: float, furthest: float, low: float, high: float) -> float:
 
 
 @op(
-    "aten.layer_norm.default", quant=EACH_INPUT,
+    "aten.layer_norm.default", quant=EACH_INPUT, bound16=2,
     also={"aten.native_layer_norm.default": lambda x, shape, w, bias, eps: ((x, shape, w, bias, eps), {})},
     samples=[
         Sample(I8(1, 5, 32), [32]), Sample(I8(2, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), W(24)),
@@ -129,7 +129,7 @@ def layer_norm(
 
 
 @op(
-    "aten.rms_norm.default", quant=EACH_INPUT,
+    "aten.rms_norm.default", quant=EACH_INPUT, bound16=3,
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )  # fmt: skip
 def rms_norm(
@@ -189,7 +189,7 @@ def _(s: Sketch, x: Node, shape: Sequence[int], weight: Any = None, eps: float |
 
 
 @composite(
-    "aten.group_norm.default",
+    "aten.group_norm.default", bound16=5,
     also={"aten.native_group_norm.default": lambda x, w, bias, n, c, hw, groups, eps: ((x, groups, w, bias, eps), {})},
     samples=[
         Sample(I8(1, 8, 5, 4), 2, W(8, low=0.5), W(8)), Sample(I8(2, 6, 7), 3), Sample(I8(1, 4, 3, 3), 4, None, W(4)),
@@ -221,7 +221,7 @@ def instance_norm(
     return group_norm.decompose(s, x, shape_of(x)[1], weight, bias, eps)  # type: ignore[misc]
 
 @composite(
-    "aten._native_batch_norm_legit.no_stats",
+    "aten._native_batch_norm_legit.no_stats", bound16=2,
     samples=[Sample(I8(2, 4, 6, 5), W(4, low=0.5), W(4), True, 0.1, 1e-5), Sample(I8(1, 3, 8), None, None, True, 0.1, 1e-5)],
 )  # fmt: skip
 def batch_statistics_norm(

@@ -116,7 +116,7 @@ _LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
 
 
 @composite(
-    "aten.lstm.input",
+    "aten.lstm.input", bound16=4,
     samples=[
         Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
         Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),
@@ -133,7 +133,7 @@ def lstm(
 
 
 @composite(
-    "aten.gru.input",
+    "aten.gru.input", bound16=6,
     samples=[Sample(I8(2, 4, 5), W(1, 2, 6), [W(18, 5), W(18, 6), W(18), W(18)], True, 1, 0.0, False, False, True)],
 )  # fmt: skip
 def gru(
@@ -147,7 +147,7 @@ def gru(
 _RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1, 0.0, False, False, True)]
 
 
-@composite("aten.rnn_tanh.input", samples=_RNN)
+@composite("aten.rnn_tanh.input", samples=_RNN, bound16=8)
 def rnn_tanh(
     s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
     bidirectional: bool, batch_first: bool,

@@ -127,7 +127,7 @@ def var(b: Builder, x: QTensor, dim: Any = None, *, out: QParams, correction: fl
 
 
 @op(
-    "aten.std.correction", quant=EACH_INPUT, samples=_VARIANCE,
+    "aten.std.correction", quant=EACH_INPUT, samples=_VARIANCE, bound16=2,
     also={"aten.std.dim": _unbiased, "aten.std.default": lambda x, unbiased=True: _unbiased(x, None, unbiased)},
 )  # fmt: skip
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: QParams, correction: float | None = 1, keepdim: bool = False) -> QTensor:
@@ -141,7 +141,7 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: QParams, correction: fl
 
 
 @op(
-    "aten.linalg_vector_norm.default", quant=EACH_INPUT,
+    "aten.linalg_vector_norm.default", quant=EACH_INPUT, bound16=2,
     also={"aten.norm.ScalarOpt_dim": lambda x, p, dim, keepdim=False: ((x, 2 if p is None else p, dim, keepdim), {})},
     samples=[Sample(I8(12, 30), 2, [1]), Sample(I8(2, 6, 5, 4), 2, [1, -1], True), Sample(I8(12, 30, low=0.0), 1, [1]),
              Sample(I8(12, 30), math.inf, [1])],
@@ -229,7 +229,7 @@ def glu(s: Sketch, x: Node, dim: int = -1) -> Any:
 
 
 @composite(
-    "aten.cosine_similarity.default", bound=2,
+    "aten.cosine_similarity.default", bound=2, bound16=3,
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )  # fmt: skip
 def cosine_similarity(s: Sketch, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
