@@ -31,6 +31,7 @@ from ethorch.ops.logic import (
     widened,
 )
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.ops.rows import minimum_of
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.builder import Builder
@@ -224,12 +225,14 @@ def logical_not(b: Builder, x: Any, *, out: None) -> QTensor:
 
 
 def _reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """any or all over ``dims`` (kept with extent 1). TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, REDUCE_MIN of int8."""
+    """any or all over ``dims`` (kept with extent 1). TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8."""
     x = as_truth(b, x)
-    operator = f"REDUCE_{name.upper()}" if native(b) else {"any": "REDUCE_MAX", "all": "REDUCE_MIN"}[name]
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):
-        value = b.emit(operator, value, axis=axis)
+        if native(b):
+            value = b.emit(f"REDUCE_{name.upper()}", value, axis=axis)
+        else:
+            value = b.emit("REDUCE_MAX", value, axis=axis) if name == "any" else minimum_of(b, value, axis)
     return QTensor(value, tuple(() if dim in dims else axes for dim, axes in enumerate(x.dims)), None)
 
 

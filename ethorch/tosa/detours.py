@@ -169,11 +169,22 @@ def _split(op: Op) -> bool:
     return op.name == "TRANSPOSE_CONV2D" or several or dilated
 
 
+def _unrolled(op: Op) -> bool:
+    """What Vela does batch by batch, or not at all, where it reads a part: a padded window, a maximum along an axis."""
+    padded = op.name in _WINDOWS and any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
+    return padded or op.name == "REDUCE_MAX"
+
+
+_WINDOWS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D")
+
+
 def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     """Copies around SLICE, CONCAT and PAD where Vela 5.2 loses their offsets, because of what is next to them.
 
     - A convolution of a SLICE that Vela makes several operations of reads from the beginning of the whole; so does a TILE of
-      five axes, and of six anything that broadcasts.
+      five axes, and of six anything that broadcasts; so do a REDUCE_MAX, a REDUCE_SUM along the last
+      axis, and a window with padding over several pictures.
+    - A REDUCE_MAX along the last axis that is placed by a CONCAT or PAD is written over what is there.
     - A depthwise one with several outputs per channel that is placed by a CONCAT or PAD is an error of Vela's; a transposed one,
       on U55 and U65, is written over what is there.
     - On U55 and U65 a RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which knows no
@@ -203,6 +214,8 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
             return placed(op.result)
         if op.name == "RESCALE" and not lone(op) and op.operands[0].dtype != "INT32" and reads(source, "CONCAT", "PAD", "TILE"):
             return placed(op.result)
+        if op.name == "REDUCE_MAX":
+            return placed(op.result)
         if not lone_rescales:
             return False
         if op.name == "CLAMP" and reads(source, "TRANSPOSE"):
@@ -211,11 +224,17 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
             return lone(op) and placed(op.result)
         return placed(op.result, directly=before.name == "TRANSPOSE_CONV2D")
 
+    def summed(op: Op) -> bool:
+        readers = users.get(id(op.result), []) if op.name == "RESCALE" else [op]
+        return any(reader.name == "REDUCE_SUM" and reader.attrs["axis"] == reader.result.rank - 1 for reader in readers)
+
     def misread(op: Op) -> bool:
+        if summed(op) and reads(op.operands[0], "SLICE"):
+            return True
         if lone(op):
             return reads(op.operands[0], "SLICE", "CONCAT", "PAD")
         many = (op.name == "TILE" and op.result.rank > 4) or (op.name == "RESCALE" and op.result.rank > 5)
-        return (many or _split(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
+        return (many or _split(op) or _unrolled(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
 
     def reads(value: Value, *names: str) -> bool:
         while (op := context.producer.get(id(value))) and op.name == "RESHAPE":

@@ -222,6 +222,14 @@ APART = {
                                    size=(1, 2, 3, 2, 3, 4)),
                          b.reshape(b.emit("SLICE", b.input("y", (3, 5), "INT8"), start=(0, 1), size=(3, 4)), (1, 1, 1, 1, 3, 4))),
         "u55 u65 u85"),
+    "padded convolution of a slice of two pictures": (
+        lambda b: convolved(b, b.emit("SLICE", b.input("x", (2, 9, 9, 6), "INT8"), start=(0, 0, 0, 1), size=(2, 9, 9, 4)),
+                            "CONV2D"),
+        "u55 u65 u85"),
+    "sum along the last axis of a slice": (
+        lambda b: b.rescale(b.emit("REDUCE_SUM", b.rescale(cut(b), 1.0, dtype="INT32"), axis=3), 0.1), "u55 u65 u85"),
+    "maximum of a slice": (lambda b: b.emit("REDUCE_MAX", cut(b), axis=1), "u55 u65 u85"),
+    "maximum along the last axis, placed": (lambda b: beside(b, b.emit("REDUCE_MAX", whole(b), axis=3)), "u55 u65 u85"),
     "widened and placed": (lambda b: within(b, b.rescale(whole(b), 0.7, dtype="INT32")), "u55 u65"),
 }  # fmt: skip
 
