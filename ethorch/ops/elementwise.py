@@ -41,9 +41,9 @@ def _quantized(b: Builder, x: Any) -> QTensor:
 
 
 def _plain(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """``compute`` on two tensors of plain integers in int32; a narrower result saturates."""
+    """``compute`` on two tensors of plain integers in int32; a narrower result keeps its low bits, as PyTorch's."""
     (xv, yv), dims = b.aligned(as_tensor(b, x), as_tensor(b, y))
-    return _narrowed(b, compute(widened(b, xv), widened(b, yv)), dims)
+    return QTensor(compute(widened(b, xv), widened(b, yv)), dims, None)
 
 
 def _narrowed(b: Builder, value: Value, dims: Dims) -> QTensor:
@@ -85,7 +85,7 @@ _PAIRS = [
     Sample(I8(1, 8, 5, 6), I8(1, 8, 5, 6, low=-1.0, high=4.0)), Sample(I8(1, 8, 4, 4), I8(1, 8, 1, 1)), Sample(I8(2, 3), I8(3)),
     Sample(I8(1, 1, 4, 4), I8(1, 6, 1, 1)), Sample(I8(1, 6, 4, 4), W(6, 1, 1)), Sample(I8(3, 4), 0.5), Sample(I8(4), I8(1)),
     Sample(I8(2, 1, 3, 2, 4), I8(1, 5, 3, 1, 4)), Sample(I8(1, 2, 3, 2, 3, 4), I8(3, 4)), Sample(Ints(3, 20), Ints(20)),
-    Sample(Ints(2, 3, 4), 7),
+    Sample(Ints(2, 3, 4), 7), Sample(Ints(3, 20, low=-128, high=127, dtype="int8"), Ints(20, low=-128, high=127, dtype="int8")),
 ]  # fmt: skip
 
 
@@ -164,7 +164,8 @@ def div(b: Builder, x: Any, y: Any, *, out: QParams) -> QTensor:
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None) -> QTensor:
     """MAXIMUM or MINIMUM in the codes of ``out``, to which both operands are brought first: that never reverses an order."""
     if out is None:
-        return _plain(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
+        result = _plain(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
+        return _narrowed(b, result.value, result.dims)
     x, y = (b.requantized(_quantized(b, value), out) for value in (x, y))
     (xv, yv), dims = b.aligned(x, y)
     wide = [b.rescale(value, 1.0, input_zp=out.zp, dtype="INT32") for value in (xv, yv)]

@@ -203,7 +203,15 @@ def _product(b: Builder, value: Value, weight: np.ndarray, unit: float, zp: int)
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
-    """Bilinear interpolation to ``size``: a RESIZE where the NPU has one, else boxes for whole factors, else two products."""
+    """Bilinear interpolation to ``size``: a RESIZE where the NPU has one, else boxes for whole factors, else two products.
+
+    Of one row or column it is that one, repeated: Vela refuses such a RESIZE.
+    """
+    for dim, wide in zip((-2, -1), size, strict=True):
+        if x.shape[dim] == 1 < wide:
+            return _repeated(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align), dim, wide)
+    if tuple(x.shape[-2:]) == tuple(size):
+        return x
     if b.forms.get("resize") != "few":
         numbers = [_bilinear_numbers(extent, wide, align) for extent, wide in zip(x.shape[-2:], size, strict=True)]
         return _resize(b, x, size, numbers, "BILINEAR")
@@ -213,9 +221,12 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTen
     return _by_matrix(b, _by_matrix(b, x, -2, size[0], align), -1, size[1], align)
 
 
+_UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sample(I8(1, 3, 1, 6), [4, 9]))
+
+
 @op(
     "aten.upsample_bilinear2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_bilinear2d.vec": _vec}, bound=2, bound16=3,
-    samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, Sample(I8(1, 2, 5, 7), [64, 90]))],
+    samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, *_UNEVEN)],
 )  # fmt: skip
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: QParams
