@@ -26,7 +26,7 @@ from ethorch.layout import contiguous
 from ethorch.ops.logic import widened
 from ethorch.ops.rounding import TOO_MANY_STEPS
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
-from ethorch.qparams import QParams, QTensor, real
+from ethorch.qparams import PLAIN_INTEGERS, QParams, QTensor, real
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Graph, Origin
 
@@ -62,6 +62,12 @@ INT64_OUTPUT = Reason(
 INT64_INPUT = Reason(
     "graph.int64_input", "one of its inputs is int64, and the NPU has integers of 32 bits",
     "Make it int32 in the model.",
+)  # fmt: skip
+
+
+WRITTEN_BACK = Reason(
+    "graph.written_back", "it writes to an input or buffer that the model changes in place, which is done outside the NPU",
+    "Where nobody reads it afterwards, use an operator in the model that returns a new tensor.",
 )  # fmt: skip
 
 
@@ -230,7 +236,7 @@ class Walk:
         if self.b.floats:
             return self.floats.lower(node, spec)
         if spec.composite:
-            raise Unsupported(not_decomposed(name))
+            raise Unsupported(WRITTEN_BACK if _writes_back(node) else not_decomposed(node))
         return self.of_integers(node, spec)
 
     def begin(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -343,7 +349,9 @@ class Walk:
         """Refuse where a tensor argument is not on the NPU; finish chains that end here would need a quantize node."""
         for value in _flat(args):
             if isinstance(value, Missing) and _is_int64(value.node):
-                raise Unsupported(INT64_INPUT)
+                lacking = self.b.limits.get(spec.needs)
+                absent = lacking.refuse(spec.needs, "INT8", {}, self.b.target) if lacking and not lacking.present else None
+                raise Unsupported(absent or INT64_INPUT)
             if isinstance(value, (Missing, Chain)):
                 raise Unsupported(
                     Reason(
@@ -527,6 +535,12 @@ def _is_int64(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.int64
 
 
+def _writes_back(node: Node) -> bool:
+    """Is it the copy with which torch.export ends what happens to an input in place?"""
+    into = node.args[0] if node.args else None
+    return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op == "placeholder"
+
+
 def _quantized(value: Any) -> bool:
     return isinstance(value, QTensor) and value.q is not None
 
@@ -542,9 +556,14 @@ def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
     return Reason("graph.input_not_quantized", f"{name} becomes a table of one quantized input")
 
 
-def not_decomposed(name: str) -> Reason:
+def not_decomposed(node: Node) -> Reason:
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
+    if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+        return PLAIN_INTEGERS
     return Reason(
-        "operator.composite", f"{name} runs on the NPU as several operators, each calibrated, and this one is still whole",
+        "operator.composite",
+        f"{op_name(node.target)} runs on the NPU as several operators, each calibrated, and this one is still whole",
         "Let EthosUQuantizer quantize it.",
     )  # fmt: skip
 

@@ -188,7 +188,7 @@ class Floats:
         assert spec.decompose is not None
         made = spec.decompose(Sketch(module, copy, self.b.limits, calibrated=False), *arguments, **keywords)
         if made is None:
-            raise Unsupported(not_decomposed(op_name(node.target)))
+            raise Unsupported(not_decomposed(node))
         drawn = start.next
         while drawn is not copy:
             if drawn.op == "get_attr":

@@ -199,6 +199,39 @@ def test_what_the_silicon_cannot_do_has_a_reason_with_the_row(monkeypatch) -> No
     assert partitioner.report.to_json()["cpu"][0]["id"] == "CONV2D.ifm_c"
 
 
+def test_an_index_of_the_largest_leaves_the_npu_as_int32() -> None:
+    """PyTorch's is int64, which no NPU has: one cast is what is left to the CPU."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(16, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x).argmax(1)
+
+    inputs = (torch.randn(3, 16),)
+    module, partitioner = quantized(Classifier(), inputs), EthosUPartitioner(SPEC)
+    (found,) = host.load(lower(module, inputs, partitioner))(*inputs)
+    assert torch.equal(found, module(*inputs)) and found.dtype == torch.int64
+    assert len(partitioner.report.delegated) == 1
+    assert [refusal.origin.target for refusal in partitioner.report.refusals] == ["dim_order_ops._to_dim_order_copy.default"]
+
+
+def test_the_reason_is_the_truest_one() -> None:
+    """Of an index that is int64 too the missing GATHER comes first; nobody can decompose the copy that ends an in-place change."""
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return x.mul_(2).index_select(0, index)
+
+    inputs = (torch.randn(5, 8), torch.tensor([3, 1]))
+    partitioner = EthosUPartitioner(SPEC)
+    lower(quantized(Both(), inputs), inputs, partitioner)
+    found = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
+    assert found == {("aten.index_select.default", "GATHER.absent"), ("aten.copy.default", "graph.written_back")}
+
+
 def test_older_spelling_of_the_compile_spec_and_guards() -> None:
     spec = (
         ArmCompileSpecBuilder()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ethorch.errors import Reason
 from ethorch.ops.compare import compared
 from ethorch.ops.logic import in_codes_of, native, widened
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.ops.rounding import truncating, whole
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor, real
 from ethorch.real import Real
@@ -36,15 +39,18 @@ def _rule(node: Any) -> QuantRule:
     ],
 )  # fmt: skip
 def to(b: Builder, x: QTensor, *_: Any, out: QParams | None, **__: Any) -> QTensor:
-    """out = x in another dtype. Quantized to integers is a TABLE, which rounds towards 0; integers to quantized is a RESCALE;
-    integers that do not fit a narrower dtype saturate. TOSA 1.0 CAST, RESCALE."""
+    """out = x in another dtype. Quantized to integers rounds towards 0, by a TABLE or of int16 by arithmetic; integers to
+    quantized is a RESCALE; integers that do not fit a narrower dtype saturate. TOSA 1.0 CAST, RESCALE."""
     if out is not None:
         return in_codes_of(b, x, out)
     if b.result_dtype == "BOOL":
         return compared(b, "ne", x, 0)
-    if x.q is not None:
-        raise b.refuse("to.int16", "int16 activations to integers, which an int16 table would interpolate; allowed is int8")
     wanted = b.result_dtype or "INT32"
+    if x.q is not None:
+        number = whole(b, x, torch.trunc, truncating, 1.0)
+        if number is None:
+            raise b.refuse("to.int16", "int16 activations to integers that no thresholds tell apart; allowed is int8")
+        return QTensor(number if wanted == "INT32" else b.rescale(number, 1.0, dtype=wanted), x.dims, None)
     if x.value.dtype == wanted:
         return x
     if x.value.dtype == "BOOL" and native(b):

@@ -380,6 +380,11 @@ def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) 
     return s(aten.view.default, put, list(shape))
 
 
+for _spec in (index_select, embedding, index, gather):
+    _spec.needs = "GATHER"
+for _spec in (index_copy, index_put):
+    _spec.needs = "SCATTER"
+
 # --- padding with what is there already -----------------------------------------------------------------------------------
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
 
 from ethorch.layout import contiguous
 from ethorch.ops.logic import widened
@@ -16,6 +19,7 @@ from ethorch.ops.rows import sum_axes
 from ethorch.ops.spec import I8, Ints, Sample, Truth, op
 from ethorch.qparams import QParams, QTensor
 from ethorch.real import Real
+from ethorch.sketch import Sketch
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Value
 
@@ -222,6 +226,18 @@ def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: None) -> QTensor:
     """out = index of x's minimum along ``dim``, the first of several: int8 or int16 -> int32, to be read as int32."""
     return _index_of_extreme(b, x, dim, True)
+
+
+def _cast_twice(s: Sketch, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
+    """The index as int32, which the NPU has, and that as int64: only the second cast is left to the CPU."""
+    if all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users):
+        return None
+    index = s(s.node.target, x, dim, keepdim)
+    return s(torch.ops.aten._to_copy.default, s(torch.ops.aten._to_copy.default, index, dtype=torch.int32), dtype=torch.int64)
+
+
+argmax.integer_decomposition(_cast_twice)
+argmin.integer_decomposition(_cast_twice)
 
 
 @sum_.floats

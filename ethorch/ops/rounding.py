@@ -65,7 +65,7 @@ def _ceil(half: float, slack: int) -> Threshold:
     return Threshold(round(half) - slack)
 
 
-def _trunc(half: float, slack: int) -> Threshold:
+def truncating(half: float, slack: int) -> Threshold:
     return Threshold(0, round(half) - slack)
 
 
@@ -73,7 +73,7 @@ def _nearest(half: float, slack: int) -> Threshold:
     return Threshold(0)  # halves, which go to the even number, are left to the comparison with PyTorch
 
 
-def _whole(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
+def whole(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
     """INT32 ``function`` of an int16 tensor, in units of ``unit``; None where thresholds miss PyTorch's for any code.
 
     A code that is a whole number but for float32's rounding may fall on either side.
@@ -112,7 +112,7 @@ TOO_MANY_STEPS = Reason(
 
 def _rounding(spec: OpSpec, function: Function, threshold: Maker) -> None:
     def lower(b: Builder, x: QTensor, *, out: QParams) -> QTensor:
-        number = _whole(b, x, function, threshold, 1.0)
+        number = whole(b, x, function, threshold, 1.0)
         return QTensor(b.requantize(number, 1.0, out), x.dims, out) if number else _stepped(b, x, function, out)
 
     spec.lower = lower
@@ -125,7 +125,7 @@ _rounding(
 )
 _rounding(
     table_op("aten.trunc.default", "aten.fix.default", doc="the integer part of x", steps=True, real=lambda x: x.trunc()),
-    torch.trunc, _trunc,
+    torch.trunc, truncating,
 )  # fmt: skip
 
 _round_decimals = table_op(
@@ -149,7 +149,7 @@ _divided = table_op(
 
 def _lower_round_decimals(b: Builder, x: QTensor, *, decimals: int, out: QParams) -> QTensor:
     unit = 10.0**-decimals
-    number = _whole(b, x, lambda r: torch.round(r * 10.0**decimals), _nearest, unit)
+    number = whole(b, x, lambda r: torch.round(r * 10.0**decimals), _nearest, unit)
     if number:
         return QTensor(b.requantize(number, unit, out), x.dims, out)
     return _stepped(b, x, lambda r: torch.round(r, decimals=decimals), out)
@@ -157,20 +157,22 @@ def _lower_round_decimals(b: Builder, x: QTensor, *, decimals: int, out: QParams
 
 def _lower_rest(function: Callable[..., torch.Tensor], mode: str, threshold: Maker) -> Callable[..., QTensor]:
     def lower(b: Builder, x: QTensor, other: float = 1.0, *, out: QParams) -> QTensor:
-        number = _whole(b, x, lambda r: torch.div(r, other, rounding_mode=mode), threshold, other)
-        return _without(b, x, number, other, out) if number else _stepped(b, x, lambda r: function(r, other), out)
+        # Of a negative one both round the quotient the other way; towards 0 that is the same number.
+        sign, maker = (1, threshold) if other > 0 else (-1, _ceil if mode == "floor" else threshold)
+        number = whole(b, x, lambda r: sign * torch.div(r, other, rounding_mode=mode), maker, abs(other))
+        return _without(b, x, number, abs(other), out) if number else _stepped(b, x, lambda r: function(r, other), out)
 
     return lower
 
 
 def _lower_divided(b: Builder, x: QTensor, other: float, *, rounding_mode: str, out: QParams) -> QTensor:
     function = functools.partial(torch.div, other=other, rounding_mode=rounding_mode)
-    number = _whole(b, x, function, _floor if rounding_mode == "floor" else _trunc, other)
+    number = whole(b, x, function, _floor if rounding_mode == "floor" else truncating, other)
     return QTensor(b.requantize(number, 1.0, out), x.dims, out) if number else _stepped(b, x, function, out)
 
 
 _round_decimals.lower = _lower_round_decimals
 _remainder.lower = _lower_rest(torch.remainder, "floor", _floor)
-_fmod.lower = _lower_rest(torch.fmod, "trunc", _trunc)
-_frac.lower = _lower_rest(torch.fmod, "trunc", _trunc)
+_fmod.lower = _lower_rest(torch.fmod, "trunc", truncating)
+_frac.lower = _lower_rest(torch.fmod, "trunc", truncating)
 _divided.lower = _lower_divided

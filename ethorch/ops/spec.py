@@ -120,6 +120,7 @@ class OpSpec:
         decompose: ``decompose(sketch, *aten_args) -> Node | tuple | None``, a replacement by other operators before
             annotation, so that what is inside is calibrated; None leaves the node as it is (see ethorch.decompose).
         decomposes_integers: it is to be called for integer results too.
+        needs: the TOSA operator that reads a computed index for it, so that a target without it is the reason to refuse one.
     """
 
     names: tuple[str, ...]
@@ -137,6 +138,7 @@ class OpSpec:
     bound16: int = 1
     decompose: Callable[..., Any] | None = None
     decomposes_integers: bool = False
+    needs: str = ""
     real: Callable[..., Any] | None = None
 
     @property

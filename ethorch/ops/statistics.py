@@ -78,14 +78,14 @@ def _indices_read(s: Sketch) -> bool:
 
 @composite("aten.max.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
 def max_dim(s: Sketch, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """(maximum over ``dim``, None): whole where somebody reads the indices."""
-    return None if _indices_read(s) else [s(aten.amax.default, x, [dim], keepdim), None]
+    """(maximum over ``dim``, its index if somebody reads it)."""
+    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if _indices_read(s) else None]
 
 
 @composite("aten.min.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
 def min_dim(s: Sketch, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """(minimum over ``dim``, None): whole where somebody reads the indices."""
-    return None if _indices_read(s) else [s(aten.amin.default, x, [dim], keepdim), None]
+    """(minimum over ``dim``, its index if somebody reads it)."""
+    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if _indices_read(s) else None]
 
 
 def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:

@@ -31,7 +31,6 @@ REFUSED = {
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "MATMUL.dtype": ({"int16"}, {"u55", "u65"}),
-    "to.int16": ({"int16"}, {"u55", "u65", "u85"}),
 }
 
 
