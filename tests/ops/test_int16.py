@@ -144,3 +144,21 @@ def test_numbers_are_compared_as_pytorch_does(name: str, function: Any, target: 
     wanted = function(torch.from_numpy(q(1.0).dequantize(codes.astype(np.int32))), numbers).numpy()
     assert wanted.any() and not wanted.all()
     np.testing.assert_array_equal(found.reshape(wanted.shape) != 0, wanted)
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize("largest", [200.0, 3.0])
+def test_products_of_any_codes(target: str, largest: float) -> None:
+    """Rows of extremes among them, and sums far beyond the output's range: U55 and U65 put the product together from halves."""
+    generator = np.random.default_rng(7)
+    codes = [generator.integers(-32768, 32768, shape).astype(np.int16) for shape in ((2, 9, 150), (2, 150, 7))]
+    codes[0][:, :3] = np.array([-32768, 32767, -129], np.int16)[:, None]
+    codes[1][:, :, :3] = np.array([-32768, 32767, 127], np.int16)
+    b = builder_for(EthosUCompileSpec(target).target)
+    x, y = (QTensor(b.input(n, c.shape, "INT16"), contiguous(c.shape), q(1.0)) for n, c in zip("xy", codes, strict=True))
+    b.graph.outputs.append(OPS["aten.bmm.default"].lower(b, x, y, out=q(largest)).value)  # type: ignore[misc]
+    (found,) = machine(serialize(rewrite(b.graph, forms=b.forms)), codes, EthosUCompileSpec(target))
+    exact = codes[0].astype(np.int64) @ codes[1].astype(np.int64)
+    wanted = np.clip(np.rint(exact * q(1.0).step ** 2 / q(largest).step), -32767, 32767)
+    assert np.unique(wanted).size > 60
+    assert np.abs(found.reshape(wanted.shape) - wanted).max() <= 1

@@ -30,7 +30,6 @@ REFUSED = {
     "ARGMAX.dtype": ({"int16"}, {"u55", "u65"}),
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
-    "MATMUL.dtype": ({"int16"}, {"u55", "u65"}),
 }
 
 
