@@ -1,6 +1,7 @@
 """Importing this registers every operator family, so that OPS is complete."""
 
 from ethorch.ops import (  # noqa: F401
+    accumulate,
     activation,
     attention,
     cast,

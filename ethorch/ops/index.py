@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from ethorch.errors import Reason
+from ethorch.ops.accumulate import accumulated
 from ethorch.ops.copies import joined, piece, wanted
 from ethorch.ops.logic import fitting
 from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
@@ -302,6 +303,8 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
         Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
         Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), Ints(1, low=0, high=4)], I8(3)), Sample(I8(4, 5), [Truth(4, 5)], I8(1)),
         Sample(Ints(9, 4), [torch.tensor([4, 0])], Ints(2, 4)),
+        Sample(I8(5, 3), [Ints(8, low=-5, high=4)], I8(8, 3, low=-1.0), True),
+        Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(6, low=-5, high=4)], I8(3), True),
     ],
 )  # fmt: skip
 def index_put(
@@ -337,7 +340,8 @@ def _(x: Any, dim: int, index: Any, source: Any) -> Reason | None:
 def _(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Reason | None:
     given = [one for one in indices if one is not None]
     if accumulate:
-        return Reason("index_put.accumulate", "accumulate=True, allowed is False")
+        return Reason("index_put.accumulate", "accumulate=True of a mask, of distant dims, of integers or of very many places",
+                      "Let EthosUQuantizer quantize what can be taken apart.")  # fmt: skip
     if len(given) != 1 or not isinstance(given[0], (QTensor, np.ndarray)):
         return Reason("index_put.index", f"{len(given)} indices; allowed is one, of int32", "Let EthosUQuantizer quantize it.")
     if _numbers(given[0]) is None and len(given[0].shape) != 1:
@@ -358,10 +362,12 @@ def _(s: Sketch, x: Node, dim: int, index: Node, source: Node) -> Any:
 
 @index_put.decomposition
 def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """A mask chooses between x and one value; computed indices become one of rank 1, of int32."""
+    """A mask chooses between x and one value; computed indices become one of rank 1, of int32; sums are products."""
     given = [k for k, one in enumerate(indices) if one is not None]
     first, shape = indices[given[0]], shape_of(x)
-    if accumulate or (len(given) == 1 and first.op == "get_attr"):
+    if accumulate:
+        return accumulated(s, x, indices, values)
+    if len(given) == 1 and first.op == "get_attr":
         return None
     if first.meta["val"].dtype == torch.bool:
         rank = len(shape_of(first))
