@@ -20,6 +20,7 @@ def take_detours(graph: Graph, forms: Mapping[str, str], is_region: bool) -> Non
     """
     slices_behind_lone_rescales(graph)
     keep_apart(graph, lone_rescales=forms.get("placing") == "apart")
+    selects_of_reshaped(graph)
     copies_of_read_truths(graph)
     if forms.get("carried") == "copied":
         loops_on_copies(graph, is_region)
@@ -260,6 +261,20 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
             made, _ = copied(result, op.result.name)
             made[-1].results = (op.result,)
             ops += made
+    graph.ops = ops
+
+
+def selects_of_reshaped(graph: Graph) -> None:
+    """A SELECT reads a copy of what a RESHAPE reads, too: Vela 5.2 takes some of its steps in the RESHAPE's shape."""
+    users = graph.users()
+    ops: list[Op] = []
+    for op in graph.ops:
+        operands = list(op.operands)
+        for index, value in enumerate(operands if op.name == "SELECT" else ()):
+            if any(reader.name == "RESHAPE" for reader in users[id(value)]) and not value.is_const:
+                made, operands[index] = copied(value, f"{op.result.name}_of_{index}")
+                ops += made
+        ops.append(Op(op.name, tuple(operands), op.attrs, op.results))
     graph.ops = ops
 
 

@@ -307,3 +307,25 @@ def test_any_sequence_keeps_its_bits(parts) -> None:
     assert len(after.ops) <= len(before.ops)
     x = np.random.default_rng(4).integers(-128, 128, SHAPE).astype(np.int8)
     np.testing.assert_array_equal(reference(serialize(after), [x])[0], reference(serialize(before), [x])[0])
+
+
+@pytest.mark.parametrize("dtype", ["INT8", "INT16"])
+@pytest.mark.parametrize("shared", ["condition", "first", "second"])
+def test_select_of_what_is_reshaped_too(shared: str, dtype: str) -> None:
+    """As it stands, Vela 5.2 takes some steps of the SELECT in the other reader's shape; BOOL and SELECT are U85's."""
+    b = Builder(forms=FORMS["u85"])
+    x, y = b.input("x", (2, 12), dtype), b.input("y", (2, 12), dtype)
+    condition = b.emit("GREATER", b.rescale(y, 1.0, dtype="INT32"), b.const(np.zeros((1, 1), np.int32)))
+    b.graph.outputs.append(b.emit("SELECT", condition, x, y))
+    beside_it = b.reshape({"condition": condition, "first": x, "second": y}[shared], (1, 2, 12, 1))
+    b.graph.outputs.append(
+        b.emit("LOGICAL_NOT", beside_it) if shared == "condition" else b.emit("REVERSE", beside_it, axis=2)
+    )
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph), forms=FORMS["u85"])
+    after.verify()
+    kind = np.int8 if dtype == "INT8" else np.int16
+    codes = [np.random.default_rng(seed).integers(-99, 99, (2, 12)).astype(kind) for seed in (3, 4)]
+    for found, wanted in zip(
+        machine(serialize(after), codes, EthosUCompileSpec("ethos-u85-256")), reference(before, codes), strict=True
+    ):
+        np.testing.assert_array_equal(found.ravel(), wanted.ravel())
