@@ -27,14 +27,15 @@ def _gates(s: Sketch, x: Node, count: int) -> list[Node]:
 
 
 def _lstm_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c')."""
+    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'), times a projection's weights where it has one."""
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
     i, f, g, o = _gates(s, gates, 4)
     cell = s(aten.mul.Tensor, s(aten.sigmoid.default, i), s(aten.tanh.default, g))
     if state is not None:
         cell = s(aten.add.Tensor, s(aten.mul.Tensor, s(aten.sigmoid.default, f), state[1]), cell)
-    return [s(aten.mul.Tensor, s(aten.sigmoid.default, o), s(aten.tanh.default, cell)), cell]
+    h = s(aten.mul.Tensor, s(aten.sigmoid.default, o), s(aten.tanh.default, cell))
+    return [s(aten.linear.default, h, weights["hr"], None) if "hr" in weights else h, cell]
 
 
 def _gru_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
@@ -70,8 +71,10 @@ def _direction(
 ) -> tuple[list[Node], list[Node]]:
     """One layer in one direction over x [N, T, I] or [T, N, I]: its outputs in the order of time, and its last state."""
     weights = {"hh": parameters[1]}
+    if len(parameters) % 2:  # a projection of the LSTM's output
+        weights["hr"] = parameters[-1]
     bias = None
-    if len(parameters) > 2:
+    if len(parameters) > 3:
         width = shape_of(parameters[1])[1]
         if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
             bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
@@ -89,12 +92,13 @@ def _direction(
 
 
 def _layers(
-    s: Sketch, cell: Cell, x: Node, start: Sequence[Node], parameters: Sequence[Node], biases: bool, layers: int,
-    bidirectional: bool, batch_first: bool, gru: bool = False,
+    s: Sketch, cell: Cell, x: Node, start: Sequence[Node], parameters: Sequence[Node], layers: int, bidirectional: bool,
+    batch_first: bool, gru: bool = False,
 ) -> list[Node]:  # fmt: skip
     """[output, last states...] of a stack of layers."""
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
-    steps, directions, per = shape_of(x)[time], 2 if bidirectional else 1, 4 if biases else 2
+    steps, directions = shape_of(x)[time], 2 if bidirectional else 1
+    per = len(parameters) // (layers * directions)
     zero = all(s.is_zero(state) for state in start)
     last: list[list[Node]] = [[] for _ in start]
     for layer in range(layers):
@@ -120,16 +124,16 @@ _LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
     samples=[
         Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
         Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),
+        Sample(I8(2, 3, 5), [W(1, 2, 3), W(1, 2, 6)], [W(24, 5), W(24, 3), W(24), W(24), W(3, 6)], True, 1, 0.0, False, False,
+               True),
     ],
 )  # fmt: skip
 def lstm(
     s: Sketch, x: Node, hx: Sequence[Node], parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    """(output, h, c) of torch.nn.LSTM without projections, every gate calibrated."""
-    if shape_of(parameters[1])[1] * 4 != shape_of(parameters[1])[0]:
-        return None
-    return _layers(s, _lstm_cell, x, hx, parameters, biases, layers, bidirectional, batch_first)
+    """(output, h, c) of torch.nn.LSTM, with a projection too, every gate calibrated."""
+    return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 
 @composite(
@@ -141,7 +145,7 @@ def gru(
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     """(output, h) of torch.nn.GRU, every gate calibrated."""
-    return _layers(s, _gru_cell, x, [hx], parameters, biases, layers, bidirectional, batch_first, gru=True)
+    return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
 
 
 _RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1, 0.0, False, False, True)]
@@ -153,7 +157,7 @@ def rnn_tanh(
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     """(output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
-    return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, biases, layers, bidirectional, batch_first)
+    return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
 @composite("aten.rnn_relu.input", samples=_RNN)
@@ -162,4 +166,4 @@ def rnn_relu(
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     """(output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
-    return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, biases, layers, bidirectional, batch_first)
+    return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
