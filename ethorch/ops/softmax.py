@@ -78,7 +78,11 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
         short = function_of(b, total, lambda v: 1 / (v * unit), bounds, 1 / 32767, dtype="INT16")
         acc = product(b, finer(b, e, zp, 127.0), short)
         return QTensor(b.requantize(acc, 1 / (255 * 127 * 32767), out), dims, out)
-    fraction = 2.0**-22 if zp else 2.0**-15  # e * reciprocal stays below 2**30
+    fraction = 2.0**-22  # e * reciprocal stays below 2**30
+    if not zp:  # a row of larger numbers than calibration saw is cut off at four times the range, and saturates
+        least = min(max(1.0, 1 / (4 * out.step * out.qmax)), float(count))
+        bounds = [bound / unit for bound in pieces(least, float(count), 32.0)]
+        fraction = 2.0**-15 / least
     reciprocal = function_of(b, total, lambda v: 1 / (v * unit), bounds, fraction)
     acc = b.emit("MUL", b.rescale(e, 1.0, input_zp=zp, dtype="INT32"), reciprocal, shift=0)
     return QTensor(b.requantize(acc, fraction * (1 / 255 if zp else 2.0**-15), out), dims, out)
