@@ -26,7 +26,7 @@ def check_overlap(m: Machine, step: Step) -> None:
     for ofm in step.kernel.writes:
         for read in step.kernel.reads:
             if isinstance(ofm, Span):
-                clash = isinstance(read, Span) and _spans_clash(read, ofm)
+                clash = isinstance(read, Span) and _spans_clash(read, ofm) and not _onto_itself(step, read, ofm)
             elif isinstance(read, Span):
                 clash = bool(np.any(_marks(m, ofm, read.region)[read.base : read.base + read.size_bytes]))
             else:
@@ -37,6 +37,12 @@ def check_overlap(m: Machine, step: Step) -> None:
 
 def _spans_clash(a: Span, b: Span) -> bool:
     return a.region == b.region and a.base < b.base + b.size_bytes and b.base < a.base + a.size_bytes
+
+
+def _onto_itself(step: Step, read: Span, written: Span) -> bool:
+    """A plain DMA from a place to the same place, which Vela makes of a copy that its allocation has made needless."""
+    plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
+    return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
 
 def _marks(m: Machine, fm: FeatureMap, region: int) -> np.ndarray:

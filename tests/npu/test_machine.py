@@ -221,6 +221,17 @@ def test_an_ofm_on_its_ifm_is_noticed():
         make_machine(damaged, model, checks=("overlap",)).run()
 
 
+@pytest.mark.parametrize(("to", "clash"), [(16, False), (32, True), (80, False)])
+def test_a_dma_onto_itself_is_no_race(to, clash):
+    """Vela leaves the copy in whose two ends its allocation has put in one place."""
+    machine = Machine(Program(payload(*copy(16, to, 64), [STOP])), 256, checks=("overlap",))
+    if clash:
+        with pytest.raises(MachineFault, match="DMA0_DST lies on DMA0_SRC"):
+            machine.run()
+    else:
+        machine.run()
+
+
 def test_unknown_checks_and_regions_are_refused():
     program = Program(payload([STOP]))
     with pytest.raises(MachineFault, match="known: overlap, uninitialized"):
