@@ -130,7 +130,7 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 
 
 @op(
-    "aten.div.Tensor", "aten.true_divide.Tensor", quant=EACH_INPUT, pointwise=True, bound=2, bound16=200,
+    "aten.div.Tensor", "aten.true_divide.Tensor", quant=EACH_INPUT, pointwise=True, bound=2, bound16=80,
     samples=[
         Sample(I8(1, 8, 5, 6), _POSITIVE), Sample(I8(2, 5, 6), I8(6, low=-3.0, high=-0.7)), Sample(I8(3, 40), 2.5),
         Sample(I8(1, 6, 4, 4), W(6, 1, 1, low=0.5)),

@@ -59,7 +59,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> tuple[Value, int, Value, 
 
 
 @op(
-    "aten.softmax.int", quant=fixed_output(0.0, 255 / 256), samples=_SAMPLES, bound16=12,
+    "aten.softmax.int", quant=fixed_output(0.0, 255 / 256), samples=_SAMPLES, bound16=16,
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )  # fmt: skip
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams) -> QTensor:
