@@ -176,10 +176,10 @@ def table(records: Sequence[Record]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from bench.more_models import ALL_MODELS
+    from bench.more_models import models_named
 
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default=",".join(ALL_MODELS))
+    parser.add_argument("--models", default="all", help='comma-separated; default: "all"')
     parser.add_argument("--impl", choices=(*IMPLEMENTATIONS, "ethorch+"), help="one implementation, in this process")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
     parser.add_argument("--seeds", type=int, default=6)
@@ -190,10 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--options", default="", help="arguments of our config function as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    names = options.models.split(",")
-    unknown = [name for name in names if name not in ALL_MODELS]
-    if unknown:
-        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(ALL_MODELS)}")
+    names = models_named(parser, options.models)
     if options.impl:
         with stdout_for_json() as stdout:
             record = measure(

@@ -168,15 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the records as JSON instead of tables")
     options = parser.parse_args(arguments)
 
-    from bench.models import MODELS
-    from bench.more_models import ALL_MODELS
+    from bench.more_models import models_named
 
-    models = list(MODELS) if not options.models else options.models.split(",")
-    if models == ["all"]:
-        models = list(ALL_MODELS)
-    for model in models:
-        if model not in ALL_MODELS:
-            parser.error(f"unknown model {model!r}; known: {', '.join(ALL_MODELS)}")
+    models = models_named(parser, options.models)
     earlier = []
     if options.baseline:
         earlier = [r for r in json.loads(options.baseline.read_text())["records"] if r["impl"] == "arm"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -308,3 +310,11 @@ MORE_MODELS: dict[str, ModelCase] = {
 }
 
 ALL_MODELS: dict[str, ModelCase] = MODELS | MORE_MODELS
+
+
+def models_named(parser: argparse.ArgumentParser, text: str | None) -> list[str]:
+    """The models of a ``--models`` argument: comma-separated, "all", or None for the first seven; else the parser's error."""
+    models = list(MODELS) if text is None else list(ALL_MODELS) if text == "all" else text.split(",")
+    if unknown := [model for model in models if model not in ALL_MODELS]:
+        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(ALL_MODELS)}")
+    return models

@@ -175,15 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
         with stdout_for_json() as stdout:
             os.write(stdout, (json.dumps(_memory_here(options.payload)) + "\n").encode())
         return 0
-    from bench.models import MODELS
-    from bench.more_models import ALL_MODELS
+    from bench.more_models import models_named
 
-    models = list(MODELS) if not options.models else options.models.split(",")
-    if models == ["all"]:
-        models = list(ALL_MODELS)
-    for model in models:
-        if model not in ALL_MODELS:
-            parser.error(f"unknown model {model!r}; known: {', '.join(ALL_MODELS)}")
+    models = models_named(parser, options.models)
     if options.runs < 2:
         parser.error("--runs: at least 2, the first run is apart")
     if options.here:

@@ -18,7 +18,8 @@ from torch.fx import GraphModule, Node
 from ethorch import decompose
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
-from ethorch.lower import Chain, Missing, _flat, _mapped, as_array, as_tensor, no_table, not_decomposed, origin_of
+from ethorch.lower import Chain, Missing
+from ethorch.nodes import as_array, as_tensor, flat, mapped, no_table, not_decomposed, origin_of
 from ethorch.ops.conv import weight_array
 from ethorch.ops.spec import OpSpec, find, op_name, overload_of
 from ethorch.qparams import QParams, QTensor, real
@@ -68,7 +69,7 @@ class Floats:
         if not _is_integer(node) and self.b.result_dtype not in self.b.floats:
             raise Unsupported(self.no_dtype("its result", node))
         out = real(self.b.result_dtype) if self.b.result_dtype in FLOATS else None
-        args, kwargs = _mapped(args, self.operand), _mapped(kwargs, self.operand)
+        args, kwargs = mapped(args, self.operand), mapped(kwargs, self.operand)
         if spec.real is None and spec.lower is None:
             if spec.decompose is None:
                 raise Unsupported(_no_form(name) if _has_float(args) else no_table(name, spec, args))
@@ -139,7 +140,7 @@ class Floats:
         def wanted(index: int) -> bool:
             return index == 0 if rule.only_first else index in (0, rule.weight) if rule.weight >= 0 else True
 
-        return tuple(_mapped(arg, tensor) if wanted(index) else arg for index, arg in enumerate(args))
+        return tuple(mapped(arg, tensor) if wanted(index) else arg for index, arg in enumerate(args))
 
     def output(self, node: Node, x: Any) -> Any:
         """What a program's output ``node`` is as a tensor."""
@@ -196,7 +197,7 @@ class Floats:
             elif drawn.op == "call_function":
                 env[drawn] = self.walk.result(drawn)
             drawn = drawn.next
-        return _mapped(made, lambda part: env[part] if isinstance(part, Node) else part)
+        return mapped(made, lambda part: env[part] if isinstance(part, Node) else part)
 
     def no_dtype(self, what: str, node: Node) -> Reason:
         dtype = getattr(node.meta.get("val"), "dtype", "no tensor")
@@ -212,7 +213,7 @@ def _no_form(name: str) -> Reason:
 
 
 def _has_float(args: Any) -> bool:
-    return any(isinstance(x, QTensor) and x.q is not None and x.q.is_real for x in _flat(args))
+    return any(isinstance(x, QTensor) and x.q is not None and x.q.is_real for x in flat(args))
 
 
 def _is_integer(node: Node) -> bool:

@@ -17,7 +17,8 @@ from ethorch.branches import Held, held
 from ethorch.errors import Reason, Unsupported
 from ethorch.layout import contiguous
 from ethorch.limits import NO_LOOP_ON_CPU
-from ethorch.lower import INT64_INPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, TOSA_DTYPE, Chain, Missing, Walk, as_array, origin_of
+from ethorch.lower import Chain, Missing, Walk
+from ethorch.nodes import INT64_INPUT, NOT_OUTPUT_QUANTIZED, QUANTIZE, TOSA_DTYPE, as_array, origin_of
 from ethorch.ops.logic import as_tensor, widened
 from ethorch.ops.spec import op_name
 from ethorch.qparams import QParams, QTensor

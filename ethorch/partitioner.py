@@ -25,14 +25,14 @@ from ethorch.backend import EthosUBackend, TOSABackend, builder_for, check_only_
 from ethorch.branches import is_control_flow, nodes_everywhere
 from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import Reason, VelaError
-from ethorch.lower import (
+from ethorch.lower import Walk
+from ethorch.nodes import (
     DEQUANTIZE,
     INT64_OUTPUT,
     NO_SUCH_FLOAT,
     NOT_OUTPUT_QUANTIZED,
     QUANTIZE,
     TOSA_DTYPE,
-    Walk,
     constants_of,
     origin_of,
 )

@@ -12,7 +12,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, vela
 from ethorch.backend import builder_for
-from ethorch.lower import DEQUANTIZE, QUANTIZE, Walk, constants_of, lower_program, storage_order
+from ethorch.lower import Walk, lower_program
+from ethorch.nodes import DEQUANTIZE, QUANTIZE, constants_of, storage_order
 from ethorch.npu import Machine, Program
 from ethorch.ops.spec import I8, Ints, Sample, Truth, W, op_name
 from ethorch.tosa.flatbuffer import serialize

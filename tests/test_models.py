@@ -8,7 +8,7 @@ import torch
 
 from bench.models import MODELS
 from ethorch import EthosUCompileSpec, flow, host
-from ethorch.lower import DEQUANTIZE, QUANTIZE
+from ethorch.nodes import DEQUANTIZE, QUANTIZE
 from ethorch.ops.spec import op_name
 from ethorch.report.compare import Recorder, delegate_arrays
 from tests.ladder import reference

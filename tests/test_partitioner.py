@@ -25,7 +25,7 @@ from ethorch import (
     vela,
 )
 from ethorch.limits import LIMITS, Limits, upto
-from ethorch.lower import QUANTIZE
+from ethorch.nodes import QUANTIZE
 from ethorch.ops.spec import op_name
 
 SPEC = EthosUCompileSpec("ethos-u55-128")

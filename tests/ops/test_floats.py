@@ -10,7 +10,7 @@ import torch
 
 from ethorch import TosaCompileSpec
 from ethorch.backend import tosa_graph
-from ethorch.lower import as_array, storage_order
+from ethorch.nodes import as_array, storage_order
 from ethorch.ops import OPS
 from ethorch.tosa.flatbuffer import serialize
 from tests import ladder

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
 from ethorch.errors import QuantizationError, Unsupported
-from ethorch.lower import storage_order
+from ethorch.nodes import storage_order
 from ethorch.ops import OPS
 from ethorch.ops.spec import I8, Ints, Sample
 from ethorch.tosa.flatbuffer import serialize

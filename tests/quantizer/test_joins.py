@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
-from ethorch.lower import QUANTIZE
+from ethorch.nodes import QUANTIZE
 from ethorch.ops.spec import op_name
 
 
