@@ -12,6 +12,9 @@ from ethorch.tosa.ir import Graph, Op, Value
 #: Bytes of an element, as the NPU holds it.
 _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
+#: Longest axis of a TRANSPOSE: Vela 5.2 refuses longer ones.
+_LONGEST = 65536
+
 Axes = tuple[int, ...]
 
 
@@ -66,7 +69,12 @@ def _steps(op: Op, cycles: Callable[[int, int, int], float], own: float) -> list
     row_bytes = row * _BYTES[result.dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)
     most = (own if pairs else 2 * own) * math.prod(extents) * row_bytes
-    path = _cheapest(extents, tuple(perm[:-1]), lambda a, b, inner: cycles(a, b, inner * row_bytes), most)
+
+    def estimate(first: int, second: int, inner: int) -> float:
+        fits = max(first, second, inner * row) <= _LONGEST
+        return cycles(first, second, inner * row_bytes) if fits else math.inf
+
+    path = _cheapest(extents, tuple(perm[:-1]), estimate, most)
     ops: list[Op] = []
     value = source
     for number, (first, second, inner) in enumerate(path):

@@ -64,6 +64,15 @@ def test_what_vela_does_in_one_stays(perms) -> None:
         assert len(rewrite(transposed(shape, perms), forms=FORMS[form]).ops) == 1
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_no_step_is_longer_than_vela_takes(target) -> None:
+    """The blocks of a large map would have more than 65,536 places."""
+    check((270, 2, 270, 2, 2), (0, 2, 1, 3, 4), "INT8", target)
+    graph = rewrite(transposed((300, 2, 300, 2, 4), (2, 0, 3, 1, 4)), forms=TARGETS[target].forms)
+    assert all(max(op.operands[0].shape) <= 65536 for op in graph.ops if op.name == "TRANSPOSE")
+    compiled(graph, target)
+
+
 def some(seed: int) -> tuple[tuple[int, ...], tuple[int, ...], str]:
     """(shape, perms, dtype): rank 4 to 6, the last axis stays."""
     r = random.Random(seed)
