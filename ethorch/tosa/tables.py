@@ -7,6 +7,7 @@ an entry for every 64, 32... or single codes of a window, is flat outside of it,
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,11 @@ class Piece:
         return ((looked_up + 64) >> 7) * self.unit
 
 
+#: What ``pieces`` has found: a program is walked by the partitioner and again by the backend, and a network repeats its functions.
+_found: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
+_MOST_FOUND = 256
+
+
 def pieces(codes: np.ndarray, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
     """The TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
 
@@ -55,6 +61,15 @@ def pieces(codes: np.ndarray, low: int, high: int, *, far: float = FAR, exact: b
         exact: to a code, also where it jumps; else as close as few tables come.
     Returns: empty where ``exact`` needs too many.
     """
+    key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
+    if key not in _found:
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[key] = _pieces(codes, low, high, far, exact)
+    return _found[key]
+
+
+def _pieces(codes: np.ndarray, low: int, high: int, far: float, exact: bool) -> list[Piece]:
     codes, far = (np.rint(codes), 1.0) if exact else (codes, far)
     wanted = np.clip(codes, low, high)
     allowed = functools.partial(_allowed, far=far, exact=exact)
