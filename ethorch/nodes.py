@@ -94,11 +94,6 @@ def writes_back(node: Node) -> bool:
     return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op == "placeholder"
 
 
-def is_quantized(value: Any) -> bool:
-    """Is it a tensor of codes, rather than of plain integers or truth values?"""
-    return isinstance(value, QTensor) and value.q is not None
-
-
 def unknown_operator(node: Node) -> Reason:
     """No ``@op`` answers to its name."""
     name = op_name(node.target)
@@ -107,7 +102,7 @@ def unknown_operator(node: Node) -> Reason:
 
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
     """An elementwise operator that is not part of a chain over one quantized input."""
-    if spec.steps and any(is_quantized(x) and x.q.dtype == "INT16" for x in flat(args)):
+    if spec.steps and any(isinstance(x, QTensor) and x.q is not None and x.q.dtype == "INT16" for x in flat(args)):
         return NOT_OUTPUT_QUANTIZED
     return Reason("graph.input_not_quantized", f"{name} becomes a table of one quantized input")
 

@@ -170,21 +170,21 @@ def _split(op: Op) -> bool:
     return op.name == "TRANSPOSE_CONV2D" or several or dilated
 
 
-def _unrolled(op: Op) -> bool:
-    """What Vela does batch by batch, or not at all, where it reads a part: a padded window, a maximum along an axis."""
+_WINDOWS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D")
+
+
+def _forgets_offsets(op: Op) -> bool:
+    """A padded window over several pictures, a maximum along an axis: either loses the offset of the SLICE that it reads."""
     padded = op.name in _WINDOWS and any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
     return padded or op.name == "REDUCE_MAX"
-
-
-_WINDOWS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D")
 
 
 def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     """Copies around SLICE, CONCAT and PAD where Vela 5.2 loses their offsets, because of what is next to them.
 
     - A convolution of a SLICE that Vela makes several operations of reads from the beginning of the whole; so does a TILE of
-      five axes, and of six anything that broadcasts; so do a REDUCE_MAX, a REDUCE_SUM along the last
-      axis, and a window with padding over several pictures.
+      five axes, and of six anything that broadcasts; so do a REDUCE_MAX, a
+      REDUCE_SUM along the last axis, and a window with padding over several pictures.
     - A REDUCE_MAX along the last axis that is placed by a CONCAT or PAD is written over what is there.
     - A depthwise one with several outputs per channel that is placed by a CONCAT or PAD is an error of Vela's; a transposed one,
       on U55 and U65, is written over what is there.
@@ -235,7 +235,8 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
         if lone(op):
             return reads(op.operands[0], "SLICE", "CONCAT", "PAD")
         many = (op.name == "TILE" and op.result.rank > 4) or (op.name == "RESCALE" and op.result.rank > 5)
-        return (many or _split(op) or _unrolled(op) or (lone_rescales and op.name == "MATMUL")) and reads(op.operands[0], "SLICE")
+        several = many or _split(op) or _forgets_offsets(op) or (lone_rescales and op.name == "MATMUL")
+        return several and reads(op.operands[0], "SLICE")
 
     def reads(value: Value, *names: str) -> bool:
         while (op := context.producer.get(id(value))) and op.name == "RESHAPE":
