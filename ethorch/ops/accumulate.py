@@ -71,6 +71,6 @@ def accumulated(s: Sketch, x: Node, indices: Sequence[Any], values: Node) -> Nod
         one = _int32(s, one)
         one = s(aten.where.self, s(aten.lt.Scalar, one, 0), s(aten.add.Tensor, one, shape[k]), one)  # from the end
         number = one if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, shape[k]), one)
-    merged = s(aten.view.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
+    merged = s(aten.reshape.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
     added = added_at(s, merged, first, number, values)
-    return None if added is None else s(aten.view.default, added, list(shape))
+    return None if added is None else s(aten.reshape.default, added, list(shape))

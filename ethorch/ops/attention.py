@@ -73,10 +73,10 @@ def scaled_dot_product_attention(
     factor = width**-0.5 if scale is None else scale
     scores = scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
     if attn_mask is not None or is_causal:
-        full = s(aten.view.default, scores, [*lead, rows, columns])
+        full = s(aten.reshape.default, scores, [*lead, rows, columns])
         masked = _with_mask(s, full, attn_mask, is_causal)
         scores = s(aten.reshape.default, masked, [math.prod(lead), rows, columns])
     weights = s(aten.softmax.int, scores, -1)
-    result = s(aten.view.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
+    result = s(aten.reshape.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
     none = _masked_rows(s, attn_mask, rows, columns, is_causal)
     return result if none is None else s(aten.masked_fill.Scalar, result, s.constant(none), 0.0)

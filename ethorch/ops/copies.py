@@ -223,7 +223,7 @@ def pixel_shuffle(s: Sketch, x: Node, factor: int) -> Any:
     """[N, C*r*r, H, W] -> [N, C, H*r, W*r]."""
     *lead, c, h, w = shape_of(x)
     r, k = factor, len(lead)
-    parts = s(aten.view.default, x, [*lead, c // (r * r), r, r, h, w])
+    parts = s(aten.reshape.default, x, [*lead, c // (r * r), r, r, h, w])
     moved = s(aten.permute.default, parts, [*range(k), k, k + 3, k + 1, k + 4, k + 2])
     return s(aten.reshape.default, moved, [*lead, c // (r * r), h * r, w * r])
 
@@ -233,7 +233,7 @@ def pixel_unshuffle(s: Sketch, x: Node, factor: int) -> Any:
     """[N, C, H*r, W*r] -> [N, C*r*r, H, W]."""
     *lead, c, h, w = shape_of(x)
     r, k = factor, len(lead)
-    parts = s(aten.view.default, x, [*lead, c, h // r, r, w // r, r])
+    parts = s(aten.reshape.default, x, [*lead, c, h // r, r, w // r, r])
     moved = s(aten.permute.default, parts, [*range(k), k, k + 2, k + 4, k + 1, k + 3])
     return s(aten.reshape.default, moved, [*lead, c * r * r, h // r, w // r])
 
@@ -245,7 +245,7 @@ def pixel_unshuffle(s: Sketch, x: Node, factor: int) -> Any:
 def channel_shuffle(s: Sketch, x: Node, groups: int) -> Any:
     """[N, G*K, ...] -> channels in the order of K, then G."""
     n, c, *rest = shape_of(x)
-    parts = s(aten.view.default, x, [n, groups, c // groups, *rest])
+    parts = s(aten.reshape.default, x, [n, groups, c // groups, *rest])
     return s(aten.reshape.default, s(aten.transpose.int, parts, 1, 2), [n, c, *rest])
 
 

@@ -100,7 +100,7 @@ def _operands_known(x: Any, *indices: Any) -> Reason | None:
 
 
 @op(
-    "aten.index_select.default", "aten.index_select_copy.default", quant=_FIRST_ONLY,
+    "aten.index_select.default", "aten.index_select_copy.default", quant=_FIRST_ONLY, needs="GATHER",
     samples=[Sample(I8(2, 5, 7), 1, torch.tensor([3, 0, 1, 4])), Sample(I8(6, 4), -1, torch.tensor([2])),
              Sample(I8(2, 5, 7), 1, Ints(4, low=0, high=4))],
 )  # fmt: skip
@@ -115,7 +115,7 @@ def _(x: Any, dim: int, index: Any) -> Reason | None:
 
 
 @op(
-    "aten.embedding.default", quant=_FIRST_ONLY,
+    "aten.embedding.default", quant=_FIRST_ONLY, needs="GATHER",
     samples=[Sample(W(9, 16), torch.tensor([[1, 2, 8], [0, 0, 5]])), Sample(W(9, 16), Ints(2, 5, low=0, high=8))],
 )  # fmt: skip
 def embedding(
@@ -157,7 +157,7 @@ def _(s: Sketch, x: Node, dim: int, index: Any) -> Any:
 
 
 @op(
-    "aten.index.Tensor", quant=_FIRST_ONLY,
+    "aten.index.Tensor", quant=_FIRST_ONLY, needs="GATHER",
     samples=[
         Sample(I8(2, 5, 7), [None, torch.tensor([3, 0, 1])]), Sample(I8(6, 4), [torch.tensor([[2, 0], [5, 5]])]),
         Sample(I8(4, 5, 3), [torch.tensor([0, 3, 1]), torch.tensor([4, 2, 2])]),
@@ -187,7 +187,7 @@ def _(x: Any, indices: Any) -> Reason | None:
 
 
 @op(
-    "aten.gather.default", quant=_FIRST_ONLY,
+    "aten.gather.default", quant=_FIRST_ONLY, needs="GATHER",
     samples=[
         Sample(I8(3, 6), 1, torch.tensor([[0, 5], [2, 2], [1, 4]])), Sample(I8(1, 5, 4), 1, torch.tensor([[[3] * 4, [0] * 4]])),
     ],
@@ -239,7 +239,7 @@ def _one_number(s: Sketch, x: Node, indices: Sequence[Any]) -> tuple[Node, int, 
     for k in given:
         one = _as_int32(s, indices[k]) or indices[k]
         number = one if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, shape[k]), one)
-    merged = s(aten.view.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
+    merged = s(aten.reshape.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
     return merged, first, number
 
 
@@ -284,7 +284,7 @@ def _scattered(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor
 
 
 @op(
-    "aten.index_copy.default", quant=EACH_INPUT,
+    "aten.index_copy.default", quant=EACH_INPUT, needs="SCATTER",
     samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
 )  # fmt: skip
 def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *, out: QParams) -> QTensor:
@@ -297,7 +297,7 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
 
 
 @op(
-    "aten.index_put.default", quant=EACH_INPUT,
+    "aten.index_put.default", quant=EACH_INPUT, needs="SCATTER",
     samples=[
         Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)), Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
         Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
@@ -373,7 +373,7 @@ def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) 
         rank = len(shape_of(first))
         if len(given) > 1 or given[0] > 0 or math.prod(shape_of(values)) != 1:
             return None
-        return s(aten.where.self, s(aten.view.default, first, [*shape_of(first), *[1] * (len(shape) - rank)]), values, x)
+        return s(aten.where.self, s(aten.reshape.default, first, [*shape_of(first), *[1] * (len(shape) - rank)]), values, x)
     if s.absent("SCATTER"):
         return None
     merged, dim, number = _one_number(s, x, indices) or (x, given[0], _as_int32(s, first) or first)
@@ -383,13 +383,8 @@ def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) 
     values = s(aten.expand.default, values, [*rows[:dim], *places, *rows[dim + 1 :]])
     values = s(aten.reshape.default, values, [*rows[:dim], math.prod(places), *rows[dim + 1 :]])
     put = s(aten.index_put.default, merged, [*[None] * dim, s(aten.reshape.default, number, [-1])], values)
-    return s(aten.view.default, put, list(shape))
+    return s(aten.reshape.default, put, list(shape))
 
-
-for _spec in (index_select, embedding, index, gather):
-    _spec.needs = "GATHER"
-for _spec in (index_copy, index_put):
-    _spec.needs = "SCATTER"
 
 # --- padding with what is there already -----------------------------------------------------------------------------------
 

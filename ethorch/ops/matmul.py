@@ -30,7 +30,7 @@ def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams)
         acc = b.emit("MATMUL", b.logical(x), b.logical(y), a_zp=x.qparams.zp, b_zp=y.qparams.zp)
         return QTensor(b.requantize(acc, step, out), dims, out)
     (x_high, x_low), (y_high, y_low) = (_halves(b, b.logical(value)) for value in (x, y))
-    unit = max(out.step / 128, x.shape[2] * 2.0**30 * step / 2.0**30)  # of the sum, which stays below 2**31
+    unit = max(out.step / 128, x.shape[2] * step)  # of the sum, which stays below 2**31: products have 30 bits
     middle = b.emit("ADD", b.emit("MATMUL", x_high, y_low, a_zp=0, b_zp=-128), b.emit("MATMUL", x_low, y_high, a_zp=-128, b_zp=0))
     parts = (
         (b.emit("MATMUL", x_high, y_high, a_zp=0, b_zp=0), 65536), (middle, 256),
@@ -81,9 +81,9 @@ def _product(s: Sketch, x: Node, y: Node, bias: Node | None = None) -> Node:
     if is_parameter(y):
         return s(aten.linear.default, x, s.transposed(y), bias)
     rows = math.prod(shape_of(x)[:-1])
-    flat = s(aten.view.default, x, [1, rows, shape_of(x)[-1]])
+    flat = s(aten.reshape.default, x, [1, rows, shape_of(x)[-1]])
     made = s(aten.bmm.default, flat, s(aten.unsqueeze.default, y, 0))
-    made = s(aten.view.default, made, [*shape_of(x)[:-1], shape_of(y)[1]])
+    made = s(aten.reshape.default, made, [*shape_of(x)[:-1], shape_of(y)[1]])
     return made if bias is None else s(aten.add.Tensor, made, bias)
 
 
@@ -110,7 +110,7 @@ def matmul(s: Sketch, x: Node, y: Node) -> Any:
     if len(ys) == 1:
         return s(aten.squeeze.dim, matmul.decompose(s, x, s(aten.unsqueeze.default, y, 1)), -1)  # type: ignore[misc]
     if len(ys) == 2 or (math.prod(ys[:-2]) == 1 and len(ys) <= len(xs)):
-        return _product(s, x, y if len(ys) == 2 else s(aten.view.default, y, list(ys[-2:])))
+        return _product(s, x, y if len(ys) == 2 else s(aten.reshape.default, y, list(ys[-2:])))
     batch = torch.broadcast_shapes(xs[:-2], ys[:-2])
     flat = []
     for operand, shape in ((x, xs), (y, ys)):
@@ -118,7 +118,7 @@ def matmul(s: Sketch, x: Node, y: Node) -> Any:
             operand = s(aten.expand.default, operand, [*batch, *shape[-2:]])
         flat.append(operand if len(batch) == 1 else s(aten.reshape.default, operand, [math.prod(batch), *shape[-2:]]))
     made = s(aten.bmm.default, *flat)
-    return made if len(batch) == 1 else s(aten.view.default, made, [*batch, xs[-2], ys[-1]])
+    return made if len(batch) == 1 else s(aten.reshape.default, made, [*batch, xs[-2], ys[-1]])
 
 
 @op("aten.baddbmm.default", quant=EACH_INPUT, samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))])

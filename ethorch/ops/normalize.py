@@ -176,16 +176,16 @@ def _(
         return None if s.node.target is aten.layer_norm.default else s(aten.layer_norm.default, x, shape, None, None, eps)
     full = shape_of(x)
     core = s(aten.layer_norm.default, x, shape, None, None, eps)
-    rows = s(aten.view.default, core, [-1, math.prod(shape)])
-    return s(aten.view.default, _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias)), list(full))
+    rows = s(aten.reshape.default, core, [-1, math.prod(shape)])
+    return s(aten.reshape.default, _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias)), list(full))
 
 
 @rms_norm.decomposition
 def _(s: Sketch, x: Node, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
     if weight is None:
         return None
-    rows = s(aten.view.default, s(aten.rms_norm.default, x, shape, None, eps), [-1, math.prod(shape)])
-    return s(aten.view.default, _affine(s, rows, _flat_parameter(s, weight), None), list(shape_of(x)))
+    rows = s(aten.reshape.default, s(aten.rms_norm.default, x, shape, None, eps), [-1, math.prod(shape)])
+    return s(aten.reshape.default, _affine(s, rows, _flat_parameter(s, weight), None), list(shape_of(x)))
 
 
 @composite(
@@ -200,8 +200,8 @@ def group_norm(s: Sketch, x: Node, groups: int, weight: Any = None, bias: Any = 
     """A layer norm over each group of channels and the map, then gamma and beta per channel."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
-    core = s(aten.layer_norm.default, s(aten.view.default, x, [full[0] * groups, width]), [width], None, None, eps)
-    return _affine(s, s(aten.view.default, core, list(full)), weight, bias)
+    core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
+    return _affine(s, s(aten.reshape.default, core, list(full)), weight, bias)
 
 
 @composite(
@@ -232,7 +232,7 @@ def batch_statistics_norm(
     order = [1, 0, *range(2, len(rest) + 2)]
     count = n * math.prod(rest)
     rows = s(aten.reshape.default, s(aten.permute.default, x, order), [channels, count])
-    core = s(aten.view.default, s(aten.layer_norm.default, rows, [count], None, None, eps), [channels, n, *rest])
+    core = s(aten.reshape.default, s(aten.layer_norm.default, rows, [count], None, None, eps), [channels, n, *rest])
     return [_affine(s, s(aten.permute.default, core, order), weight, bias), None, None]
 
 

@@ -101,7 +101,7 @@ def max_pool3d(
     flat = s(aten.max_pool2d.default, planes, k[1:], t[1:], p[1:], d[1:], ceil_mode)
     columns, area = _columns(s, flat, shape)
     made = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
-    made = s(aten.view.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+    made = s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
     return made if s.node.target is aten.max_pool3d.default else [made, None]
 
 
@@ -122,7 +122,7 @@ def avg_pool3d(
     flat = s(aten.avg_pool2d.default, planes, k[1:], t[1:], p[1:], ceil_mode, count_include_pad)
     columns, area = _columns(s, flat, shape)
     made = s(aten.avg_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], ceil_mode, count_include_pad)
-    return s(aten.view.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+    return s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
 
 
 @composite(
@@ -181,13 +181,13 @@ def _planes(s: Sketch, x: Node) -> tuple[Node, tuple[int, ...]]:
     """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
-    return s(aten.view.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
+    return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
 
 
 def _columns(s: Sketch, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
-    return s(aten.view.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area
+    return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area
 
 
 @max_pool2d.decomposition

@@ -212,13 +212,14 @@ def op(
     samples: Sequence[Sample] = (),
     bound: int = 1,
     bound16: int = 1,
+    needs: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Decorator: the function is the lowering of the ATen operators ``names`` (and of ``also``, through an adapter)."""
 
     def decorate(lower: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(
             names, quant, lower, also or {}, absorbs, pointwise, samples,
-            doc=inspect.getdoc(lower) or "", source=_source(lower), bound=bound, bound16=bound16, steps=steps,
+            doc=inspect.getdoc(lower) or "", source=_source(lower), bound=bound, bound16=bound16, steps=steps, needs=needs,
         )  # fmt: skip
         return register(spec)
 

@@ -324,5 +324,5 @@ def prelu(s: Sketch, x: Node, weight: Node) -> Any:
     if weight.op == "get_attr":
         weight = s.parameter(weight, lambda data: data.reshape(shape))
     else:
-        weight = s(aten.view.default, weight, shape)
+        weight = s(aten.reshape.default, weight, shape)
     return s(aten.add.Tensor, s(aten.relu.default, x), s(aten.mul.Tensor, s(aten.clamp.default, x, None, 0.0), weight))

@@ -160,6 +160,21 @@ def test_every_decomposition_computes_the_same() -> None:
             torch.testing.assert_close(decomposed(module, *inputs)(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.group_norm(x[:, 2:], 2), lambda x: F.instance_norm(x[:, 1:]), lambda x: F.group_norm(x.transpose(1, 2), 4),
+        lambda x: F.pixel_shuffle(x[:, 2:], 2), lambda x: F.channel_shuffle(x[:, 2:], 2), lambda x: F.avg_pool3d(x[:, 2:], 2),
+        lambda x: F.layer_norm(x.transpose(1, 3), [8, 6]),
+    ],
+)  # fmt: skip
+def test_of_what_is_not_contiguous(function: Callable[[Tensor], Tensor]) -> None:
+    """A slice, a transpose: PyTorch has no view of some of them."""
+    x = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(1))
+    module = Call(function)
+    torch.testing.assert_close(decomposed(module, x)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
 def test_constants_never_become_operators() -> None:
     graph = decomposed(LearnedPositions(), torch.randn(1, 10, 16)).graph
     names = {op_name(node.target) for node in graph.nodes if node.op == "call_function"}
