@@ -14,6 +14,7 @@ from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_be
 from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 from ethorch.tosa.splits import split_convolutions
+from ethorch.tosa.strides import fold_strides
 from ethorch.tosa.transposes import transposes_in_steps
 from ethorch.tosa.uses import Context, drop_dead
 
@@ -105,7 +106,8 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
     """``rewrite`` of one graph without its regions."""
     fold_wide_moves(graph)
     tables_before_transposes(graph)
-    while _once(graph, rules) or split_convolutions(graph):
+    reshapes_before_pads(graph)
+    while _once(graph, rules) or split_convolutions(graph) or fold_strides(graph, forms.get("stride")):
         pass
     drop_dead(graph)
     transposes_in_steps(graph, forms.get("permute"))
@@ -113,6 +115,31 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
         copy_broadcast_constants(graph)
     take_detours(graph, forms, is_region)
     return graph
+
+
+def reshapes_before_pads(graph: Graph) -> None:
+    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over."""
+    context = Context(graph)
+    swapped: dict[int, list[Op]] = {}
+    for op in graph.ops:
+        pad = context.before(op.operands[0], "PAD") if op.name == "RESHAPE" else None
+        if pad is None:
+            continue
+        padded, shape = pad.result.shape, op.result.shape
+        axes = [axis for axis, extent in enumerate(padded) if extent != 1]
+        if [padded[axis] for axis in axes] != [extent for extent in shape if extent != 1]:
+            continue
+        source, following = pad.operands[0], iter(axes)
+        kept = [next(following) if extent != 1 else None for extent in shape]
+        before = tuple(1 if axis is None else source.shape[axis] for axis in kept)
+        padding = tuple(n for axis in kept for n in ((0, 0) if axis is None else pad.attrs["padding"][2 * axis : 2 * axis + 2]))
+        moved = Value(f"{op.result.name}_moved", before, source.dtype, op.result.origin)
+        swapped[id(op)] = [
+            Op("RESHAPE", (source,), {"shape": before}, (moved,)),
+            Op("PAD", (moved,), {**pad.attrs, "padding": padding}, op.results),
+        ]
+        swapped[id(pad)] = []
+    graph.ops = [new for op in graph.ops for new in swapped.get(id(op), [op])]
 
 
 def copy_broadcast_constants(graph: Graph) -> None:
