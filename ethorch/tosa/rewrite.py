@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ethorch.tosa.copies import rescales_as_convolutions
 from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_before_transposes, take_detours
 from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.opset import OPSET
+from ethorch.tosa.ranks import keep_shapes
 from ethorch.tosa.splits import split_convolutions
 from ethorch.tosa.strides import fold_strides
 from ethorch.tosa.transposes import transposes_in_steps
@@ -107,12 +109,13 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
     fold_wide_moves(graph)
     tables_before_transposes(graph)
     reshapes_before_pads(graph)
-    while _once(graph, rules) or split_convolutions(graph) or fold_strides(graph, forms.get("stride")):
+    while _once(graph, rules) or split_convolutions(graph) or fold_strides(graph, forms.get("stride")) or keep_shapes(graph):
         pass
     drop_dead(graph)
     transposes_in_steps(graph, forms.get("permute"))
     if forms.get("broadcast") == "copied":
         copy_broadcast_constants(graph)
+    rescales_as_convolutions(graph, forms.get("rescale"))
     take_detours(graph, forms, is_region)
     return graph
 
