@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ethorch.errors import Reason
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.ops.reduce import mean_over
 from ethorch.ops.spec import I8, Sample, op
 from ethorch.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.builder import Builder
+from ethorch.tosa.ir import FLOATS, Value
 
 
 def _two(value: int | Sequence[int], default: Sequence[int] = ()) -> list[int]:
@@ -47,6 +48,10 @@ def _cropped(b: Builder, x: QTensor, far: list[int]) -> tuple[QTensor, list[int]
         Sample(I8(1, 8, 8, 8), [2, 2]), Sample(I8(1, 5, 9, 11), [3, 3], [2, 2], [1, 1]), Sample(I8(2, 4, 7, 7), [3, 2], [2, 1]),
         Sample(I8(1, 3, 10, 10), [3, 3], [2, 2], [1, 1], [1, 1], True), Sample(I8(1, 4, 6, 6), [6, 6]),
         Sample(I8(2, 3, 17, 18), [5, 5], [4, 4], [2, 2]), Sample(I8(1, 2, 12, 12), [4, 4], [5, 4]),
+        Sample(I8(1, 4, 12, 13), [3, 3], [1, 1], [1, 1], [2, 2]), Sample(I8(2, 3, 11, 14), [3, 2], [2, 1], [1, 1], [2, 3]),
+        Sample(I8(1, 5, 9, 9), [2, 2], [2, 2], [0, 0], [2, 2], True), Sample(I8(1, 4, 9, 9), [4, 4], [4, 4], [2, 2], [2, 1]),
+        Sample(I8(1, 3, 13, 10), [5, 5], [1, 1], [2, 2]), Sample(I8(2, 5, 12, 12), [9, 7], [2, 1], [4, 3]),
+        Sample(I8(3, 9, 9), [3, 3], [3, 3], [0, 0], [4, 4]),
     ],
 )  # fmt: skip
 def max_pool2d(
@@ -61,29 +66,77 @@ def max_pool2d(
     out: QParams,
 ) -> Any:
     """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA 1.0 MAX_POOL2D."""
-    kernel, padding = _two(kernel), _two(padding)
-    strides, far = _windows(x, kernel, _two(stride, kernel), padding, b.result_shape[-2:])
+    kernel, padding, dilation = _two(kernel), _two(padding), _two(dilation)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    strides, far = _windows(x, spans, _two(stride, kernel), padding, b.result_shape[-2:])
     x, far = _cropped(b, x, far)
     value = b.nhwc(x)
     if max(strides) > 3 and any((*padding, *far)) and not x.qparams.is_real:  # no NPU pads where it strides wide
-        pads = (0, 0, padding[0], far[0], padding[1], far[1], 0, 0)
-        value = b.emit("PAD", value, padding=pads, pad_const=dtype_range(value.dtype)[0])
+        value = _padded(b, value, [(padding[0], far[0]), (padding[1], far[1])])
         padding, far = [0, 0], [0, 0]
-    value = b.emit(
-        "MAX_POOL2D",
-        value,
-        kernel=tuple(kernel),
-        stride=tuple(strides),
-        pad=(padding[0], far[0], padding[1], far[1]),
-    )
+    ways = list(zip(kernel, strides, padding, far, dilation, strict=True))
+    if max(dilation) > 1 or _by_axes(b, value, ways):
+        for axis in (1, 0):
+            value = _maximum_along(b, value, axis, *ways[axis])
+    else:
+        pads = (padding[0], far[0], padding[1], far[1])
+        value = b.emit("MAX_POOL2D", value, kernel=tuple(kernel), stride=tuple(strides), pad=pads)
     return b.requantized(b.from_nhwc(value, x.q, x.rank), out)
 
 
-@max_pool2d.check
-def _(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Reason | None:
-    if _two(dilation) != [1, 1]:
-        return Reason("max_pool2d.dilation", f"dilation {_two(dilation)}, allowed is [1, 1]: MAX_POOL2D has none")
-    return None
+#: What ``forms["max_pool"]`` names: the most bytes of a map over whose height and width in turn a maximum is taken, kernels of
+#: 7x7 and more aside. 5x5 over [61,61,64] takes U55 1,325,040 cycles at once, 567,647 in turn (u55-128). U85 runs it in 672,505
+#: and 297,854, but moves it to DRAM and back if it is too large (u85-256).
+_BY_AXES: Mapping[str, float] = {"u55": math.inf, "u85": 100_000}
+
+
+def _by_axes(b: Builder, value: Value, ways: Sequence[tuple[int, ...]]) -> bool:
+    """Is a maximum along the width, then the height, estimated to be faster? A tap takes as long as any other, from 4 on."""
+    if (form := b.forms.get("max_pool")) is None or value.dtype not in ("INT8", "INT16"):
+        return False
+    (kh, sy, *_), (kw, *_) = ways
+    size = math.prod(value.shape) * (2 if value.dtype == "INT16" else 1)
+    in_turn = (max(kw, 4) * sy + max(kh, 4)) * 1.1
+    return kh * kw > in_turn and min(kh, kw) > 1 and (size <= _BY_AXES[form] or kh * kw >= 49)
+
+
+def _maximum_along(b: Builder, value: Value, axis: int, kernel: int, stride: int, before: int, after: int, dilation: int) -> Value:
+    """Maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value.
+
+    With a dilation of d, d neighbours along the axis are d places of the axis behind it, which a RESHAPE makes them: then a
+    window's elements are next to each other. The stride is a choice of every so many results.
+    """
+
+    def pooled(value: Value, kernel: int, stride: int, pads: tuple[int, int] = (0, 0)) -> Value:
+        window, steps = ((kernel, 1), (stride, 1)) if axis == 0 else ((1, kernel), (1, stride))
+        pad = (*pads, 0, 0) if axis == 0 else (0, 0, *pads)
+        return b.emit("MAX_POOL2D", value, kernel=window, stride=steps, pad=pad)
+
+    if dilation == 1 or kernel == 1:
+        return pooled(value, kernel, stride, (before, after))
+    shape = list(value.shape)
+    total = shape[1 + axis] + before + after
+    fill = -total % dilation
+    results = total - (kernel - 1) * dilation
+    value = _padded(b, value, [(before, after + fill), (0, 0)] if axis == 0 else [(0, 0), (before, after + fill)])
+    folded = list(value.shape)
+    folded[1 + axis] //= dilation
+    folded[2 + axis] *= dilation
+    value = pooled(b.reshape(value, folded), kernel, 1)
+    shape[1 + axis] = value.shape[1 + axis] * dilation
+    value = b.reshape(value, shape)
+    shape[1 + axis] = (results - 1) // stride * stride + 1
+    if tuple(shape) != value.shape:
+        value = b.emit("SLICE", value, start=(0, 0, 0, 0), size=tuple(shape))
+    return pooled(value, 1, stride) if stride > 1 else value
+
+
+def _padded(b: Builder, value: Value, pads: Sequence[tuple[int, int]]) -> Value:
+    """Height and width of an NHWC value extended by what no maximum chooses."""
+    if not any(before or after for before, after in pads):
+        return value
+    lowest = -math.inf if value.dtype in FLOATS else dtype_range(value.dtype)[0]
+    return b.emit("PAD", value, padding=(0, 0, *pads[0], *pads[1], 0, 0), pad_const=lowest)
 
 
 def _average_rule(node: Any) -> QuantRule:

@@ -1,4 +1,4 @@
-"""Pooling by other pooling: one and three dimensions, adaptive maximum, dilation."""
+"""Pooling by other pooling: one and three dimensions, adaptive maximum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.ops.pool import adaptive_windows, max_pool2d
+from ethorch.ops.pool import adaptive_windows
 from ethorch.ops.spec import I8, Sample, composite
 from ethorch.sketch import Sketch, shape_of
 
@@ -188,32 +188,3 @@ def _columns(s: Sketch, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[in
     """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
     return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area
-
-
-@max_pool2d.decomposition
-def _(
-    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
-    """A dilated window is the larger of shifted maps, along the height and then the width."""
-    spread = _each(dilation, 2)
-    k, p = _each(kernel, 2), _each(padding, 2)
-    if all(d == 1 or n == 1 for d, n in zip(spread, k, strict=True)):
-        return None if spread == [1, 1] else s(s.node.target, x, k, _each(stride, 2, k), p, [1, 1], ceil_mode)
-    t = _each(stride, 2, k)
-    result = s.node.meta["val"]
-    result = result[0] if isinstance(result, (tuple, list)) else result
-    sizes = result.shape[-2:]
-    for dim, size, n, d, pad, step in zip((-2, -1), sizes, k, spread, p, t, strict=True):
-        extent, reach = shape_of(x)[dim], (int(size) - 1) * step + (n - 1) * d + 1
-        after = max(reach - pad - extent, 0)
-        if pad or after:  # copies of the edge change no maximum that reaches it; windows of padding only do not exist
-            x = s(aten.constant_pad_nd.default, x, [0, 0, pad, after] if dim == -2 else [pad, after], _LOWEST)
-        taps = [s(aten.slice.Tensor, x, dim, j * d, j * d + (int(size) - 1) * step + 1, step) for j in range(n)]
-        x = taps[0]
-        for tap in taps[1:]:
-            x = s(aten.maximum.default, x, tap)
-    return x if s.node.target is aten.max_pool2d.default else [x, None]
-
-
-#: Quantized, it saturates to the lowest code.
-_LOWEST = -3.0e38

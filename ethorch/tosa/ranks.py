@@ -57,11 +57,10 @@ def _widened(op: Op, shape: tuple[int, ...]) -> list[Op]:
             operands.append(value)
             continue
         expanded = _expanded(value.shape, op.result.shape, shape)
-        if value.data is not None:
-            operands.append(Value(f"{op.result.name}_wide_{index}", expanded, value.dtype, value.origin, value.data.reshape(expanded)))
-            continue
-        operands.append(Value(f"{op.result.name}_wide_{index}", expanded, value.dtype, value.origin))
-        ops.append(Op("RESHAPE", (value,), {"shape": expanded}, (operands[-1],)))
+        data = None if value.data is None else value.data.reshape(expanded)
+        operands.append(Value(f"{op.result.name}_wide_{index}", expanded, value.dtype, value.origin, data))
+        if data is None:
+            ops.append(Op("RESHAPE", (value,), {"shape": expanded}, (operands[-1],)))
     wide = Value(f"{op.result.name}_wide", shape, op.result.dtype, op.result.origin)
     ops.append(Op(op.name, tuple(operands), op.attrs, (wide,)))
     return [*ops, Op("RESHAPE", (wide,), {"shape": op.result.shape}, op.results)]

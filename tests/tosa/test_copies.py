@@ -29,7 +29,8 @@ def test_bits(shape: tuple[int, ...], target: str) -> None:
     after.verify()
     assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == len(SCALES)
     codes = [np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)]
-    for found, wanted in zip(machine(serialize(after), codes, EthosUCompileSpec(target)), reference(serialize(b.graph), codes), strict=True):
+    expected = reference(serialize(b.graph), codes)
+    for found, wanted in zip(machine(serialize(after), codes, EthosUCompileSpec(target)), expected, strict=True):
         np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
@@ -40,9 +41,8 @@ def test_between_slices_and_concats(target: str) -> None:
         b = Builder()
         x = b.input("x", shape, "INT8")
         size = tuple(n // 2 if k == axis else n for k, n in enumerate(shape))
-        parts = [
-            b.emit("SLICE", x, start=tuple(start if k == axis else 0 for k in range(4)), size=size) for start in (0, shape[axis] // 2)
-        ]
+        starts = [tuple(start if k == axis else 0 for k in range(4)) for start in (0, shape[axis] // 2)]
+        parts = [b.emit("SLICE", x, start=start, size=size) for start in starts]
         scaled = [b.rescale(part, 0.4 + 0.9 * number, input_zp=3, output_zp=-5) for number, part in enumerate(parts)]
         b.graph.outputs.append(b.emit("CONCAT", *scaled[::-1], axis=axis))
         after = rewrite(copy.deepcopy(b.graph), forms=FORMS[target.split("-")[1]])
