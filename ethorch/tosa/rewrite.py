@@ -17,6 +17,7 @@ from ethorch.tosa.opset import OPSET
 from ethorch.tosa.ranks import keep_shapes
 from ethorch.tosa.splits import split_convolutions
 from ethorch.tosa.strides import fold_strides
+from ethorch.tosa.tiles import tiles_in_steps
 from ethorch.tosa.transposes import transposes_in_steps
 from ethorch.tosa.uses import Context, drop_dead
 
@@ -113,6 +114,7 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
         pass
     drop_dead(graph)
     transposes_in_steps(graph, forms.get("permute"))
+    tiles_in_steps(graph, forms.get("tile"))
     if forms.get("broadcast") == "copied":
         copy_broadcast_constants(graph)
     rescales_as_convolutions(graph, forms.get("rescale"))
