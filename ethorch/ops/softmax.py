@@ -68,9 +68,6 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
     Exponentials have 8 bits (15 for int16) of their largest value, 1; sums are exact; the reciprocal of a row's sum has 15.
     """
     value, axis, dims = b.axis_of(x, dim)
-    if value.shape[axis] == 1:
-        ones = b.const(np.full(value.shape, int(out.quantize([1.0])[0]), np.int8 if out.dtype == "INT8" else np.int16))
-        return QTensor(ones, dims, out)
     e, zp, total, unit, axis, _ = _exponentials(b, x, dim)
     count = value.shape[axis]
     bounds = [bound / unit for bound in pieces(1.0, float(count), 32.0)]
@@ -95,9 +92,9 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams) -> QTensor:
     """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 -> int8, int16 -> int16; the sum as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
-    if value.shape[axis] == 1:
-        zeros = b.const(np.full(value.shape, out.zp, np.int8 if out.dtype == "INT8" else np.int16))
-        return QTensor(zeros, dims, out)
+    if value.shape[axis] == 1:  # 0, in codes of any scale; computed, since operators behind it take a constant for a parameter
+        zero = b.emit("SUB", *(b.rescale(value, 1.0, dtype="INT32") for _ in range(2)))
+        return QTensor(b.requantize(zero, out.step, out), dims, out)
     offset, fraction = _log_sum(b, x, dim, 0)
     acc = b.emit("SUB", b.rescale(value, x.qparams.step / fraction, dtype="INT32"), offset)
     return QTensor(b.requantize(acc, fraction, out), dims, out)
