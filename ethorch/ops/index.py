@@ -22,7 +22,7 @@ from ethorch.ops.quant_rules import EACH_INPUT, QuantRule
 from ethorch.ops.shape import constant_pad
 from ethorch.ops.spec import I8, Ints, Sample, Truth, W, composite, op
 from ethorch.qparams import QParams, QTensor
-from ethorch.sketch import Sketch, shape_of
+from ethorch.sketch import Sketch, attribute, shape_of
 from ethorch.tosa.builder import Builder
 from ethorch.tosa.ir import Value
 
@@ -243,6 +243,23 @@ def _one_number(s: Sketch, x: Node, indices: Sequence[Any]) -> tuple[Node, int, 
     return merged, first, number
 
 
+def _known_numbers(s: Sketch, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
+    """As ``_one_number``, of constants: masks are the numbers of what is true in them. None where dims are no neighbours."""
+    each: list[torch.Tensor | None] = []
+    for one in indices:
+        tensor = None if one is None else attribute(s.model, one)
+        each += tensor.nonzero().unbind(1) if tensor is not None and tensor.dtype == torch.bool else [tensor]
+    given = [k for k, one in enumerate(each) if one is not None]
+    first, last = given[0], given[-1]
+    if given != list(range(first, last + 1)):
+        return None
+    shape, number = shape_of(x), torch.zeros((), dtype=torch.int64)
+    for k in given:
+        number = number * shape[k] + torch.remainder(each[k].to(torch.int64), shape[k])  # type: ignore[union-attr]
+    merged = s(aten.reshape.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
+    return merged, first, s.constant(number)
+
+
 @index.integer_decomposition
 def _(s: Sketch, x: Node, indices: Any) -> Any:
     """Several computed indices number the elements of the dims they are for, merged."""
@@ -305,6 +322,8 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
         Sample(Ints(9, 4), [torch.tensor([4, 0])], Ints(2, 4)),
         Sample(I8(5, 3), [Ints(8, low=-5, high=4)], I8(8, 3, low=-1.0), True),
         Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(6, low=-5, high=4)], I8(3), True),
+        Sample(I8(4, 5, 3), [torch.tensor([[3, -4], [1, 3]]), torch.tensor([4, 0])], I8(2, 3)),
+        Sample(I8(3, 4, 5), [None, torch.tensor([[True, False, False, True, True], [False] * 5] * 2)], I8(6)),
     ],
 )  # fmt: skip
 def index_put(
@@ -343,7 +362,8 @@ def _(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Reason | N
         return Reason("index_put.accumulate", "accumulate=True of a mask, of distant dims, of integers or of very many places",
                       "Let EthosUQuantizer quantize what can be taken apart.")  # fmt: skip
     if len(given) != 1 or not isinstance(given[0], (QTensor, np.ndarray)):
-        return Reason("index_put.index", f"{len(given)} indices; allowed is one, of int32", "Let EthosUQuantizer quantize it.")
+        return Reason("index_put.index", f"{len(given)} indices; allowed are one, of int32, or several of dims side by side",
+                      "Let EthosUQuantizer quantize it, and index what is transposed.")  # fmt: skip
     if _numbers(given[0]) is None and len(given[0].shape) != 1:
         text = f"a computed index of rank {len(given[0].shape)}; allowed is 1"
         return Reason("index_put.index", text, "Let EthosUQuantizer quantize it.")
@@ -362,27 +382,35 @@ def _(s: Sketch, x: Node, dim: int, index: Node, source: Node) -> Any:
 
 @index_put.decomposition
 def _(s: Sketch, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """A mask chooses between x and one value; computed indices become one of rank 1, of int32; sums are products."""
+    """A mask chooses between x and one value; several indices become one of rank 1, a computed one of int32; sums are products."""
     given = [k for k, one in enumerate(indices) if one is not None]
     first, shape = indices[given[0]], shape_of(x)
     if accumulate:
         return accumulated(s, x, indices, values)
-    if len(given) == 1 and first.op == "get_attr":
+    constant = all(indices[k].op == "get_attr" for k in given)
+    if constant and len(given) == 1 and len(shape_of(first)) == 1:
         return None
-    if first.meta["val"].dtype == torch.bool:
+    if first.meta["val"].dtype == torch.bool and given == [0] and math.prod(shape_of(values)) == 1:
         rank = len(shape_of(first))
-        if len(given) > 1 or given[0] > 0 or math.prod(shape_of(values)) != 1:
-            return None
         return s(aten.where.self, s(aten.reshape.default, first, [*shape_of(first), *[1] * (len(shape) - rank)]), values, x)
-    if s.absent("SCATTER"):
+    if constant:
+        known = _known_numbers(s, x, indices)
+        if known is None:
+            return None
+        merged, dim, number = known
+        if not math.prod(shape_of(number)):
+            return x
+    elif s.absent("SCATTER") or any(indices[k].meta["val"].dtype == torch.bool for k in given):
         return None
-    merged, dim, number = _one_number(s, x, indices) or (x, given[0], _as_int32(s, first) or first)
+    else:
+        merged, dim, number = _one_number(s, x, indices) or (x, given[0], _as_int32(s, first) or first)
     places, rows = shape_of(number), shape_of(merged)
     if number is first and len(places) == 1 and shape_of(values) == (*rows[:dim], *places, *rows[dim + 1 :]):
         return None
     values = s(aten.expand.default, values, [*rows[:dim], *places, *rows[dim + 1 :]])
     values = s(aten.reshape.default, values, [*rows[:dim], math.prod(places), *rows[dim + 1 :]])
-    put = s(aten.index_put.default, merged, [*[None] * dim, s(aten.reshape.default, number, [-1])], values)
+    flat = s.constant(attribute(s.model, number).flatten()) if constant else s(aten.reshape.default, number, [-1])
+    put = s(aten.index_put.default, merged, [*[None] * dim, flat], values)
     return s(aten.reshape.default, put, list(shape))
 
 
