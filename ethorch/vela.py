@@ -256,16 +256,22 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
         from ethosu import regor
     except ImportError as error:
         raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
-    try:
-        with native.REDIRECTING:  # nor does anything say that two compilations may overlap
-            raw = regor.compile(
-                spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options_text(spec), verbose=False
-            )
-    except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
-        raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
-    if not isinstance(raw, regor.CompiledRawModel):
-        raise VelaError(f"Vela returned {type(raw).__name__} instead of a raw model.")
-    return _with_declared_ends(tosa, _read(raw, spec))
+
+    def compiled(cascading: bool) -> CompiledModel:
+        options = options_text(spec, cascading=cascading)
+        try:
+            with native.REDIRECTING:  # nor does anything say that two compilations may overlap
+                raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
+        except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
+            raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
+        if not isinstance(raw, regor.CompiledRawModel):
+            raise VelaError(f"Vela returned {type(raw).__name__} instead of a raw model.")
+        return _read(raw, spec)
+
+    model = compiled(cascading=True)
+    if model.performance.cascades and spec.target.forms.get("placing") == "apart" and _cuts_int32(tosa):
+        model = compiled(cascading=False)
+    return _with_declared_ends(tosa, model)
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
@@ -278,9 +284,13 @@ def system_text(spec: EthosUCompileSpec) -> str:
     )
 
 
-def options_text(spec: EthosUCompileSpec) -> str:
-    """The compiler half: flags as Vela's driver translates them (vela.py, get_compiler_config)."""
-    flags = spec.flags
+def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
+    """The compiler half: flags as Vela's driver translates them (vela.py, get_compiler_config).
+
+    Args:
+        cascading: False is as the flag --disable-cascading.
+    """
+    flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
         "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},
         "scheduler": {
@@ -304,6 +314,22 @@ def options_text(spec: EthosUCompileSpec) -> str:
 class _Tosa(Buffer):
     def error(self, what: str, problem: str) -> VelaError:
         return VelaError(f"the TOSA flatbuffer is damaged: {what} {problem}.")
+
+
+#: Numbers of tosa.fbs of TOSA 1.0.
+_SLICE, _INT32 = 59, 5
+
+
+def _cuts_int32(tosa: bytes) -> bool:
+    """Is there a SLICE of INT32 in the graph? Vela 5.2 forgets its offset on U55 and U65 where what it cuts is part of a cascade."""
+    reader = _Tosa(memoryview(tosa), 20_000_000)
+    for region in Table(reader, reader.number("<I", 0, "graph"), "graph").tables(1, "region"):
+        for block in region.tables(1, "block"):
+            types = {tensor.text(0, "tensor name"): tensor.number(2, "<I") for tensor in block.tables(2, "tensor")}
+            for op in block.tables(1, "operator"):
+                if op.number(0, "<I") == _SLICE and any(types.get(name) == _INT32 for name in op.texts(3, "operands")):
+                    return True
+    return False
 
 
 def _with_declared_ends(tosa: bytes, model: CompiledModel) -> CompiledModel:

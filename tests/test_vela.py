@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ethorch import vela
@@ -9,6 +10,9 @@ from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import VelaError
 from ethorch.payload import DelegatePayload
 from ethorch.target import TARGETS
+from ethorch.tosa.builder import Builder
+from ethorch.tosa.flatbuffer import serialize
+from tests.ladder import machine
 from tests.npu.graphs import Graph
 
 
@@ -187,3 +191,14 @@ def test_the_dying_of_the_child_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(vela.sys, "executable", str(fake))
     with pytest.raises(VelaError, match="died of signal 9"):
         vela.compile(TOSA, EthosUCompileSpec("ethos-u55-128"), timeout_seconds=60)
+
+
+def test_a_cut_of_int32_is_in_no_cascade() -> None:
+    """Vela 5.2 forgets where the cut begins, on U65."""
+    b = Builder(forms=TARGETS["ethos-u65-256"].forms)
+    wide = b.rescale(b.input("x", (1, 205, 100, 10), "INT8"), 1.0, input_zp=3, dtype="INT32")
+    cut = b.emit("SLICE", wide, start=(0, 2, 0, 0), size=(1, 200, 100, 10))
+    b.graph.outputs.append(b.emit("ADD", cut, b.const(np.ones((1, 1, 1, 1), np.int32))))
+    codes = [np.random.default_rng(0).integers(-128, 128, (1, 205, 100, 10)).astype(np.int8)]
+    (found,) = machine(serialize(b.graph), codes, EthosUCompileSpec("ethos-u65-256"))
+    np.testing.assert_array_equal(found.ravel(), codes[0][:, 2:202].ravel().astype(np.int32) - 3 + 1)

@@ -80,6 +80,10 @@ def _summed(b: Builder, value: Value, axis: int) -> Value:
         if folded[place] <= most:
             continue
         flat, parts = b.reshape(value, folded), []
+        whole = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
+        if feature == "extent" and whole and folded[2] == 1:  # sums of sums need no SLICE of INT32, of which see vela.compile
+            rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // whole, whole)), axis=2)
+            return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
         for start in range(0, folded[place], most):
             starts = tuple(start if k == place else 0 for k in range(3))
             size = tuple(min(most, extent - start) if k == place else extent for k, extent in enumerate(folded))

@@ -18,7 +18,6 @@ def take_detours(graph: Graph, forms: Mapping[str, str], is_region: bool) -> Non
         forms: the target's row of ``limits.FORMS``.
         is_region: the graph belongs to control flow.
     """
-    slices_behind_lone_rescales(graph)
     keep_apart(graph, lone_rescales=forms.get("placing") == "apart")
     selects_of_reshaped(graph)
     copies_of_read_truths(graph)
@@ -124,41 +123,6 @@ def takes_rescales(op: Op, context: Context) -> bool:
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
 
 
-def slices_behind_lone_rescales(graph: Graph) -> None:
-    """RESCALE to INT32 of a SLICE becomes a SLICE of the RESCALE where Vela cannot make it part of what reads it.
-
-    Such a RESCALE Vela 5.2 turns into two operations on U55, and loses the SLICE of the first: the last rows are written over
-    the first ones. It can, where both operands of an elementwise operator are RESCALEs from one dtype, and for a REDUCE_SUM.
-    """
-    context, users = Context(graph), graph.users()
-
-    ops: list[Op] = []
-    for op in graph.ops:
-        chain: list[Op] = []
-        source = op.operands[0] if op.operands else None
-        while source is not None and (before := context.producer.get(id(source))) and before.name in ("SLICE", "RESHAPE"):
-            chain.append(before)
-            source = before.operands[0]
-        lone = op.name == "RESCALE" and op.attrs["dtype"] == "INT32" and not op.attrs["per_channel"]
-        if not lone or source is None or not any(part.name == "SLICE" for part in chain):
-            ops.append(op)
-            continue
-        readers = users.get(id(op.result), [])
-        if len(readers) == 1 and takes_rescales(readers[0], context):
-            ops.append(op)
-            continue
-        value = Value(f"{op.result.name}_whole", source.shape, "INT32", op.result.origin)
-        ops.append(Op("RESCALE", (source,), op.attrs, (value,)))
-        for number, part in enumerate(reversed(chain)):
-            last = number == len(chain) - 1
-            name = f"{op.result.name}_{number}_of_whole"
-            result = op.result if last else Value(name, part.result.shape, "INT32", op.result.origin)
-            ops.append(Op(part.name, (value,), dict(part.attrs), (result,)))
-            value = result
-    graph.ops = ops
-    drop_dead(graph)
-
-
 #: What makes the INT32 of which Vela makes the RESCALE behind it a part.
 _ACCUMULATING = {"CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM"}
 
@@ -189,7 +153,7 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
     - A depthwise one with several outputs per channel that is placed by a CONCAT or PAD is an error of Vela's; a transposed one,
       on U55 and U65, is written over what is there.
     - On U55 and U65 a RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which knows no
-      offsets: in ``cat([x, y * constant])`` the second part lies over the first.
+      offsets: in ``cat([x, y * constant])`` the second part lies over the first. Of a TILE it computes the first copy only.
     - There, a MATMUL of a SLICE reads from the beginning; rescaled, reshaped and placed, it is written over what is there.
     - A RESCALE of a CONCAT, PAD or TILE that is placed by another is written over what is there, as ``cat([cat([x, y]), z])``
       may be; on U55 and U65 so is a CLAMP of a TRANSPOSE.
@@ -233,7 +197,7 @@ def keep_apart(graph: Graph, lone_rescales: bool) -> None:
         if summed(op) and reads(op.operands[0], "SLICE"):
             return True
         if lone(op):
-            return reads(op.operands[0], "SLICE", "CONCAT", "PAD")
+            return reads(op.operands[0], "SLICE", "CONCAT", "PAD", "TILE")
         many = (op.name == "TILE" and op.result.rank > 4) or (op.name == "RESCALE" and op.result.rank > 5)
         several = many or _split(op) or _forgets_offsets(op) or (lone_rescales and op.name == "MATMUL")
         return several and reads(op.operands[0], "SLICE")
@@ -307,14 +271,28 @@ def copied(value: Value, name: str) -> tuple[list[Op], Value]:
     if value.dtype == "BOOL":
         false = Value(f"{name}_false", (1,) * value.rank, "BOOL", value.origin, np.zeros((1,) * value.rank, np.bool_))
         return [Op("LOGICAL_OR", (value, false), {}, (result,))], result
-    shape = (*(1,) * (4 - value.rank), *value.shape)
-    shape = (1, math.prod(shape[:-2]), *shape[-2:])
+    shape = _as_map(value.shape)
     flat, pooled = (Value(f"{name}_{part}", shape, value.dtype, value.origin) for part in ("flat", "pooled"))
     return [
         Op("RESHAPE", (value,), {"shape": shape}, (flat,)),
         Op("MAX_POOL2D", (flat,), {"kernel": (1, 1), "stride": (1, 1), "pad": (0, 0, 0, 0)}, (pooled,)),
         Op("RESHAPE", (pooled,), {"shape": value.shape}, (result,)),
     ], result
+
+
+def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """A shape of one picture for as many elements; no axis is longer than the 65536 an NPU has for it, where they divide so."""
+    height, width, channels = math.prod(shape[:-2]), *(1, 1, *shape)[-2:]
+    if max(height, width, channels) > 65536:
+        channels = _divisor(math.prod(shape))
+        width = _divisor(math.prod(shape) // channels)
+        height = math.prod(shape) // channels // width
+    return 1, height, width, channels
+
+
+def _divisor(count: int) -> int:
+    """The largest divisor of ``count`` that is at most 65536."""
+    return next(k for k in range(min(count, 65536), 0, -1) if count % k == 0)
 
 
 def copies_of_read_truths(graph: Graph) -> None:

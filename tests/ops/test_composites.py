@@ -118,7 +118,7 @@ def test_composite(name: str, target: str) -> None:
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(3, 7)])
 @pytest.mark.parametrize("function", [lambda x: F.rms_norm(x, [6]), lambda x: F.layer_norm(x, [6]), lambda x: x.log_softmax(-1)])
 def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], rows: slice) -> None:
-    """Vela 5.2 loses a SLICE before a RESCALE to INT32 that it does not fuse (rewrite.slices_behind_lone_rescales)."""
+    """Vela 5.2 loses a SLICE before a RESCALE to INT32 that it does not fuse (detours.keep_apart)."""
     calibration = [inputs_for([(2, 8, 6)], seed) for seed in range(2)]
     q = ladder.quantized(Call(lambda x: function(x[:, rows])), calibration, get_symmetric_quantization_config())
     ladder.climb(q, calibration[0])

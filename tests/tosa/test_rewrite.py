@@ -230,6 +230,10 @@ APART = {
         lambda b: b.rescale(b.emit("REDUCE_SUM", b.rescale(cut(b), 1.0, dtype="INT32"), axis=3), 0.1), "u55 u65 u85"),
     "maximum of a slice": (lambda b: b.emit("REDUCE_MAX", cut(b), axis=1), "u55 u65 u85"),
     "maximum along the last axis, placed": (lambda b: beside(b, b.emit("REDUCE_MAX", whole(b), axis=3)), "u55 u65 u85"),
+    "tiled and widened": (
+        lambda b: b.rescale(b.emit("TILE", b.input("x", (96,), "INT8"), multiples=(5,)), 1.0, dtype="INT32"), "u55 u65"),
+    "tiled to a long row and widened": (
+        lambda b: b.rescale(b.emit("TILE", b.input("x", (9000,), "INT8"), multiples=(9,)), 1.0, dtype="INT32"), "u55 u65"),
     "widened and placed": (lambda b: within(b, b.rescale(whole(b), 0.7, dtype="INT32")), "u55 u65"),
 }  # fmt: skip
 
