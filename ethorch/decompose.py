@@ -145,10 +145,14 @@ def hoist_clamps(model: GraphModule) -> None:
 def settle_batch_norms(model: GraphModule) -> None:
     """Batch norms that stay become the form with fixed statistics, in place.
 
-    ``convert_pt2e`` takes ``aten.batch_norm`` for a sign of training and exports 96 patterns to look for (10 s).
+    ``convert_pt2e`` takes the other forms for a sign of training and exports 96 patterns to look for (10 s).
     """
     for node in list(model.graph.nodes):
-        if node.op == "call_function" and op_name(node.target) == "aten.batch_norm.default" and not node.args[5]:
+        if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":
+            x, weight, bias, mean, var, momentum, eps = node.args
+            replace(node, Sketch(model, node)(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps))
+            model.graph.erase_node(node)
+        elif node.op == "call_function" and op_name(node.target) == "aten.batch_norm.default" and not node.args[5]:
             x, weight, bias, mean, var, _, momentum, eps = node.args[:8]
             made = Sketch(model, node)(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
             replace(node, made[0])
