@@ -17,6 +17,8 @@ from ethorch.tosa.ir import Value
 
 #: A table's code for the lower and upper end of its piece; above it the table is flat. TOSA 1.0 TABLE, int16: 513 entries.
 _FIRST, _LAST = -32768, -32768 + 511 * 128
+#: No INT32 is above it but for the few that a sum of squares stays away from.
+_HIGHEST = 2.0**31 - 4096
 
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
@@ -57,6 +59,7 @@ def function_of(
     f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself.
     """
     total: Value | None = None
+    bounds = [*(bound for bound in bounds[:-1] if bound < _HIGHEST), min(bounds[-1], _HIGHEST)]
     for index, (low, high) in enumerate(pairwise(bounds)):
         scale = (_LAST - _FIRST) / (high - low + 1)  # one more, since the centre is rounded
         centre = round(low - 0.5 - _FIRST / scale)
