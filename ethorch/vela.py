@@ -321,7 +321,7 @@ _SLICE, _INT32 = 59, 5
 
 
 def _cuts_int32(tosa: bytes) -> bool:
-    """Is there a SLICE of INT32 in the graph? Vela 5.2 forgets its offset on U55 and U65 where what it cuts is part of a cascade."""
+    """Is there a SLICE of INT32 in the graph? Vela 5.2 forgets its offset on U55 and U65 where it cuts part of a cascade."""
     reader = _Tosa(memoryview(tosa), 20_000_000)
     for region in Table(reader, reader.number("<I", 0, "graph"), "graph").tables(1, "region"):
         for block in region.tables(1, "block"):
