@@ -128,7 +128,7 @@ LIMITS: Mapping[str, Mapping[str, Limits]] = {"u55": _U55, "u65": _U55, "u85": _
 #: 12,500 and 13,325 (u85-256).
 _FORMS_U55 = {
     "truth": "INT8", "transpose_conv": "CONV2D", "resize": "few", "broadcast": "copied", "placing": "apart", "permute": "u55",
-    "stride": "u55", "rescale": "u55", "max_pool": "u55", "tile": "npu",
+    "stride": "u55", "rescale": "u55", "max_pool": "u55", "channels": "u55", "tile": "npu",
 }  # fmt: skip
 #: ``permute``: see ``tosa.transposes``; ``stride``: see ``tosa.strides``; ``rescale``: see ``tosa.copies``; ``max_pool``:
 #: see ``ops.pool``; ``tile``: see ``tosa.tiles``.
@@ -139,6 +139,6 @@ _FORMS_U55 = {
 #: ``carried``: see ``tosa.detours.loops_on_copies``.
 _FORMS_U85 = {
     "mean": "AVG_POOL2D", "transpose": "whole", "crop": "kernel", "rows": "width", "carried": "copied", "permute": "u85",
-    "stride": "u85", "rescale": "u85", "max_pool": "u85", "tile": "npu",
+    "stride": "u85", "rescale": "u85", "max_pool": "u85", "channels": "u85", "tile": "npu",
 }  # fmt: skip
 FORMS: Mapping[str, Mapping[str, str]] = {"u55": _FORMS_U55, "u65": _FORMS_U55 | {"stride": "u65"}, "u85": _FORMS_U85}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ethorch.tosa.channels import pick_channels
 from ethorch.tosa.copies import rescales_as_convolutions
 from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_before_transposes, take_detours
 from ethorch.tosa.ir import Graph, Op, Value
@@ -113,6 +114,7 @@ def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is
     while _once(graph, rules) or split_convolutions(graph) or fold_strides(graph, forms.get("stride")) or keep_shapes(graph):
         pass
     drop_dead(graph)
+    pick_channels(graph, forms.get("channels"))
     transposes_in_steps(graph, forms.get("permute"))
     tiles_in_steps(graph, forms.get("tile"))
     if forms.get("broadcast") == "copied":
