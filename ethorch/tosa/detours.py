@@ -20,6 +20,7 @@ def take_detours(graph: Graph, forms: Mapping[str, str], is_region: bool) -> Non
     """
     keep_apart(graph, lone_rescales=forms.get("placing") == "apart")
     selects_of_reshaped(graph)
+    squares_of_reshaped(graph)
     copies_of_read_truths(graph)
     if forms.get("carried") == "copied":
         loops_on_copies(graph, is_region)
@@ -241,6 +242,28 @@ def selects_of_reshaped(graph: Graph) -> None:
                 ops += made
         ops.append(Op(op.name, tuple(operands), op.attrs, op.results))
     graph.ops = ops
+
+
+def squares_of_reshaped(graph: Graph) -> None:
+    """``x * x`` of a RESHAPE has a RESHAPE for each operand: of a RESCALE that is reshaped, Vela 5.2 gives only one its shape."""
+    context = Context(graph)
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.name in ELEMENTWISE:
+            wide = [context.before(value, "RESCALE", sole=False) for value in op.operands]
+            first, second = (rescale.operands[0] if rescale else value for value, rescale in zip(op.operands, wide, strict=True))
+            reshape = context.before(second, "RESHAPE", sole=False)
+            if first is second and reshape is not None:
+                again = Value(f"{op.result.name}_again", second.shape, second.dtype, second.origin)
+                ops.append(Op("RESHAPE", reshape.operands, reshape.attrs, (again,)))
+                if wide[1] is not None:
+                    other = Value(f"{op.result.name}_other", second.shape, wide[1].result.dtype, second.origin)
+                    ops.append(Op("RESCALE", (again,), wide[1].attrs, (other,)))
+                    again = other
+                op = Op(op.name, (op.operands[0], again), op.attrs, op.results)
+        ops.append(op)
+    graph.ops = ops
+    drop_dead(graph)
 
 
 def loops_on_copies(graph: Graph, is_region: bool) -> None:

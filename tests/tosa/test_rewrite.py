@@ -256,6 +256,22 @@ def test_what_loses_offsets_is_kept_apart(name: str, target: str) -> None:
     np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize(("shape", "other"), [((12,), (3, 4)), ((2, 3, 4), (2, 12)), ((1, 4, 6, 8), (1, 24, 8))])
+@pytest.mark.parametrize("name", ["SUB", "MUL"])
+def test_squares_of_what_is_rescaled_and_reshaped(name: str, shape: tuple[int, ...], other: tuple[int, ...], target: str) -> None:
+    """Vela 5.2 reads one of the operands in the shape before, and writes the result over itself."""
+    b = Builder()
+    x = b.reshape(b.rescale(b.input("x", shape, "INT8"), 0.5, input_zp=7), other)
+    wide = [b.rescale(x, 1.0, dtype="INT32") for _ in range(2)]
+    b.graph.outputs.append(b.emit(name, *wide, **({"shift": 0} if name == "MUL" else {})))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph))
+    after.verify()
+    codes = [np.random.default_rng(3).integers(-128, 128, shape).astype(np.int8)]
+    (wanted,), (found,) = reference(before, codes), machine(serialize(after), codes, EthosUCompileSpec(target))
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
 @pytest.mark.parametrize("dtype", ["INT8", "INT16"])
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL"])
