@@ -53,8 +53,9 @@ def batch_norm(
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
     gain = np.broadcast_to(gain, channels)
     offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
-    codes = np.where(gain < 0, -127, 127).astype(np.int8)
-    scales = [x.qparams.step * max(abs(float(g)), 1e-12) / 127 for g in gain]
+    least = np.abs(offset) * 2.0 ** -(38 if x.qparams.dtype == "INT16" else 30)  # it fits the accumulator; x hardly counts then
+    scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
+    codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
     spatial = tuple(range(2, x.rank))
     places = [(), (), (0, *spatial), (1,)] if b.forms.get("rows") == "width" else [(), (0, *spatial), (), (1,)]
     value = b.stored_as(x, places)
