@@ -58,6 +58,13 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> tuple[Value, int, Value, 
     return e, -128, total, unit, axis, maxima
 
 
+def _always(b: Builder, value: Value, code: int, out: QParams) -> Value:
+    """``code`` in each place of ``value``, as if computed of it: operators take a constant for a parameter of theirs."""
+    nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
+    codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
+    return b.rescale(codes, 1.0, dtype=out.dtype)
+
+
 @op(
     "aten.softmax.int", quant=fixed_output(0.0, 255 / 256), samples=_SAMPLES, bound16=16,
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
@@ -68,6 +75,8 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
     Exponentials have 8 bits (15 for int16) of their largest value, 1; sums are exact; the reciprocal of a row's sum has 15.
     """
     value, axis, dims = b.axis_of(x, dim)
+    if value.shape[axis] == 1:
+        return QTensor(_always(b, value, int(out.quantize([1.0])[0]), out), dims, out)
     e, zp, total, unit, axis, _ = _exponentials(b, x, dim)
     count = value.shape[axis]
     bounds = [bound / unit for bound in pieces(1.0, float(count), 32.0)]
@@ -92,9 +101,8 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: QParams) -> QTensor:
     """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 -> int8, int16 -> int16; the sum as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
-    if value.shape[axis] == 1:  # 0, in codes of any scale; computed, since operators behind it take a constant for a parameter
-        zero = b.emit("SUB", *(b.rescale(value, 1.0, dtype="INT32") for _ in range(2)))
-        return QTensor(b.requantize(zero, out.step, out), dims, out)
+    if value.shape[axis] == 1:
+        return QTensor(_always(b, value, out.zp, out), dims, out)
     offset, fraction = _log_sum(b, x, dim, 0)
     acc = b.emit("SUB", b.rescale(value, x.qparams.step / fraction, dtype="INT32"), offset)
     return QTensor(b.requantize(acc, fraction, out), dims, out)
