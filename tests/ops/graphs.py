@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec
 from ethorch.errors import Unsupported
+from ethorch.nodes import QUANTIZE
 from ethorch.ops import OPS
-from ethorch.ops.spec import I8, Ints, Sample, Truth
+from ethorch.ops.spec import I8, Ints, Sample, Truth, find, op_name
 from ethorch.tosa.flatbuffer import serialize
 from tests import ladder
 from tests.ops.test_samples import CONFIGS, REFUSED, TARGETS
@@ -41,6 +42,8 @@ SAMPLES = [
     for index, sample in enumerate(spec.samples)
     if spec.name not in WILD and any(True for _ in ladder._leaves(sample, I8))
 ]
+#: Bounds of int16 hold for operands that use their range; a norm of few codes rounds their deviations to two, say.
+WIDE = 4
 FEWEST, MOST = 3, 12  # steps of a numbered graph
 HANG_SECONDS = 600  # for one graph, by the clock
 MOST_BYTES = 12 << 30  # of address space
@@ -112,8 +115,37 @@ def fitted(x: Tensor, kind: I8 | Truth) -> Tensor:
     return torch.clamp(x, -3.0, 3.0)
 
 
+class Jittered(torch.fx.Interpreter):
+    """The quantized module, each operator's result off by one code, or a few of int16: what a graph makes of that."""
+
+    def __init__(self, module: torch.nn.Module, seed: int):
+        super().__init__(module)  # type: ignore[arg-type]
+        self.together = seed % 2  # all elements of a result of int16 are off in one direction
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        made = n.args[0] if op_name(n.target) in QUANTIZE else None
+        spec = find(made.target) if isinstance(made, torch.fx.Node) and made.op == "call_function" else None
+        if spec is None or spec.rule(made).output == "same":  # not a quantize node, or what it quantizes was only moved
+            return result
+        low, high = n.args[3:5]
+        shape = [1] * result.dim() if self.together and result.dtype == torch.int16 else result.shape
+        off = torch.randint(-1, 2, shape, generator=self.generator, dtype=torch.int32)
+        off = off * (WIDE * spec.bound16 if result.dtype == torch.int16 else 1)
+        return torch.clamp(result.to(torch.int32) + off, low, high).to(result.dtype)
+
+
+def amplified(q: ladder.Quantized, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
+    """How far each output's codes go astray, at most of a few runs, where all operators are off by what is usual."""
+    exact = q.output_codes(inputs)
+    runs = [ladder.Quantized(Jittered(q.module, seed).run, q.program).output_codes(inputs) for seed in range(6)]
+    return [np.max([np.abs(run[place] - want) for run in runs], axis=0) for place, want in enumerate(exact)]
+
+
 def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operators: int) -> None:
-    """As ``ladder.climb``; one step at an operator may be several behind the next, and now and then many."""
+    """As ``ladder.climb``; one step at an operator may be several behind the next, and as many as the fake-quantized graph itself
+    makes of one: a norm of a row that hardly varies, say."""
     graph = ladder.lowered(q.program, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
@@ -122,12 +154,21 @@ def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operat
     compiled = ladder.machine(tosa, codes, EthosUCompileSpec(target))
     for got, want in zip(compiled, found, strict=True):
         np.testing.assert_array_equal(got.ravel(), want.ravel())
-    for want, got in zip(q.output_codes(inputs), found, strict=True):
+    allowed: list[np.ndarray] | None = None
+    for place, (want, got) in enumerate(zip(q.output_codes(inputs), found, strict=True)):
         assert want.shape == got.shape
         distance = np.abs(want - got.astype(np.int64))
         wide = 64 if got.dtype == np.int16 else 1
-        assert np.median(distance) <= (1 + operators / 4) * wide, (np.median(distance), want.ravel()[:10], got.ravel()[:10])
-        assert np.mean(distance > (2 + operators) * wide) <= 0.1, (np.sort(distance.ravel())[-10:], want.ravel()[:10])
+        if not astray(distance, 0, operators, wide):
+            continue
+        allowed = allowed or amplified(q, inputs)
+        assert not astray(distance, allowed[place], operators, wide), (np.median(distance), want.ravel()[:10], got.ravel()[:10])
+
+
+def astray(distance: np.ndarray, allowed: np.ndarray | int, operators: int, wide: int) -> bool:
+    """Are the codes of an output further from what they should be than ``operators`` explain, and than is ``allowed``?"""
+    middle = np.median(distance) > max((1 + operators / 4) * wide, np.median(allowed))
+    return bool(middle or np.mean(distance > np.maximum((2 + operators) * wide, allowed)) > 0.1)
 
 
 def check(steps: Sequence[Step], target: str, activations: str) -> str:
