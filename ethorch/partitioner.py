@@ -39,6 +39,7 @@ from ethorch.nodes import (
 from ethorch.ops.spec import OPS, op_name
 from ethorch.tosa.ir import Origin
 from ethorch.tosa_spec import TosaCompileSpec
+from ethorch.whole import break_up
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +193,15 @@ class _DryRunPartitioner(Partitioner):
             if found.keys() == refused.keys():
                 return {node for node in walk.supported | walk.inside if node not in refused}, refused
             refused = found
+
+    def break_up_what_stays(self, program: ExportedProgram) -> None:
+        """Break up what was left whole in an edge program and cannot run on the NPU; Vela is not asked about the pieces."""
+        supported, _ = self.dry_run(program)
+        left = [node for node in program.graph.nodes if node.op == "call_function" and node not in supported]
+        operators = [getattr(node.target, "_op", None) for node in left]
+        whole = [node for node, op in zip(left, operators, strict=True) if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]
+        for node in break_up(program, whole):
+            self.declined[origin_of(node)] = "it is a part of what Vela refuses"
 
     def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
@@ -377,6 +387,11 @@ def _behind_dequantize(node: Node) -> Node:
     return node
 
 
+def _pairs(spec: MethodProgramsPartitionerSpec) -> list[tuple[ExportedProgram, Partitioner]]:
+    """Each method's program and its partitioner."""
+    return [(spec.method_to_edge_program[name], user) for name, user in spec.method_to_partitioner.items()]
+
+
 def _again_without_what_vela_declines() -> None:
     """Give ExecuTorch's ``to_backend`` a second attempt: what Vela declines of a delegate goes to the CPU.
 
@@ -403,6 +418,10 @@ def _again_without_what_vela_declines() -> None:
                     for user, report in before:
                         user.declined.update(new)
                         user.report.restore(report)
+                    pairs = [(program, user) for user in rest] if rest else _pairs(program)
+                    for edge, user in pairs:
+                        if isinstance(user, EthosUPartitioner):
+                            user.break_up_what_stays(edge)
 
         to_backend.register(form, attempts)
 

@@ -363,6 +363,20 @@ def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptur
     assert "again without aten.avg_pool2d.default" in caplog.text
 
 
+def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
+    """The CPU has no conv2d: only what ExecuTorch makes of it."""
+    monkeypatch.setattr("ethorch.tosa.rewrite.transposes_in_steps", lambda graph, form: None)  # so that Vela really refuses
+    inputs = (torch.randn(1, 3, 257, 256),)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 2, 3, 2), nn.Hardswish(), nn.AdaptiveAvgPool2d(4)), inputs)
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 1
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+    refused = {refusal.origin.target: refusal for refusal in partitioner.report.refusals}
+    assert refused["aten.convolution.default"].reason.id == "vela.refused"
+    assert refused["aten.convolution.default"].origin.module == "0"
+
+
 def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
     calls: list[bytes] = []
     compile_ = vela.compile

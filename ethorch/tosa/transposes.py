@@ -12,7 +12,7 @@ from ethorch.tosa.ir import Graph, Op, Value
 #: Bytes of an element, as the NPU holds it.
 _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
-#: Longest axis of a TRANSPOSE: Vela 5.2 refuses longer ones.
+#: Longest axis of a TRANSPOSE: Vela 5.2 refuses longer ones on U55 and U65.
 _LONGEST = 65536
 
 Axes = tuple[int, ...]
@@ -46,6 +46,8 @@ COSTS: Mapping[str, tuple[Callable[[int, int, int], float], float]] = {"u55": (_
 def transposes_in_steps(graph: Graph, form: str | None) -> None:
     """Each TRANSPOSE that keeps its last axis and moves three or more becomes several, if they are estimated to be faster.
 
+    So does one on U55 and U65 with an axis that is too long for Vela.
+
     Args:
         form: the target's ``forms["permute"]``; None leaves the graph as it is.
     """
@@ -54,21 +56,26 @@ def transposes_in_steps(graph: Graph, form: str | None) -> None:
     cycles, own = COSTS[form]
     ops: list[Op] = []
     for op in graph.ops:
-        steps = _steps(op, cycles, own) if op.name == "TRANSPOSE" and op.result.dtype in _BYTES else []
+        steps = _steps(op, cycles, own, form) if op.name == "TRANSPOSE" and op.result.dtype in _BYTES else []
         ops.extend(steps or [op])
     graph.ops = ops
 
 
-def _steps(op: Op, cycles: Callable[[int, int, int], float], own: float) -> list[Op]:
+def _steps(op: Op, cycles: Callable[[int, int, int], float], own: float, form: str) -> list[Op]:
     """The steps that replace ``op``; none if it is best as it is."""
     source, result = op.operands[0], op.result
     arranged = arrangement(source.shape, op.attrs["perms"])
-    if arranged is None or len(arranged[1]) < 4 or arranged[1][-1] != len(arranged[1]) - 1:
+    if arranged is None:
+        return []
+    refused = form == "u55" and max(arranged[0]) > _LONGEST
+    if refused:
+        arranged = _shortened(*arranged)
+    elif len(arranged[1]) < 4 or arranged[1][-1] != len(arranged[1]) - 1:
         return []
     (*extents, row), perm = arranged
     row_bytes = row * _BYTES[result.dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)
-    most = (own if pairs else 2 * own) * math.prod(extents) * row_bytes
+    most = math.inf if refused else (own if pairs else 2 * own) * math.prod(extents) * row_bytes
 
     def estimate(first: int, second: int, inner: int) -> float:
         fits = max(first, second, inner * row) <= _LONGEST
@@ -87,6 +94,18 @@ def _steps(op: Op, cycles: Callable[[int, int, int], float], own: float) -> list
         ops.append(Op("TRANSPOSE", (flat,), {"perms": (1, 0, 2)}, (moved,)))
         value = moved
     return [*ops, Op("RESHAPE", (value,), {"shape": result.shape}, (result,))] if ops else []
+
+
+def _shortened(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
+    """As a TRANSPOSE whose axes are at most ``_LONGEST``, where they have divisors, and whose last axis stays."""
+    parts: list[list[int]] = []
+    for extent in extents:
+        divisor = next(k for k in range(math.isqrt(extent), 0, -1) if extent % k == 0) if extent > _LONGEST else 1
+        parts.append([divisor, extent // divisor] if divisor > 1 else [extent])
+    first = [sum(len(part) for part in parts[:axis]) for axis in range(len(parts))]
+    split = tuple(first[axis] + k for axis in perm for k in range(len(parts[axis])))
+    whole = tuple(extent for part in parts for extent in part)
+    return (whole, split) if split[-1] == len(whole) - 1 else ((*whole, 1), (*split, len(whole)))
 
 
 def _cheapest(

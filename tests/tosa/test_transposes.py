@@ -57,6 +57,20 @@ def test_steps_take_fewer_cycles(shape, perms, target) -> None:
     assert steps < 0.8 * own
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256"])
+@pytest.mark.parametrize(
+    ("shape", "perms"),
+    [
+        ((3, 129600), (1, 0)), ((66000, 3), (1, 0)), ((3, 270, 480, 4), (1, 2, 0, 3)),
+        ((2, 70000, 3), (1, 0, 2)), ((2, 3, 70000), (0, 2, 1)),
+    ],
+)  # fmt: skip
+def test_axes_too_long_for_vela(shape, perms, target) -> None:
+    with pytest.raises(VelaError, match="Transpose"):
+        compiled(transposed(shape, perms), target)
+    assert check(shape, perms, "INT8", target) > 1
+
+
 @pytest.mark.parametrize("perms", [(1, 0, 2), (2, 1, 0), (0, 3, 1, 2), (3, 0, 1, 2)])
 def test_what_vela_does_in_one_stays(perms) -> None:
     shape = (6, 14, 20, 18)[: len(perms)]
