@@ -167,8 +167,9 @@ def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operat
 
 def astray(distance: np.ndarray, allowed: np.ndarray | int, operators: int, wide: int) -> bool:
     """Are the codes of an output further from what they should be than ``operators`` explain, and than is ``allowed``?"""
-    middle = np.median(distance) > max((1 + operators / 4) * wide, np.median(allowed))
-    return bool(middle or np.mean(distance > np.maximum((2 + operators) * wide, allowed)) > 0.1)
+    usual = np.median(allowed)
+    middle = np.median(distance) > max((1 + operators / 4) * wide, usual)
+    return bool(middle or np.mean(distance > np.maximum(max((2 + operators) * wide, usual), allowed)) > 0.1)
 
 
 def check(steps: Sequence[Step], target: str, activations: str) -> str:
