@@ -143,9 +143,9 @@ def amplified(q: ladder.Quantized, inputs: tuple[Tensor, ...]) -> list[np.ndarra
     return [np.max([np.abs(run[place] - want) for run in runs], axis=0) for place, want in enumerate(exact)]
 
 
-def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operators: int) -> None:
+def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operators: int) -> str:
     """As ``ladder.climb``; one step at an operator may be several behind the next, and as many as the fake-quantized graph itself
-    makes of one: a norm of a row that hardly varies, say."""
+    makes of one: a norm of a row that hardly varies, say. Which it was is returned: "agrees" or "agrees, but amplifies"."""
     graph = ladder.lowered(q.program, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
@@ -163,6 +163,7 @@ def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operat
             continue
         allowed = allowed or amplified(q, inputs)
         assert not astray(distance, allowed[place], operators, wide), (np.median(distance), want.ravel()[:10], got.ravel()[:10])
+    return "agrees, but amplifies" if allowed else "agrees"
 
 
 def astray(distance: np.ndarray, allowed: np.ndarray | int, operators: int, wide: int) -> bool:
@@ -173,7 +174,10 @@ def astray(distance: np.ndarray, allowed: np.ndarray | int, operators: int, wide
 
 
 def check(steps: Sequence[Step], target: str, activations: str) -> str:
-    """What became of the graph: "agrees", "refused", or "not finite" where floats themselves fail. Raises what goes wrong."""
+    """What became of the graph: what ``compare`` says, "refused", or "not finite" where floats themselves fail.
+
+    Raises what goes wrong.
+    """
     torch.manual_seed(0)
     module = Drawn(steps)
     samples = [(torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(seed)),) for seed in range(2)]
@@ -182,13 +186,12 @@ def check(steps: Sequence[Step], target: str, activations: str) -> str:
         return "not finite"
     q = ladder.quantized(module, samples, CONFIGS[activations](), target)
     try:
-        compare(q, samples[0], target, len(steps))
+        return compare(q, samples[0], target, len(steps))
     except Unsupported as refusal:
         dtypes, families = REFUSED.get(refusal.reason.id, ((), ()))
         if activations not in dtypes or target.split("-")[1] not in families:
             raise
         return "refused"
-    return "agrees"
 
 
 def numbered(number: int) -> tuple[list[Step], str, str]:
