@@ -335,6 +335,9 @@ def index_put(
     numbers = _numbers(indices[dim])
     if numbers is None:
         return _scattered(b, fitting(b, x, out), dim, indices[dim], fitting(b, values, out))
+    shape = x.shape
+    if numbers.dtype == np.bool_ and numbers.ndim > 1:  # a mask of several dims chooses among the elements of them all
+        x = b.view(x, (*shape[:dim], numbers.size, *shape[dim + numbers.ndim :]))
     places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
     full = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
     values = fitting(b, values, out)
@@ -345,7 +348,7 @@ def index_put(
     for d, count in enumerate(multiples):
         stored[dims[d][0]] = count
     source = QTensor(b.emit("TILE", value, multiples=tuple(stored)) if max(stored) > 1 else value, dims, out)
-    return _put(b, fitting(b, x, out), dim, places, source)
+    return b.view(_put(b, fitting(b, x, out), dim, places, source), shape)
 
 
 @index_copy.check
