@@ -1,12 +1,18 @@
 # make demo   train, quantize, compile and run a digit classifier on the simulated NPU
-# make test   ruff, mypy and the tests
-# Both create .venv and install what they need on the first call, and again when pyproject.toml has changed.
+# make check  lint, format, import rules, types and a cross-section of the tests
+# make test   the same with all tests but the long ones
+# make test-versions  what touches ExecuTorch, Vela and TOSA, with the oldest and the newest releases that pyproject.toml allows
+# make hooks  have git run lint, format, import rules and types before each commit
+# Each creates .venv and installs what it needs on the first call, and again when pyproject.toml has changed.
 
-.PHONY: demo test test-long bench clean
+.PHONY: demo check test test-long test-versions test-oldest test-newest lint bench hooks clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
+# A thread for each of the processes: torch would start one for each core in each of them.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 # The first of these that is Python >= 3.10 and can make an environment with pip in it.
 PYTHONS := python3.11 python3.12 python3.10 python3
@@ -14,26 +20,50 @@ PYTHON = $(shell for p in $(PYTHONS); do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 
 # Only benchmarks and whole-model tests want torchvision. Its wheels name an exact torch build, so that pip would replace
-# the installed one: --no-deps, and bench/models.py copes where its compiled extension then does not load.
+# the installed one: --no-deps, and bench/models/vision.py copes where its compiled extension then does not load.
 TORCHVISION := torchvision==0.28.*
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/digits.py $(ARGS)
 
+check: $(VENV)/test.stamp
+	@echo "make check takes under two minutes on two idle cores."
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) -q -m core $(ARGS)
+
 test: $(VENV)/test.stamp
-	$(BIN)/ruff check .
-	$(BIN)/mypy ethorch bench examples
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	@echo "make test takes under ten minutes on two idle cores; with more, JOBS=N has it run N tests at once."
+	@$(MAKE) --no-print-directory lint
+	$(PYTEST) $(ARGS)
 
 test-long: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n 2 -m long $(ARGS)
+	@echo "make test-long takes hours."
+	$(PYTEST) -m long $(ARGS)
+
+# tests/versions/NAME.txt has the releases of each; the environment is .venv-NAME.
+VERSION_TESTS := tests/test_flow.py tests/test_versions.py tests/backend/test_retry.py tests/backend/test_tosa_output.py \
+	tests/host/test_building.py tests/host/test_interrupts.py tests/host/test_programs.py tests/vela/test_compiler.py
+
+test-versions: test-oldest test-newest
+
+test-oldest test-newest: test-%: .venv-%/test.stamp
+	.venv-$*/bin/python -m pytest -n 2 $(VERSION_TESTS) $(ARGS)
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+hooks: $(VENV)/test.stamp
+	$(BIN)/pre-commit install
 
 bench: $(VENV)/test.stamp
 	$(BIN)/python -m bench.compile $(ARGS)
 	$(BIN)/python -m bench.simulate $(ARGS)
 
 clean:
-	rm -rf $(VENV) build demo_out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist demo_out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -49,4 +79,11 @@ $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a few minutes ..." >&2
 	$(BIN)/python -m pip install --quiet -e ".[test]" pillow
 	$(BIN)/python -m pip install --quiet --no-deps "$(TORCHVISION)"
+	@touch $@
+
+.venv-%/test.stamp: pyproject.toml tests/versions/%.txt
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 with the venv and ensurepip modules among: $(PYTHONS)." >&2; exit 1; }
+	@echo "Installing into .venv-$*; the first time takes a few minutes ..." >&2
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet -c tests/versions/$*.txt -e ".[test]"
 	@touch $@

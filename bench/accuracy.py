@@ -1,4 +1,4 @@
-"""How much accuracy quantization costs, ours and the incumbent's: SQNR of the fake-quantized model, seconds and nodes.
+"""How much accuracy quantization costs, in ethorch and in the Arm backend: SQNR of the fake-quantized model, seconds and nodes.
 
 ``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--machine 2] [--improved] [--json]``
 
@@ -7,7 +7,7 @@ calibration inputs and other inputs to measure on, so that nothing is measured o
 difference below a tenth of a dB is decided by one lucky draw: with three draws of eight inputs a range that is merely the
 largest value seen can look 4 dB better, and be 6 dB worse with more. SQNR pools the noise of all fresh inputs of a seed;
 the table shows the mean over seeds. ``--machine`` adds the same network (the first seed) compiled for the target and run
-on the NPU machine, ``--improved`` ours once more with weights rounded for their layers' outputs and biases corrected.
+in the simulator, ``--improved`` ethorch once more with weights rounded for their layers' outputs and biases corrected.
 Seconds are CPU seconds (`time.process_time`) with one torch thread.
 """
 
@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.compile import provenance
-from bench.flows import IMPLEMENTATIONS, flat, load_api, memory_for, run_in_child, sqnr_db, stdout_for_json
+from bench.implementation import IMPLEMENTATIONS, flat, load_api, memory_for, run_in_child, stdout_for_json
 
 Record = dict[str, Any]
 SCHEMES = ("int8", "a16w8")
@@ -36,25 +36,35 @@ _FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetr
 
 def build(name: str, seed: int) -> Any:
     """The registered network with the weights and inputs of that seed; seed 0 is the network of the other benchmarks."""
-    from bench.more_models import ALL_MODELS
+    from bench.models import ALL_MODELS
 
     case = ALL_MODELS[name]
     return case if seed == 0 else dataclasses.replace(case, name=f"{name}@{seed}")
 
 
 def measure(
-    impl: str, model: str, scheme: str = "int8", *, seeds: int = 6, calibration: int = 8, fresh: int = 16,
-    target: str = "ethos-u85-256", options: dict[str, Any] | None = None, machine: int = 0,
-) -> Record:  # fmt: skip
+    impl: str,
+    model: str,
+    scheme: str = "int8",
+    *,
+    seeds: int = 6,
+    calibration: int = 8,
+    fresh: int = 16,
+    target: str = "ethos-u85-256",
+    options: dict[str, Any] | None = None,
+    machine: int = 0,
+) -> Record:
     """One network, one implementation, in this process.
 
     Args:
-        impl: ``ethorch+`` is ours with the accuracy options on.
-        options: arguments for the scheme's config function (calibration methods); only ours has any.
-        machine: this many inputs of the first seed also run on the NPU machine.
+        impl: ``ethorch+`` is ethorch with the accuracy options on.
+        options: arguments for the scheme's config function (calibration methods); only ethorch has any.
+        machine: this many inputs of the first seed also run in the simulator.
     """
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    from ethorch.metrics import sqnr_db
 
     torch.set_num_threads(1)
     label, improved, impl = impl, impl.endswith("+"), impl.removesuffix("+")
@@ -104,14 +114,17 @@ def measure(
 
 
 def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: Sequence[Any]) -> dict[str, float]:
-    """SQNR in dB of the compiled program on the NPU machine, and of the fake-quantized model on the same inputs."""
+    """SQNR in dB of the compiled program in the simulator, and of the fake-quantized model on the same inputs."""
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
+    from ethorch.metrics import sqnr_db
+
     edge = to_edge_transform_and_lower(
-        torch.export.export(converted, samples[0]), partitioner=[api.EthosUPartitioner(spec)],
+        torch.export.export(converted, samples[0]),
+        partitioner=[api.EthosUPartitioner(spec)],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
-    )  # fmt: skip
+    )
     program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
     host = import_module("ethorch.host").load(program.buffer)  # after the backend's work: both have one name
     with torch.no_grad():
@@ -145,15 +158,16 @@ def table(records: Sequence[Record]) -> str:
     """One row per network: mean SQNR of both, the difference, quantize seconds and nodes; more columns where there is more."""
     improved = any(record["impl"] == "ethorch+" for record in records)
     machine = any("machine" in record for record in records)
-    head = ["network", "SQNR dB, ours", "theirs", "difference", "quantize s, ours", "theirs", "ratio", "nodes, ours", "theirs"]
-    head += ["ours, options on"] * improved + ["NPU machine, ours", "theirs"] * machine
+    head = ["network", "SQNR dB, ethorch", "Arm backend", "difference", "quantize s, ethorch", "Arm backend", "ratio"]
+    head += ["nodes, ethorch", "Arm backend"]
+    head += ["ethorch, options on"] * improved + ["simulator, ethorch", "Arm backend"] * machine
     lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
     by_model: dict[str, dict[str, Record]] = {}
     for record in records:
         by_model.setdefault(record["model"], {})[record["impl"]] = record
     columns: tuple[tuple[Callable[[Record], float], str, Callable[[float, float], str] | None], ...] = (
-        (lambda r: fmean(r["sqnr_db"]), ".2f", lambda ours, theirs: f"{ours - theirs:+.2f}"),
-        (lambda r: sum(r["seconds"][step] for step in STEPS), ".1f", lambda ours, theirs: f"{ours / theirs:.2f}"),
+        (lambda r: fmean(r["sqnr_db"]), ".2f", lambda ethorch, arm: f"{ethorch - arm:+.2f}"),
+        (lambda r: sum(r["seconds"][step] for step in STEPS), ".1f", lambda ethorch, arm: f"{ethorch / arm:.2f}"),
         (lambda r: r["nodes"], ".0f", None),
     )
     for model, pair in by_model.items():
@@ -176,7 +190,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from bench.more_models import models_named
+    from bench.models import models_named
 
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="all", help='comma-separated; default: "all"')
@@ -185,18 +199,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--calibration", type=int, default=8, help="calibration inputs per seed")
     parser.add_argument("--fresh", type=int, default=16, help="inputs to measure on, per seed")
-    parser.add_argument("--machine", type=int, default=0, help="inputs to run on the NPU machine, compiled for ethos-u85-256")
-    parser.add_argument("--improved", action="store_true", help="ours once more, with the accuracy options on")
-    parser.add_argument("--options", default="", help="arguments of our config function as JSON")
+    parser.add_argument("--machine", type=int, default=0, help="inputs to run in the simulator, compiled for ethos-u85-256")
+    parser.add_argument("--improved", action="store_true", help="ethorch once more, with the accuracy options on")
+    parser.add_argument("--options", default="", help="arguments of ethorch's config function as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     names = models_named(parser, options.models)
     if options.impl:
         with stdout_for_json() as stdout:
             record = measure(
-                options.impl, names[0], options.scheme, seeds=options.seeds, calibration=options.calibration,
-                fresh=options.fresh, machine=options.machine, options=json.loads(options.options) if options.options else None,
-            )  # fmt: skip
+                options.impl,
+                names[0],
+                options.scheme,
+                seeds=options.seeds,
+                calibration=options.calibration,
+                fresh=options.fresh,
+                machine=options.machine,
+                options=json.loads(options.options) if options.options else None,
+            )
             os.write(stdout, (json.dumps(record) + "\n").encode())
         return 1 if "error" in record else 0
     records = []

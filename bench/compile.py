@@ -2,7 +2,7 @@
 
 ``python -m bench.compile [--models a,b] [--targets t,u] [--json]``
 
-A cell reads "ours / theirs (ratio)"; less is better everywhere but in the SQNR. Ratios are summed up as
+A cell reads "ethorch / Arm backend (ratio)"; less is better everywhere but in the SQNR. Ratios are summed up as
 geometric means over the networks that both compile.
 """
 
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.flows import IMPLEMENTATIONS, memory_for, run_in_child
+from bench.implementation import IMPLEMENTATIONS, memory_for, run_in_child
 
 Record = dict[str, Any]
 DEFAULT_TARGETS = ("ethos-u55-128", "ethos-u85-256")
@@ -80,7 +80,7 @@ def measure(
                         "model": model,
                         "target": target,
                         "impl": impl,
-                        **run_in_child("bench.flows", arguments),
+                        **run_in_child("bench.implementation", arguments),
                     }
                 records.append(record)
     return records
@@ -92,20 +92,20 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def ratios(records: Sequence[Record], target: str, column: Column) -> dict[str, float]:
-    """ours / theirs by model, where both compiled."""
+    """ethorch / Arm backend by model, where both compiled."""
     found = {(r["model"], r["impl"]): r for r in records if r["target"] == target and "error" not in r}
     return {
-        model: column.value(found[model, "ethorch"]) / column.value(theirs)
-        for (model, impl), theirs in found.items()
-        if impl == "arm" and (model, "ethorch") in found and column.value(theirs) > 0
+        model: column.value(found[model, "ethorch"]) / column.value(arm)
+        for (model, impl), arm in found.items()
+        if impl == "arm" and (model, "ethorch") in found and column.value(arm) > 0
     }
 
 
-def _cell(column: Column, ours: Record | None, theirs: Record | None) -> str:
-    both = [record for record in (ours, theirs) if record is not None and "error" not in record]
+def _cell(column: Column, own: Record | None, arm: Record | None) -> str:
+    both = [record for record in (own, arm) if record is not None and "error" not in record]
     texts = [
         "failed" if record is not None and "error" in record else column.text(column.value(record)) if record else "-"
-        for record in (ours, theirs)
+        for record in (own, arm)
     ]
     if len(both) == 2 and column.value(both[1]) > 0:
         return f"{texts[0]} / {texts[1]} ({column.value(both[0]) / column.value(both[1]):.2f})"
@@ -128,10 +128,10 @@ def table(records: Sequence[Record], target: str) -> str:
     head = ["model", "delegates + CPU operators", "SQNR, dB", *(column.title for column in COLUMNS)]
     lines = [f"### {target}, {system_config}, {memory_mode}", "", _row(head), _row(["---"] * len(head))]
     for model in models:
-        ours, theirs = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
-        sqnr = [f"{r['sqnr_db']:.1f}" if r and "error" not in r else "-" for r in (ours, theirs)]
-        cells = [_cell(column, ours, theirs) for column in COLUMNS]
-        lines.append(_row([model, f"{_coverage(ours)} / {_coverage(theirs)}", " / ".join(sqnr), *cells]))
+        own, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
+        sqnr = [f"{r['sqnr_db']:.1f}" if r and "error" not in r else "-" for r in (own, arm)]
+        cells = [_cell(column, own, arm) for column in COLUMNS]
+        lines.append(_row([model, f"{_coverage(own)} / {_coverage(arm)}", " / ".join(sqnr), *cells]))
     means = [geometric_mean(list(ratios(records, target, column).values())) for column in COLUMNS]
     lines.append(_row(["geometric mean of ratios", "", "", *("" if math.isnan(m) else f"**{m:.2f}**" for m in means)]))
     failures = [
@@ -164,11 +164,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
     parser.add_argument("--impls", default=",".join(IMPLEMENTATIONS), help="comma-separated, of: ethorch, arm")
-    parser.add_argument("--baseline", type=Path, help="earlier --json output to take the incumbent's records from")
+    parser.add_argument("--baseline", type=Path, help="earlier --json output to take the Arm backend's records from")
     parser.add_argument("--json", action="store_true", help="print the records as JSON instead of tables")
     options = parser.parse_args(arguments)
 
-    from bench.more_models import models_named
+    from bench.models import models_named
 
     models = models_named(parser, options.models)
     earlier = []

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bench.accuracy import _CONFIGS
 from bench.compile import provenance
-from bench.flows import IMPLEMENTATIONS, load_api, run_in_child, stdout_for_json
+from bench.implementation import IMPLEMENTATIONS, load_api, run_in_child, stdout_for_json
 from bench.signals import _digits
 
 BATCH, TRAINED_ON = 48, 1200
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     head = ["", "float", *COLUMNS]
     print("| " + " | ".join(head) + " |\n|---" + "|--:" * (len(head) - 1) + "|")
-    for impl, name in zip(IMPLEMENTATIONS, ("ours", "theirs"), strict=True):
+    for impl, name in zip(IMPLEMENTATIONS, ("ethorch", "Arm backend"), strict=True):
         cells = [f"{fmean(results[impl][column]):.1f}" if results[impl].get(column) else "fails" for column in head[1:]]
         print("| " + " | ".join([name, *cells]) + " |")
     print(f"\n{provenance()}")

@@ -1,6 +1,6 @@
 """One network through one implementation, measured, in a process of its own.
 
-``python -m bench.flows --impl ethorch|arm --model NAME --target T --json``
+``python -m bench.implementation --impl ethorch|arm --model NAME --target T --json``
 
 The program is the one Ethos-U users write; only the import lines differ between the two implementations. They never
 share a process: ExecuTorch finds a backend by its class name, and both are called ``EthosUBackend``.
@@ -29,7 +29,7 @@ from typing import Any
 
 IMPLEMENTATIONS = ("ethorch", "arm")
 
-# The configurations that the figures in npu-cycles.md and in the documentation are for.
+#: The configurations that the figures in README.md and docs are for: system config, memory mode.
 MEMORY: dict[str, tuple[str, str]] = {
     "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
@@ -206,14 +206,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def sqnr_db(reference: Any, other: Any) -> float:
-    """10 log10(sum of squares of the reference / sum of squares of the difference), in dB."""
-    import torch
-
-    noise = torch.sum((reference.double() - other.double()) ** 2)
-    return float(10 * torch.log10(torch.sum(reference.double() ** 2) / noise)) if noise > 0 else float("inf")
-
-
 def flat(outputs: Any) -> Any:
     """All outputs of a model as one vector."""
     import torch
@@ -263,7 +255,7 @@ def run(
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    from bench.more_models import ALL_MODELS
+    from bench.models import ALL_MODELS
 
     torch.set_num_threads(1)
     recorder = Recorder()
@@ -348,6 +340,8 @@ def run(
         fresh = case.calibration(evaluation, seed=99)
         reference = torch.cat([flat(float_model(*x)) for x in fresh])
         quantized = torch.cat([flat(converted(*x)) for x in fresh])
+    from ethorch.metrics import sqnr_db  # here, since every step before is measured
+
     record["sqnr_db"] = sqnr_db(reference, quantized)
     record["distinct_outputs"] = len(quantized.unique())
     if operator_rows:
@@ -394,7 +388,7 @@ def stdout_for_json() -> Iterator[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.flows", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.implementation", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--impl", choices=IMPLEMENTATIONS, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--target", default="ethos-u55-128")
@@ -404,7 +398,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     options = parser.parse_args(arguments)
 
-    from bench.more_models import ALL_MODELS
+    from bench.models import ALL_MODELS
 
     if options.model not in ALL_MODELS:
         parser.error(f"unknown model {options.model!r}; known: {', '.join(ALL_MODELS)}")

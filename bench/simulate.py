@@ -2,10 +2,10 @@
 
 ``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
 
-Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and machine
-and reference model take turns, so that whatever else the machine is doing falls on both. The first run of the NPU machine
-decodes weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least
-of several runs. Memory is what a process that does nothing else needs beyond its imports, program and regions included,
+Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and simulator
+and reference model take turns, so that whatever else the computer is doing falls on both. The simulator's first run decodes
+weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least of several runs.
+Memory is what a process that does nothing else needs beyond its imports, program and regions included,
 against the sizes of the regions.
 """
 
@@ -23,25 +23,26 @@ from pathlib import Path
 from typing import Any
 
 from bench.compile import geometric_mean, provenance
-from bench.flows import memory_for, run_in_child, stdout_for_json
-from ethorch.payload import DelegatePayload
+from bench.implementation import memory_for, run_in_child, stdout_for_json
+from ethorch.formats.payload import DelegatePayload
 
 Record = dict[str, Any]
 
 
 def measure(model: str, target: str, runs: int = 5) -> Record:
-    """One network on one target, in this process: seconds of machine and reference, and elements that differ."""
+    """One network on one target, in this process: seconds of simulator and reference, and elements that differ."""
     import numpy as np
     import tosa_reference_model
 
-    from bench.more_models import ALL_MODELS
+    from bench.models import ALL_MODELS
     from ethorch import flow, host
-    from ethorch.compile_spec import EthosUCompileSpec
+    from ethorch.model_files import UserModel
     from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.report.compare import Recorder, delegate_arrays
+    from ethorch.target.compile_spec import EthosUCompileSpec
 
     case = ALL_MODELS[model]
-    user = flow.UserModel(case.build(), case.example_inputs(), case.calibration(8))
+    user = UserModel(case.build(), case.example_inputs(), case.calibration(8))
     system_config, memory_mode = memory_for(target)
     spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
     build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
@@ -57,7 +58,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
 
     device = host.load(build.pte, machine=recording)
     samples = case.calibration(runs, seed=99)
-    taken: list[list[list[np.ndarray]]] = []
+    taken: list[list[list[np.ndarray[Any, Any]]]] = []
     for sample in samples:
         device(*sample)
         taken.append([recorder.inputs for recorder in recorders])
@@ -118,7 +119,8 @@ def _memory_here(path: str) -> dict[str, int]:
     """What running a payload twice needs of this process; the payload's own bytes, region 0, are part of it."""
     import numpy as np
 
-    from ethorch.npu import Machine, Program, compiled, staging_bytes
+    from ethorch.npu import Machine, Program, staging_bytes
+    from ethorch.npu.weights import compiled
 
     compiled.library()
     for dtype in (np.float32, np.float64):  # what NumPy's BLAS allocates once and for all
@@ -175,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         with stdout_for_json() as stdout:
             os.write(stdout, (json.dumps(_memory_here(options.payload)) + "\n").encode())
         return 0
-    from bench.more_models import models_named
+    from bench.models import models_named
 
     models = models_named(parser, options.models)
     if options.runs < 2:

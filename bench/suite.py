@@ -4,8 +4,8 @@
 
 ``executorch.backends.test.suite`` is in the wheel: one file per operator, each case a small module, quantized with its
 example inputs, lowered, run on random inputs and compared with the fake-quantized module (atol 0.1, rtol 0.04). It runs
-here as shipped; only its list of flows is replaced by the one asked for. The incumbent's flow is the suite's own, except
-that its program runs in ``ethorch.host``, not in Arm's simulator, which the desk does not have.
+here as shipped; only its list of flows is replaced by the one asked for. The Arm backend's flow is the suite's own, except
+that its program runs in ``ethorch.host``, not in Arm's simulator, which no package registry has.
 
 Suite SNR is the suite's own figure, of what the program computes against the fake-quantized module. Float SNR is against
 the float module, on the inputs that the module was calibrated with. A case with a CPU operator besides quantize and
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 from bench.compile import DEFAULT_TARGETS, provenance
-from bench.flows import BOUNDARY, IMPLEMENTATIONS, load_api, memory_for, sqnr_db
+from bench.implementation import BOUNDARY, IMPLEMENTATIONS, load_api, memory_for
 
 Record = dict[str, Any]
 _NOTHING: Record = {"delegated": False, "delegated_operators": {}, "cpu_operators": {}, "snr_db": [], "float_snr_db": None}
@@ -56,8 +56,8 @@ def flow(impl: str, target: str) -> Any:
     def compile_spec() -> Any:
         return api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
 
-    class OnTheDesk(Serialize):
-        """The .pte, run by the real runtime with the NPU machine behind its delegates."""
+    class InSimulator(Serialize):
+        """The .pte, run by the real runtime with the simulator behind its delegates."""
 
         def run_artifact(self, inputs: Any) -> list[Any]:
             from ethorch import host
@@ -73,7 +73,7 @@ def flow(impl: str, target: str) -> Any:
 
     def tester(model: Any, inputs: Any, **named: Any) -> Any:
         stages = Tester.default_stage_classes()
-        stages |= {StageType.TO_EDGE_TRANSFORM_AND_LOWER: Lowered, StageType.SERIALIZE: OnTheDesk}
+        stages |= {StageType.TO_EDGE_TRANSFORM_AND_LOWER: Lowered, StageType.SERIALIZE: InSimulator}
         return Tester(model, inputs, stage_classes=stages, **named)
 
     if impl == "ethorch":
@@ -82,12 +82,12 @@ def flow(impl: str, target: str) -> Any:
     from executorch.backends.arm.test.tester.arm_tester import ArmTester
     from executorch.backends.test.suite.flows.arm import ARM_ETHOS_U55_FLOW
 
-    class ArmOnTheDesk(ArmTester):
+    class ArmInSimulator(ArmTester):
         def serialize(self, serialize_stage: Any = None, **named: Any) -> Any:
-            return super().serialize(OnTheDesk(), **named)
+            return super().serialize(InSimulator(), **named)
 
     def arm_tester(*arguments: Any, **named: Any) -> Any:
-        return ArmOnTheDesk(*arguments, compile_spec=compile_spec(), use_portable_ops=True, **named)
+        return ArmInSimulator(*arguments, compile_spec=compile_spec(), use_portable_ops=True, **named)
 
     # The shipped flow of one target with another compile spec: it differs between targets in nothing else.
     return replace(ARM_ETHOS_U55_FLOW, name="arm", tester_factory=arm_tester, quantize_stage_factory=quantize)
@@ -107,6 +107,8 @@ class Recorder:
 
         def watched(model: Any, inputs: Any, **named: Any) -> Any:
             import torch
+
+            from ethorch.metrics import sqnr_db
 
             with torch.no_grad():
                 wanted = _floats(copy.deepcopy(model).eval()(*copy.deepcopy(inputs)))
@@ -258,7 +260,7 @@ def run(impl: str, target: str, expression: str = "", executorch: Path | None = 
                 raise RuntimeError(f"{' '.join(arguments)} ended with {child.returncode}; see stderr.")
 
 
-COUNTED = {
+COUNTED: dict[str, Callable[[Record], bool]] = {
     "cases": lambda r: True,
     "delegated": lambda r: r["delegated"],
     "wholly delegated": lambda r: r["delegated"] and not r["cpu_operators"],

@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,9 @@ from ethorch.errors import EthorchError
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from ethorch.compile_spec import EthosUCompileSpec
-    from ethorch.flow import Build, UserModel
+    from ethorch.flow import Build
+    from ethorch.model_files import UserModel
+    from ethorch.target.compile_spec import EthosUCompileSpec
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ CHOICES = (
 
 
 def _spec(options: argparse.Namespace) -> EthosUCompileSpec:
-    from ethorch.compile_spec import EthosUCompileSpec
+    from ethorch.target.compile_spec import EthosUCompileSpec
 
     return EthosUCompileSpec(
         options.target,
@@ -106,12 +108,12 @@ def columns(rows: Sequence[Sequence[object]], indent: str = "") -> str:
 
 def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserModel, Module, Build]:
     """(the user's model, quantized, the finished program)"""
-    from ethorch import flow
+    from ethorch import flow, model_files
 
     spec = _spec(options)
     if dump is not None:
         spec.dump_intermediate_artifacts_to(dump)
-    model = flow.load_model(options.model)
+    model = model_files.load_model(options.model)
     if options.nhwc_io:
         model = flow.with_nhwc_io(model)
     quantized = flow.quantize(model, spec)
@@ -132,7 +134,7 @@ def compile_(options: argparse.Namespace) -> Answer:
     if not os.access(folder, os.W_OK) or Path(options.output).is_dir():
         raise EthorchError(f"cannot write {options.output}: {folder} is not a directory one may write to.")
     _spec(options)  # what is wrong with it is said before the seconds that the imports below take
-    from ethorch.flow import write_whole
+    from ethorch.formats.files import write_whole
     from ethorch.report import build as report
 
     made = _build(options, options.dump)[-1]
@@ -158,7 +160,7 @@ def explain(options: argparse.Namespace) -> Answer:
     argument("--inputs", nargs="+", metavar="FILE", help=".npy files, or one .npz or .pt; default: the model's own"),
 )
 def compare(options: argparse.Namespace) -> Answer:
-    from ethorch.flow import load_inputs
+    from ethorch.model_files import load_inputs
     from ethorch.report.compare import compare as ladder
 
     model, quantized, made = _build(options)
@@ -185,18 +187,20 @@ DUMP = argument("--dump", metavar="DIRECTORY", help="written by `compile --dump`
     argument("-o", "--output", metavar="FILE.npz", help="write the outputs there"),
 )
 def run(options: argparse.Namespace) -> Answer:
-    from ethorch import flow, host
+    from ethorch import host, model_files
 
     device = host.load(options.program, options.method, sources=options.dump)
-    inputs = flow.load_inputs(options.inputs) if options.inputs else flow.random_inputs(device, options.seed)
+    inputs = (
+        model_files.load_inputs(options.inputs) if options.inputs else model_files.random_inputs(device.description, options.seed)
+    )
     started = time.perf_counter()
     outputs = device(*inputs)
     seconds = time.perf_counter() - started
     if options.output:
-        flow.save_outputs(options.output, outputs)
-    found = [flow.describe(x) for x in outputs]
+        model_files.save_outputs(options.output, outputs)
+    found = [model_files.describe(x) for x in outputs]
     rows = [(f"output {number}", x["dtype"], x["shape"], x["text"]) for number, x in enumerate(found)]
-    return Answer({"outputs": found, "seconds": seconds}, f"{columns(rows)}\n{seconds:.3f} s on this desk")
+    return Answer({"outputs": found, "seconds": seconds}, f"{columns(rows)}\nsimulated in {seconds:.3f} s")
 
 
 @subcommand(
@@ -207,11 +211,12 @@ def run(options: argparse.Namespace) -> Answer:
     DUMP,
 )
 def dis(options: argparse.Namespace) -> Answer:
-    from ethorch import dumps, program
+    from ethorch.formats import pte
+    from ethorch.formats.payload import DelegatePayload
     from ethorch.npu import Program, disassembly
-    from ethorch.payload import DelegatePayload
+    from ethorch.vela import artifacts
 
-    methods = program.read(_read(options.program)).methods
+    methods = pte.read(_read(options.program)).methods
     if options.method not in methods:
         raise EthorchError(f"{options.program} has no method {options.method!r}; it has {', '.join(sorted(methods))}.")
     delegates = [delegate for delegate in methods[options.method].delegates if delegate.id == "EthosUBackend"]
@@ -220,7 +225,7 @@ def dis(options: argparse.Namespace) -> Answer:
         raise EthorchError(f"method {options.method!r} of {options.program} has no Ethos-U delegate.")
     streams = [Program(payload.commands, payload.weights) for payload in payloads]
     sources = [
-        dumps.sources(options.dump, payload, delegate.compile_specs) if options.dump else None
+        artifacts.sources(options.dump, payload, delegate.compile_specs) if options.dump else None
         for payload, delegate in zip(payloads, delegates, strict=True)
     ]
     return Answer(
@@ -248,12 +253,12 @@ def _read(path: str) -> bytes:
     argument("pattern", nargs="?", default="*", help="part of a name, or with wildcards; default: all"),
 )
 def ops(options: argparse.Namespace) -> Answer:
-    from ethorch.report import tables
+    from ethorch.report import listings
 
-    found = tables.operators(options.pattern)
+    found = listings.operators(options.pattern)
     if not found:
         raise EthorchError(f"no operator is called {options.pattern!r}; `ethorch ops` lists all.")
-    return Answer(found, tables.operators_text(found))
+    return Answer(found, listings.operators_text(found))
 
 
 @subcommand(
@@ -262,19 +267,21 @@ def ops(options: argparse.Namespace) -> Answer:
     argument("--diff", nargs=2, metavar=("A", "B"), help="what differs between two targets"),
 )
 def targets(options: argparse.Namespace) -> Answer:
-    from ethorch.report import tables
+    from ethorch.report import listings
 
     if options.diff:
-        differences = tables.target_differences(*options.diff)
+        differences = listings.target_differences(*options.diff)
         rows = [("", *options.diff), *((name, *values) for name, values in differences.items())]
         return Answer(differences, columns(rows))
-    found = tables.targets()
+    found = listings.targets()
     return Answer(found, columns([tuple(found[0]), *(tuple(row.values()) for row in found)]))
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line, from SUBCOMMANDS."""
-    top = argparse.ArgumentParser(prog="ethorch", description="PyTorch models to Arm Ethos-U NPUs, and onto the desk.")
+    top = argparse.ArgumentParser(
+        prog="ethorch", description="Compile PyTorch models for Arm Ethos-U NPUs, and run them in the simulator."
+    )
     top.add_argument("--version", action="store_true", help="print versions and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for command in SUBCOMMANDS.values():
@@ -295,9 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         top.print_help()
         return 2
-    _quiet()
     try:
-        answer = SUBCOMMANDS[options.command].run(options)
+        with _messages():
+            answer = SUBCOMMANDS[options.command].run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -311,11 +318,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return answer.status
 
 
-def _quiet() -> None:
-    """Keeps torch's and torchao's remarks about their own insides off the terminal; their errors still come through."""
-    for name in ("torchao", "torch.utils._pytree", "torch.export"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
+@contextmanager
+def _messages() -> Iterator[None]:
+    """What is said on stderr meanwhile: ethorch's messages, summaries included, and of torch and torchao errors alone."""
+    package = logging.getLogger("ethorch")
+    levels = {package: logging.INFO}
+    levels |= {logging.getLogger(name): logging.ERROR for name in ("torchao", "torch.utils._pytree", "torch.export")}
+    before = {logger: logger.level for logger in levels}
+    handler = logging.StreamHandler(sys.stderr)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        for logger, level in levels.items():
+            logger.setLevel(level)
+        package.addHandler(handler)
+        try:
+            yield
+        finally:
+            package.removeHandler(handler)
+            for logger, level in before.items():
+                logger.setLevel(level)
 
 
 def _versions() -> list[tuple[str, str]]:

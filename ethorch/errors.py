@@ -10,10 +10,10 @@
     ├── FormatError          a file or blob from outside is malformed                      (also a ValueError)
     │   ├── PayloadError     the delegate payload
     │   └── ProgramError     the .pte
-    ├── MachineFault         the NPU machine stopped: command, offset, registers
-    └── HostError            the desk runtime: no compiler, wrong inputs, ExecuTorch refused to load
+    ├── MachineFault         the NPU simulator stopped: command, offset, registers
+    └── HostError            the host runtime: no compiler, wrong inputs, ExecuTorch refused to load
 
-``Unsupported`` is an answer, collected and reported. Anything else raised by a lowering is our bug and propagates.
+``Unsupported`` is an answer, collected and reported. Anything else raised by a lowering is a bug of ethorch and propagates.
 """
 
 from __future__ import annotations
@@ -72,11 +72,19 @@ class ProgramError(FormatError):
 
 
 class MachineFault(EthorchError):
-    """The NPU machine stopped: unknown command, access outside a region, malformed stream."""
+    """The NPU simulator stopped: unknown command, access outside a region, malformed stream.
+
+    Attributes:
+        operation: the ``npu.stream.Operation`` that it stopped at, where that is known.
+        source: the operator (``npu.Source``) that the operation works for, where that is known.
+    """
+
+    operation: Any = None
+    source: Any = None
 
 
 class HostError(EthorchError):
-    """The desk runtime cannot be built, loaded or called that way."""
+    """The host runtime cannot be built, loaded or called that way."""
 
 
 @dataclass(frozen=True)

@@ -6,73 +6,26 @@ next needs and what a report wants to say.
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import os
-import sys
-import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import vela
-from ethorch.compile_spec import EthosUCompileSpec
+from ethorch.backend import Lowered, lowered_delegates
+from ethorch.backend.partition_report import PartitionReport
+from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.errors import EthorchError
+from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
-from ethorch.payload import DelegatePayload
-from ethorch.tosa.ir import Graph, Value
-from ethorch.vela import Performance
+from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantize.quantizer import EthosUQuantizer
+from ethorch.target.compile_spec import EthosUCompileSpec
 
-if TYPE_CHECKING:
-    from ethorch.host import HostProgram
-    from ethorch.partitioner import PartitionReport
-
-Inputs = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class UserModel:
-    """A model and inputs for it.
-
-    Attributes:
-        module: in eval mode; quantized already where ``quantized`` says so.
-        example_inputs: fix the shapes.
-        calibration: inputs whose ranges become the model's; empty means the example inputs.
-        quantized: it holds quantize and dequantize operators, as from ``convert_pt2e``.
-    """
-
-    module: nn.Module
-    example_inputs: Inputs
-    calibration: Sequence[Inputs] = ()
-    quantized: bool = False
-
-
-@dataclass(frozen=True)
-class Delegate:
-    """One part of the model on the NPU, at each of its stages.
-
-    Attributes:
-        tosa: the TOSA flatbuffer that Vela compiled.
-        text: the same graph to read, each operator with the place in the user's code it comes from.
-        payload: what firmware, or the machine on the desk, gets.
-        performance: Vela's estimate.
-    """
-
-    tosa: bytes = field(repr=False)
-    text: str = field(repr=False)
-    payload: DelegatePayload = field(repr=False)
-    performance: Performance
-
-    @property
-    def inputs(self) -> list[Value]:
-        """The TOSA graph's inputs, in order; the payload's are the same ones."""
-        lines = (line for line in self.text.splitlines() if line.startswith(("graph ", "input ")))
-        return Graph.from_text("\n".join(lines)).inputs
+__all__ = ["Build", "Inputs", "UserModel", "build", "quantize", "with_nhwc_io"]
 
 
 @dataclass(frozen=True)
@@ -82,68 +35,12 @@ class Build:
     Attributes:
         pte: the ExecuTorch program.
         partition: which operators are on the NPU, and why the others are not.
-        delegates: the parts on the NPU.
+        delegates: the parts on the NPU, in the order of the file.
     """
 
     pte: bytes = field(repr=False)
     partition: PartitionReport
-    delegates: tuple[Delegate, ...]
-
-
-def load_model(reference: str) -> UserModel:
-    """The model that ``FILE.py:factory`` or ``FILE.pt2`` names.
-
-    A factory takes no arguments and returns ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``,
-    the last a list of input tuples. A .pt2 file is one that ``torch.export.save`` wrote with its example inputs.
-
-    Raises:
-        EthorchError: there is no such file or factory, or it returned something else.
-    """
-    path, colon, factory = reference.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _from_factory(Path(path), factory)
-    if reference.endswith(".pt2"):
-        return _from_exported(Path(reference))
-    raise EthorchError(f"{reference!r} is neither FILE.py:factory nor FILE.pt2.")
-
-
-def _from_factory(path: Path, name: str) -> UserModel:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise EthorchError(f"there is no Python file {path}.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles look their module up there
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise EthorchError(f"{path} has no function {name!r}; it has: {', '.join(known) or 'none'}.")
-    made = factory()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
-        raise EthorchError(
-            f"{path}:{name}() returned {type(made).__name__}; it has to return (module, example_inputs) or "
-            "(module, example_inputs, calibration)."
-        )
-    inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
-    calibration = [x if isinstance(x, tuple) else (x,) for x in (made[2] if len(made) == 3 else ())]
-    return UserModel(made[0].eval(), inputs, calibration, is_quantized(made[0]))
-
-
-def _from_exported(path: Path) -> UserModel:
-    if not path.is_file():
-        raise EthorchError(f"there is no file {path}.")
-    try:
-        program = torch.export.load(path)
-    except Exception as error:  # zip, pickle and schema errors of many types
-        raise EthorchError(f"{path} is not a program that torch.export.save wrote: {error}") from error
-    if not program.example_inputs:
-        raise EthorchError(f"{path} holds no example inputs: export it with them.")
-    module = program.module(check_guards=False)
-    return UserModel(module, tuple(program.example_inputs[0]), quantized=is_quantized(module))
+    delegates: tuple[Lowered, ...]
 
 
 def with_nhwc_io(model: UserModel) -> UserModel:
@@ -158,19 +55,8 @@ def with_nhwc_io(model: UserModel) -> UserModel:
     return UserModel(NhwcIo(model.module).eval(), nhwc_inputs(model.example_inputs), calibration)
 
 
-def is_quantized(module: nn.Module) -> bool:
-    """Does the graph hold quantize operators already?"""
-    graph = getattr(module, "graph", None)
-    return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
-
-
-def quantize(model: UserModel, spec: EthosUCompileSpec, config: Any = None) -> nn.Module:
+def quantize(model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None) -> nn.Module:
     """The model with calibrated quantize and dequantize operators: int8, weights per channel, or as ``config`` says."""
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    from ethorch.quantization_config import get_symmetric_quantization_config
-    from ethorch.quantizer import EthosUQuantizer
-
     if model.quantized:
         return model.module
     quantizer = EthosUQuantizer(spec)
@@ -180,104 +66,17 @@ def quantize(model: UserModel, spec: EthosUCompileSpec, config: Any = None) -> n
     with torch.no_grad():
         for inputs in model.calibration or [model.example_inputs]:
             prepared(*inputs)
-    return convert_pt2e(prepared)
+    converted: GraphModule = convert_pt2e(prepared)
+    return converted
 
 
 def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
-    """Export, partition, lower and serialize a quantized model for the spec's target."""
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-
-    from ethorch.partitioner import EthosUPartitioner
-
+    """Export, partition, lower and serialize a quantized model for the spec's target. Vela compiles each delegate once."""
     exported: ExportedProgram = torch.export.export(quantized, example_inputs)
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(spec.path_for_intermediates or directory)
-        before = set(folder.glob("*.tosa"))
-        watched = EthosUCompileSpec.from_list(spec.to_list()).dump_intermediate_artifacts_to(folder)
-        partitioner = EthosUPartitioner(watched)
-        edge = to_edge_transform_and_lower(
-            exported,
-            partitioner=[partitioner],
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
-        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-        made = sorted(set(folder.glob("*.tosa")) - before, key=lambda path: (len(path.name), path.name))
-        delegates = tuple(_delegate(path, spec) for path in made)
+    partitioner = EthosUPartitioner(spec)
+    edge = to_edge_transform_and_lower(
+        exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    delegates = tuple(lowered_delegates(edge.exported_program()))
+    program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
     return Build(program.buffer, partitioner.report, delegates)
-
-
-def _delegate(path: Path, spec: EthosUCompileSpec) -> Delegate:
-    """Reads back what the backend dumped for one delegate."""
-    tosa = path.read_bytes()
-    payload = DelegatePayload.unpack(path.with_suffix(".payload").read_bytes())
-    return Delegate(tosa, path.with_suffix(".txt").read_text(), payload, vela.compile(tosa, spec).performance)
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is either complete or not there at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def load_inputs(paths: Iterable[str]) -> Inputs:
-    """Tensors from .npy files, one per input, or from one .npz or .pt file that holds all of them in order."""
-    import numpy as np
-
-    tensors: list[torch.Tensor] = []
-    for path in paths:
-        try:
-            if path.endswith(".pt"):
-                loaded = torch.load(path, weights_only=True)
-                tensors += [loaded] if isinstance(loaded, torch.Tensor) else list(loaded)
-            else:
-                array = np.load(path, allow_pickle=False)
-                tensors += [torch.from_numpy(a) for a in ([array] if isinstance(array, np.ndarray) else array.values())]
-        except Exception as error:  # whatever numpy, zip and torch raise for a file that is something else
-            raise EthorchError(f"cannot read tensors from {path}: {error}") from error
-    return tuple(tensors)
-
-
-def random_inputs(device: HostProgram, seed: int = 0) -> Inputs:
-    """Inputs of the types and shapes a program takes: floats from a normal distribution, integers over their range."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs: list[Any] = []
-    for index in device.description.inputs:
-        value = device.description.values[index]
-        if value.kind != "tensor":
-            inputs.append(0)
-            continue
-        dtype = getattr(torch, value.dtype)
-        if dtype.is_floating_point:
-            inputs.append(torch.randn(value.shape, generator=generator).to(dtype))
-        elif dtype == torch.bool or dtype.itemsize > 2:  # indices and flags: only small values are safe to guess
-            inputs.append(torch.randint(0, 2, value.shape, generator=generator).to(dtype))
-        else:
-            info = torch.iinfo(dtype)
-            inputs.append(torch.randint(info.min, info.max + 1, value.shape, generator=generator).to(dtype))
-    return tuple(inputs)
-
-
-def save_outputs(path: str, outputs: Sequence[Any]) -> None:
-    """Write the tensors to an .npz file as output_0, output_1, ..."""
-    import numpy as np
-
-    content = io.BytesIO()
-    np.savez(content, **{f"output_{number}": x.numpy() for number, x in enumerate(outputs)})
-    write_whole(path, content.getvalue())
-
-
-def describe(output: Any) -> dict[str, Any]:
-    """An output as plain data: dtype, shape, range, and its first values as text."""
-    if not isinstance(output, torch.Tensor):
-        return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
-    values = output.flatten()
-    shown = ", ".join(f"{float(x):.4g}" for x in values[:8])
-    found: dict[str, Any] = {"dtype": str(output.dtype).removeprefix("torch."), "shape": list(output.shape)}
-    if values.numel():
-        found |= {"minimum": float(values.min()), "maximum": float(values.max())}
-    return {**found, "text": f"{shown}, ..." if values.numel() > 8 else shown}

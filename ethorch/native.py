@@ -1,10 +1,12 @@
 """Compiles the package's own C++ on first use, into a per-user cache.
 
-A library's name holds a digest of everything it is made from, so that a cached file is never stale.
+A library's name holds a digest of everything it is made from, so that a cached file is never stale, and one of its own
+bytes: loading a truncated or overwritten library would end the process, so a file that does not fit its name is not loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -12,16 +14,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ethorch.errors import HostError
-
-#: Held around calls into ExecuTorch's runtime and into Vela. Both redirect std::cout to a buffer of the call (pybind11's
-#: scoped_ostream_redirect) and put back what they found; when two threads' calls overlap, std::cout is left with the
-#: buffer of a call that has ended, and the next call to flush it ends the process.
-REDIRECTING = threading.RLock()
 
 
 def cache_folder() -> Path:
@@ -34,35 +30,37 @@ def cache_folder() -> Path:
 def build(
     name: str, files: Sequence[Path], flags: Sequence[str], headers: Sequence[Path] = (), depends: str = "", purpose: str = ""
 ) -> Path:
-    """A shared library, compiled if this user has not done so before.
+    """A shared library, compiled unless the cache has it whole.
 
-    Written to a temporary name and renamed, so that any number of processes may do this at once. HostError when there
-    is no compiler, or no place to write to.
+    It is written under a temporary name and renamed, so that any number of processes may do this at once.
 
     Args:
         name: how its file name starts.
         files, headers, flags: what it is made from.
         depends: a version of something outside that it is compiled against.
         purpose: who wants it, to be said when there is no compiler.
+
+    Raises:
+        HostError: there is no compiler, or CXX is no command, or the compiler fails, or the cache cannot be written to.
     """
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256(" ".join([depends, *flags]).encode())
     for file in (*files, *headers):
         digest.update(file.read_bytes())
-    key = digest.hexdigest()[:20]
+    start = f"{name}-{digest.hexdigest()[:20]}"
     folder = cache_folder()
     compiler = _compiler()
+    if compiler is not None:
+        start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
+    cached = _cached(folder, start, any_compiler=compiler is None)
+    if cached is not None:
+        return cached
     if compiler is None:
-        for built in sorted(folder.glob(f"{name}-{key}-*.so")):
-            return built
         raise HostError(
             f"no C++ compiler was found, and {purpose} builds a small library on first use. Install one (Debian, "
             "Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install), or set CXX to the "
             "one you have."
         )
-    path = folder / f"{name}-{key}-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}.so"
-    if path.is_file():
-        return path
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
@@ -80,6 +78,7 @@ def build(
                 f"It said: {result.stderr.decode(errors='replace')[-2000:]}"
             )
         os.chmod(temporary, 0o755)
+        path = folder / f"{start}-{_content(Path(temporary))}.so"
         os.replace(temporary, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"compiling {name} with {compiler[0]} failed: {error}") from None
@@ -89,25 +88,57 @@ def build(
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """The library that ``build`` makes; built once more when the file in the cache is damaged."""
+    """The library that ``build`` makes; built once more when the cached one cannot be loaded here.
+
+    Raises:
+        HostError: it cannot be built, or what was built cannot be loaded.
+    """
     path = build()
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        path.unlink(missing_ok=True)
+        _remove(path)
         try:
             return ctypes.CDLL(str(build()))
         except OSError as error:
             raise HostError(f"the compiled library cannot be loaded: {error}") from None
 
 
+def _cached(folder: Path, start: str, any_compiler: bool) -> Path | None:
+    """A library of the cache whose bytes are those that were built. Damaged ones are removed.
+
+    Args:
+        start: its name up to the digest of its bytes; with ``any_compiler`` up to the digest of the compiler.
+    """
+    for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
+        try:
+            whole = path.stem.endswith(f"-{_content(path)}")
+        except OSError:
+            continue
+        if whole:
+            return path
+        _remove(path)
+    return None
+
+
+def _content(path: Path) -> str:
+    """The digest of a library's bytes, as its name holds it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # the cache may be read-only, or another process was quicker
+        path.unlink()
+
+
 def _compiler() -> list[str] | None:
     """Command of the C++ compiler: CXX if set, else the first of the usual ones that is there."""
-    for command in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
-        words = shlex.split(command)
-        if words and shutil.which(words[0]):
-            return words
-    return None
+    given = os.environ.get("CXX", "")
+    try:
+        commands = [shlex.split(given), ["g++"], ["clang++"], ["c++"]]
+    except ValueError as error:
+        raise HostError(f"CXX is {given!r}, which is no command: {error}. Set it to a C++ compiler, or unset it.") from None
+    return next((words for words in commands if words and shutil.which(words[0])), None)
 
 
 def _compiler_version(compiler: list[str]) -> bytes:

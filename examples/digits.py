@@ -1,4 +1,4 @@
-"""From handwritten digits to an NPU program that classifies them, on the desk.
+"""From handwritten digits to an NPU program that classifies them in the simulator.
 
 Trains a small convolutional network on scikit-learn's digits (real 8x8 images), quantizes it, compiles it for an
 Ethos-U, runs every held-out image through the real ExecuTorch runtime with the NPU simulated bit for bit, and says what
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ethorch import sqnr_db
 from ethorch.errors import EthorchError
 
 
@@ -140,8 +140,8 @@ def compile_for_npu(model: nn.Module, calibration: Tensor, target: str, progress
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    import ethorch.vela
     from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config
+    from ethorch.backend import lowered_delegates
 
     example_inputs = (calibration[:1],)
     compile_spec = EthosUCompileSpec(target)
@@ -154,19 +154,18 @@ def compile_for_npu(model: nn.Module, calibration: Tensor, target: str, progress
             for image in calibration.split(1):
                 prepared(image)
         converted = convert_pt2e(prepared)
-    with progress.step("lower and compile"), tempfile.TemporaryDirectory() as directory:
-        compile_spec.dump_intermediate_artifacts_to(directory)
+    with progress.step("lower and compile"):
         partitioner = EthosUPartitioner(compile_spec)
         edge = to_edge_transform_and_lower(
             torch.export.export(converted, example_inputs),
             partitioner=[partitioner],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
+        delegates = lowered_delegates(edge.exported_program())
         program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-        tosa = [path.read_bytes() for path in sorted(Path(directory).glob("*.tosa"))]
-        performance = [ethorch.vela.compile(graph, compile_spec).performance for graph in tosa]
     report = partitioner.report
     on_cpu = {refusal.node: str(refusal) for refusal in report.refusals}
+    tosa, performance = [one.tosa for one in delegates], [one.performance for one in delegates]
     return Program(converted, program.buffer, tosa, report.npu_operators, on_cpu, performance)
 
 
@@ -178,12 +177,6 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def sqnr_db(reference: Tensor, other: Tensor) -> float:
-    """10 log10(energy of the reference / energy of the difference)."""
-    noise = ((reference.double() - other.double()) ** 2).sum()
-    return float(10 * torch.log10((reference.double() ** 2).sum() / noise)) if noise > 0 else float("inf")
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

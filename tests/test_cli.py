@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,12 @@ def test_compile_writes_program_and_dump(folder: Path) -> None:
 
 
 def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, "explain", f"{folder}/net.py:small")
+    capsys.readouterr()
+    assert cli.main(["explain", f"{folder}/net.py:small", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
     assert found["target"] == "ethos-u55-128"
+    assert "5 of 5 operators on ethos-u55-128 in 1 delegate" in err
     assert found["cpu"] == []
     assert found["performance"][0]["total_cycles"] > 0
 
@@ -105,7 +111,7 @@ def test_run_names_the_operator_it_stops_at(
     monkeypatch.setattr(machine, "WORK_PER_BYTE", 0)
     assert cli.main(["run", f"{folder}/net.pte", "--dump", f"{folder}/dump"]) == 1
     said = capsys.readouterr().err
-    assert "budget" in said and "It works for" in said and "aten.conv2d.default" in said
+    assert "budget" in said and "It works for" in said and "aten.adaptive_avg_pool2d.default" in said
 
 
 def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +146,16 @@ def test_wrong_input_is_one_clear_line(folder: Path, capsys: pytest.CaptureFixtu
     assert words in said
     assert said.startswith(f"ethorch {arguments[0]}: ")
     assert sorted(folder.iterdir()) == before
+
+
+def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> list[Any]:
+        loggers = [logging.getLogger(name) for name in ("ethorch", "torchao", "torch.export")]
+        return [*((logger.level, list(logger.handlers)) for logger in loggers), list(warnings.filters)]
+
+    before = state()
+    assert cli.main(["targets"]) == 0
+    assert state() == before
 
 
 def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

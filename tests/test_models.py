@@ -8,12 +8,13 @@ import torch
 
 from bench.models import MODELS
 from ethorch import EthosUCompileSpec, flow, host
-from ethorch.nodes import DEQUANTIZE, QUANTIZE
-from ethorch.ops.spec import op_name
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.report.compare import Recorder, delegate_arrays
-from tests.ladder import reference
+from tests.support.ladder import reference
 
-SLICE = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnet8", "ds_cnn", "mobilenet_v1_025", "autoencoder")
+#: Of the networks over 224x224, one in the default run: each takes 25 seconds.
+MARKS = {"mobilenet_v3_small": [pytest.mark.long], "resnet18": [pytest.mark.long], "ds_cnn": [pytest.mark.core]}
+SLICE = [pytest.param(name, marks=MARKS.get(name, [])) for name in MODELS]
 
 
 def boundary(module: torch.nn.Module) -> tuple[torch.fx.Node, torch.fx.Node]:

@@ -1,9 +1,8 @@
 """Bias correction and adaptive rounding: one walk over the calibrated graph, float and quantized side by side.
 
-Each layer sees the inputs that the quantized layers before it give, so errors do not pile up: its weights are rounded so
-that the layer's output, not each weight, comes out right (Frantar et al. 2022, GPTQ: column by column, what one rounding
-loses the weights to come make up for; Nagel et al. 2020, AdaRound, has the same aim by gradient descent), and what the
-output's mean is off by goes into the bias (Nagel et al. 2019, section 4.2).
+Each layer sees the inputs that the quantized layers before it give, so errors do not pile up. Its weights are rounded so that
+the layer's output comes out right, rather than each weight (``weight_rounding``). What the output's mean is off by goes into the
+bias (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.2).
 """
 
 from __future__ import annotations
@@ -12,16 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
 
+from ethorch.accuracy.sample_runs import Inputs
+from ethorch.accuracy.switched_graph import Switch
+from ethorch.accuracy.weight_rounding import compensated, patches, shrunk
 from ethorch.errors import QuantizationError
-from ethorch.ops.spec import find, op_name
-from ethorch.quantize.observers import PerChannelWeightObserver
-from ethorch.quantize.switches import Inputs, Switch
-from ethorch.quantize.wiring import constant_of
+from ethorch.fx.node import attribute, is_in_place, tensor_of
+from ethorch.ops.quant_rules import Layer
+from ethorch.ops.spec import find
+from ethorch.quantize.weight_observer import PerChannelWeightObserver
 
 _ROWS = 4096  # of a layer's input that go into its second moments
 
@@ -39,7 +40,7 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
     Raises:
         QuantizationError: there are no samples.
     """
-    return _Walk(prepared, samples, bias=True, rounding=False).run()
+    return _SideBySide(prepared, samples, bias=True, rounding=False).run()
 
 
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
@@ -58,11 +59,18 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
     Raises:
         QuantizationError: there are no samples.
     """
-    return _Walk(prepared, samples, bias=bias, rounding=True).run()
+    return _SideBySide(prepared, samples, bias=bias, rounding=True).run()
 
 
-class _Walk:
-    """Runs the graph on all samples at once: ``exact`` in float, ``rough`` with everything quantized so far."""
+class _SideBySide:
+    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all before the node quantized.
+
+    Args:
+        graph: its parameters are changed.
+        samples: input tuples.
+        bias: correct biases.
+        rounding: round weights.
+    """
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
@@ -72,6 +80,7 @@ class _Walk:
         self.rough: dict[Node, list[Any]] = {}
 
     def run(self) -> GraphModule:
+        """Change the parameters, layer by layer; the graph."""
         last = {arg: node for node in self.graph.graph.nodes for arg in node.all_input_nodes}
         leaves = [iter(torch.utils._pytree.tree_leaves((sample, {}))) for sample in self.samples]
         with torch.no_grad():
@@ -80,7 +89,7 @@ class _Walk:
                     break
                 if node.op == "placeholder":
                     self.exact[node] = self.rough[node] = [next(x) for x in leaves]
-                else:
+                elif not is_in_place(node):  # all samples start from the same state
                     self.step(node)
                 for arg in node.all_input_nodes:
                     if last.get(arg) is node:
@@ -90,6 +99,7 @@ class _Walk:
         return self.graph
 
     def step(self, node: Node) -> None:
+        """Compute one node both ways; of a quantized layer, change the parameters in between."""
         spec = find(node.target) if node.op == "call_function" else None
         rule = spec.rule(node) if spec is not None else None
         observer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -98,18 +108,20 @@ class _Walk:
             switch, source = Switch(observer), node.all_input_nodes[0]
             self.rough[node] = [switch(x) for x in self.rough[source]]
             return
-        if rule is not None and rule.weight >= 0 and self.quantized(node, rule.weight):
+        layer = rule.layer if rule is not None else None
+        if layer is not None and self.quantized(node, layer):
             if self.rounding:
-                self.round(node, rule.weight)
+                self.round(node, layer)
             self.rough[node] = self.compute(node, self.rough)
             if self.bias:
-                self.correct(node, rule.bias)
+                self.correct(node, layer)
         else:
             self.rough[node] = self.compute(node, self.rough)
 
     def compute(self, node: Node, env: dict[Node, list[Any]]) -> list[Any]:
+        """The node's value for each sample, from the values in ``env``."""
         if node.op == "get_attr":
-            value = _attribute(self.graph, str(node.target))
+            value = attribute(self.graph, node)
             return [value] * len(self.samples)
         function = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else node.target
         if isinstance(function, ObserverBase):
@@ -123,25 +135,24 @@ class _Walk:
             results.append(function(*torch.fx.map_arg(node.args, value), **torch.fx.map_arg(node.kwargs, value)))  # type: ignore[operator]
         return results
 
-    def quantized(self, node: Node, weight: int) -> bool:
-        observer = node.args[weight]
+    def quantized(self, node: Node, layer: Layer) -> bool:
+        """Is the layer's weight a constant that has an observer?"""
+        observer = node.args[layer.weight]
         return isinstance(observer, Node) and observer.op == "call_module" and observer.all_input_nodes[0].op == "get_attr"
 
     # --- bias ---------------------------------------------------------------------------------------------------------
 
-    def correct(self, node: Node, position: int) -> None:
+    def correct(self, node: Node, layer: Layer) -> None:
         """Add to the bias what the mean of each output channel is off by."""
-        axis = -1 if op_name(node.target) in ("aten.linear.default", "aten.addmm.default", "aten.mm.default") else 1
+        axis, position = layer.output_axis, layer.bias
         pairs = zip(self.exact[node], self.rough[node], strict=True)
-        each = torch.stack([(a - b).transpose(0, axis).flatten(1).mean(1) for a, b in pairs])
+        each = torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs])
         off = significant(each)
         bias = node.args[position] if position < len(node.args) else None
-        tensor = constant_of(self.graph, bias) if isinstance(bias, Node) else None
+        tensor = tensor_of(self.graph, bias) if isinstance(bias, Node) else None
         if isinstance(bias, Node) and (tensor is None or len(bias.users) > 1):
             return
         if tensor is None:
-            if not op_name(node.target).startswith(("aten.conv", "aten.linear")):
-                return
             tensor = torch.nn.Parameter(torch.zeros_like(off))
             self.new_bias(node, position, tensor)
         tensor.add_(off)
@@ -150,6 +161,7 @@ class _Walk:
         self.rough[node] = [x + off.reshape(shape) for x in self.rough[node]]
 
     def new_bias(self, node: Node, position: int, tensor: torch.nn.Parameter) -> None:
+        """Give the node ``tensor`` as its argument ``position``."""
         name = f"_bias_of_{node.name}"
         self.graph.register_parameter(name, tensor)
         with self.graph.graph.inserting_before(node):
@@ -162,14 +174,14 @@ class _Walk:
 
     # --- rounding -----------------------------------------------------------------------------------------------------
 
-    def round(self, node: Node, position: int) -> None:
+    def round(self, node: Node, layer: Layer) -> None:
         """Replace the weight by codes x scale that keep the layer's output."""
-        watch = node.args[position]
+        watch = node.args[layer.weight]
         assert isinstance(watch, Node)
         observer = self.graph.get_submodule(str(watch.target))
         source = watch.all_input_nodes[0]
-        weight = constant_of(self.graph, source)
-        rows = self.rows(node, position)
+        weight = tensor_of(self.graph, source)
+        rows = self.rows(node, layer)
         if rows is None or weight is None or not isinstance(observer, PerChannelWeightObserver) or len(source.users) > 1:
             return
         scale, zero = observer.calculate_qparams()
@@ -181,32 +193,15 @@ class _Walk:
         weight.copy_(compensated(shaped, moments, steps, observer.quant_min, observer.quant_max).reshape(weight.shape))
         self.rough[watch] = [weight] * len(self.samples)
 
-    def rows(self, node: Node, position: int) -> Tensor | None:
-        """The layer's quantized inputs as float[groups, rows, weights of one output]; None for layers that are not rounded."""
-        name = op_name(node.target)
-        source, watch = node.args[0], node.args[position]
+    def rows(self, node: Node, layer: Layer) -> Tensor | None:
+        """The layer's quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
+        source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
-        inputs = self.rough[source]
-        weight = self.rough[watch][0]
-        if name == "aten.linear.default":
-            rows = torch.cat([x.flatten(0, -2) if x.dim() > 1 else x[None] for x in inputs])[None]
-        elif name in ("aten.conv2d.default", "aten.conv1d.default"):
-            args: list[Any] = list(node.args) + [None, [1], [0], [1], 1][len(node.args) - 2 :]
-            stride, padding, dilation, groups = args[3:7]
-            flat = name == "aten.conv1d.default"
-
-            def both(value: Any, outer: int) -> tuple[int, int]:
-                values = [value] if isinstance(value, int) else list(value)
-                return (outer, values[-1]) if flat else (values[0], values[-1])
-
-            kernel = (1, int(weight.shape[-1])) if flat else (int(weight.shape[2]), int(weight.shape[3]))
-            unfolded = [
-                F.unfold(x[:, :, None] if flat else x, kernel, both(dilation, 1), both(padding, 0), both(stride, 1)) for x in inputs
-            ]
-            columns = torch.cat([u.transpose(1, 2).flatten(0, 1) for u in unfolded])
-            rows = columns.reshape(columns.shape[0], groups, -1).transpose(0, 1)
-        else:
+        inputs, window = self.rough[source], layer.window
+        if window is None and self.rough[watch][0].dim() > 2:
             return None
+        rows = torch.cat([patches(x, window) if window else x.reshape(-1, x.shape[-1]) for x in inputs])
+        rows = rows.reshape(rows.shape[0], layer.groups, -1).transpose(0, 1)
         return rows[:, :: max(1, rows.shape[1] // _ROWS)].contiguous()
 
 
@@ -217,43 +212,3 @@ def significant(each: Tensor) -> Tensor:
         return mean
     error = each.var(0) / len(each)
     return mean * torch.clamp(1 - error / mean.square().clamp(min=1e-30), min=0)
-
-
-def shrunk(moments: Tensor, rows: int) -> Tensor:
-    """Second moments float[groups, K, K] nearer to their diagonal the fewer rows they come from: few rows correlate by chance."""
-    size = moments.shape[-1]
-    share = size / (size + rows)
-    return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
-
-
-def compensated(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Codes x scale near ``weight``, each rounding made up for by the weights not rounded yet.
-
-    Args:
-        weight: float[groups, outputs, K].
-        moments: float[groups, K, K], sum of x x^T over the inputs x that the weights see.
-        scale: float[groups, outputs, 1].
-        low, high: codes allowed.
-    """
-    size = weight.shape[-1]
-    diagonal = torch.diagonal(moments, dim1=1, dim2=2)
-    damping = diagonal.mean(1, keepdim=True) * 0.01 + 1e-8
-    moments = moments + torch.diag_embed(damping.expand_as(diagonal))
-    order = torch.argsort(diagonal.sum(0), descending=True)  # the weights that matter most first, while others can still help
-    moments = moments[:, order][:, :, order]
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
-    left = weight[:, :, order].clone()
-    done = torch.empty_like(left)
-    for column in range(size):
-        value = left[:, :, column]
-        rounded = torch.clamp(torch.round(value / scale[..., 0]), low, high) * scale[..., 0]
-        done[:, :, column] = rounded
-        error = (value - rounded) / upper[:, column, column, None]
-        left[:, :, column + 1 :] -= error[:, :, None] * upper[:, None, column, column + 1 :]
-    return done[:, :, torch.argsort(order)]
-
-
-def _attribute(model: Any, path: str) -> Any:
-    for part in path.split("."):
-        model = getattr(model, part)
-    return model

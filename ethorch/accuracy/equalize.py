@@ -15,25 +15,21 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_, _fuse_linear_bn_
 
 from ethorch.errors import QuantizationError
-from ethorch.ops.spec import op_name
-from ethorch.quantize.wiring import constant_of
-
-#: f(s x) = s f(x) for s > 0, and each channel of the result depends on that channel alone.
-_HOMOGENEOUS = {
-    "aten.relu.default", "aten.max_pool2d.default", "aten.avg_pool2d.default", "aten.adaptive_avg_pool2d.default",
-    "aten.dropout.default", "aten.leaky_relu.default", "aten.contiguous.default",
-}  # fmt: skip
-_LAYERS = {"aten.conv1d.default": 6, "aten.conv2d.default": 6, "aten.linear.default": None}  # index of the groups
+from ethorch.fx.node import arguments, tensor_of
+from ethorch.ops.spec import find
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None."""
+    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None.
 
-    node: Node
+    ``axis`` holds the channels of what it reads and of what it makes, counted from the last axis, which is -1.
+    """
+
     weight: Tensor
     bias: Tensor | None
     groups: int
+    axis: int
 
     @property
     def depthwise(self) -> bool:
@@ -82,19 +78,19 @@ def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
 
 
 def _layer(model: GraphModule, node: Node) -> _Layer | None:
-    name = op_name(node.target) if node.op == "call_function" else ""
-    if name not in _LAYERS or len(node.args) < 2:
+    spec = find(node.target) if node.op == "call_function" else None
+    layer = spec.rule(node).layer if spec is not None else None
+    if layer is None or layer.weight_axis != 0:
         return None
-    weight_node, bias_node = node.args[1], node.args[2] if len(node.args) > 2 else None
+    args, _ = arguments(node)
+    weight_node, bias_node = args[layer.weight], args[layer.bias]
     if not isinstance(weight_node, Node) or len(weight_node.users) != 1:
         return None
-    weight = constant_of(model, weight_node)
-    bias = constant_of(model, bias_node) if isinstance(bias_node, Node) and len(bias_node.users) == 1 else None
+    weight = tensor_of(model, weight_node)
+    bias = tensor_of(model, bias_node) if isinstance(bias_node, Node) and len(bias_node.users) == 1 else None
     if weight is None or (bias_node is not None and bias is None):
         return None
-    index = _LAYERS[name]
-    groups = node.args[index] if index is not None and len(node.args) > index else 1
-    return _Layer(node, weight, bias, int(groups))  # type: ignore[arg-type]
+    return _Layer(weight, bias, layer.groups, layer.output_axis)
 
 
 def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
@@ -106,10 +102,11 @@ def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
         after = node
         while len(after.users) == 1:
             after = next(iter(after.users))
-            if after.op != "call_function" or op_name(after.target) not in _HOMOGENEOUS:
+            spec = find(after.target) if after.op == "call_function" else None
+            if spec is None or spec.homogeneous is None or spec.homogeneous >= -first.axis:
                 break
         second = _layer(model, after) if after is not node else None
-        if second is None or len(after.args) == 0:
+        if second is None or second.axis != first.axis:
             continue
         if second.groups > 1 and not second.depthwise:
             continue

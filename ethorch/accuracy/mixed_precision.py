@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import flow
-from ethorch.compile_spec import EthosUCompileSpec
+from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, reset, state_of
+from ethorch.accuracy.sensitivity import sensitivity
 from ethorch.errors import QuantizationError
-from ethorch.quantization_config import (
-    QuantizationConfig,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-)
-from ethorch.quantize.sensitivity import sensitivity
-from ethorch.quantize.switches import Inputs, Metric, exported, sqnr_db
-from ethorch.quantizer import EthosUQuantizer
+from ethorch.metrics import Metric, sqnr_db
+from ethorch.quantize.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.quantize.quantizer import EthosUQuantizer
+from ethorch.target.compile_spec import EthosUCompileSpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class MixedPrecision:
     """What ``ethorch.mixed_precision`` chose.
 
     Attributes:
-        model: quantized, ready for torch.export and lowering.
-        raised: names of the modules that were raised, worst first.
-        steps: the price of each.
-        reached: does the target hold?
+        model: quantized, ready for torch.export and lowering; the best of the steps.
+        raised: names of the modules that are raised in it, worst first.
+        steps: what was tried, and its price. Each has one module more than the one before; the first has none.
+        reached: does ``model`` keep the target and the limit?
     """
 
     model: GraphModule
@@ -63,34 +63,53 @@ class MixedPrecision:
     steps: tuple[Step, ...]
     reached: bool
 
+    @property
+    def best(self) -> Step:
+        """The step that ``model`` is of."""
+        return self.steps[len(self.raised)]
+
     def table(self) -> str:
-        """The steps as Markdown."""
+        """The steps as Markdown, and which of them was chosen."""
         lines = [
-            "| raised | metric | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |", "|---|--:|--:|--:|--:|--:|--:|",
-        ]  # fmt: skip
+            "| raised | metric | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
         lines += [
             f"| {s.module or '(none)'} | {s.metric:.2f} | {s.cycles} | {s.sram_bytes} | {s.constant_bytes} | {s.delegates} | "
             f"{s.cpu_operators} |"
             for s in self.steps
         ]
-        return "\n".join(lines)
+        goal = "the goal is reached" if self.reached else "the goal is NOT reached"
+        return "\n".join([*lines, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}"])
 
     __str__ = table
 
 
 def mixed_precision(
-    model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], *, target_sqnr_db: float | None = None,
-    max_cycles: int | None = None, metric: Metric | None = None, base: QuantizationConfig | None = None, to: str = "int16",
-    modules: Sequence[str] | None = None, progress: Callable[[Step], None] | None = None,
-) -> MixedPrecision:  # fmt: skip
+    model: nn.Module,
+    spec: EthosUCompileSpec,
+    samples: Sequence[Inputs],
+    *,
+    target_sqnr_db: float | None = None,
+    max_cycles: int | None = None,
+    metric: Metric | None = None,
+    base: QuantizationConfig | None = None,
+    to: str = "int16",
+    modules: Sequence[str] | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> MixedPrecision:
     """Raise the modules that lose most until the accuracy is reached or the cycles are spent.
+
+    Modules are raised one after the other, those first whose quantization costs most. The result is the first step that reaches
+    the target. Where none does, it is the step with the best metric within the limit, and a warning says so; that may be the
+    first step, in which nothing is raised.
 
     Args:
         model: in eval mode, or a graph module from torch.export.
         spec: what is compiled for; each step is compiled for it to know its price.
         samples: input tuples; ranges come from them and the metric is measured on them.
         target_sqnr_db: stop when the metric is at least this.
-        max_cycles: stop before Vela's estimate exceeds this.
+        max_cycles: leave out each module with which Vela's estimate exceeds this.
         metric: as for ``ethorch.sensitivity``; ``target_sqnr_db`` is then in its unit.
         base: scheme of what is not raised; int8, weights per channel, by default.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
@@ -106,12 +125,12 @@ def mixed_precision(
         )
     if to not in ("int16", "float"):
         raise QuantizationError("mixed_precision.to", f"to={to!r}: modules can be raised to 'int16' or 'float'")
-    base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
-    graph = exported(model, samples[0]) if samples else None
-    if graph is None:
+    if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
-    with torch.no_grad():
-        reference = [graph(*inputs) for inputs in samples]
+    base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
+    graph = exported(model, samples[0])
+    state = state_of(graph)
+    reference = outputs_of(exported(graph, samples[0]), samples, state)
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
 
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
@@ -119,37 +138,74 @@ def mixed_precision(
         for name in raised:
             quantizer.set_module_name(name, higher)
         prepared = prepare_pt2e(exported(graph, samples[0]), quantizer)
-        with torch.no_grad():
-            for inputs in samples:
-                prepared(*inputs)
-            converted = convert_pt2e(prepared)
-            figure = metric(reference, [converted(*inputs) for inputs in samples])
+        outputs_of(prepared, samples, state)  # calibrates
+        converted: GraphModule = convert_pt2e(prepared)
+        figure = metric(reference, outputs_of(converted, samples, state))
+        reset(converted, state)
         return converted, price(converted, spec, samples[0], raised[-1] if raised else "", figure)
 
+    goal = _Goal(target_sqnr_db, max_cycles)
     found, step = attempt(())
     steps: list[Step] = [step]
     raised: list[str] = []
+    best = 0  # index in steps
     if progress:
         progress(step)
-    if not _enough(step, target_sqnr_db):
+    if not goal.accurate(step):
         order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
         for row in order.rows:
             candidate, step = attempt([*raised, row.module])
-            if max_cycles is not None and step.cycles > max_cycles:
-                continue  # too dear; a cheaper one may still fit
-            found, raised = candidate, [*raised, row.module]
+            if not goal.affordable(step):
+                continue  # a cheaper one may still fit
+            raised.append(row.module)
             steps.append(step)
+            if goal.better(step, steps[best]):
+                found, best = candidate, len(raised)
             if progress:
                 progress(step)
-            if _enough(step, target_sqnr_db):
+            if goal.accurate(step):
                 break
-    within = max_cycles is None or steps[-1].cycles <= max_cycles
-    reached = within and (target_sqnr_db is None or _enough(steps[-1], target_sqnr_db))
-    return MixedPrecision(found, tuple(raised), tuple(steps), reached)
+    result = MixedPrecision(found, tuple(raised[:best]), tuple(steps), goal.reached(steps[best]))
+    if not result.reached:
+        logger.warning("mixed_precision: %s [mixed_precision.not_reached]", goal.shortfall(result))
+    return result
 
 
-def _enough(step: Step, target: float | None) -> bool:
-    return target is not None and step.metric >= target
+@dataclass(frozen=True)
+class _Goal:
+    """What the user wants of a step: a metric of at least ``target``, at most ``max_cycles``; None where it does not matter."""
+
+    target: float | None
+    max_cycles: int | None
+
+    def accurate(self, step: Step) -> bool:
+        """Is there a target, and does the step reach it?"""
+        return self.target is not None and step.metric >= self.target
+
+    def affordable(self, step: Step) -> bool:
+        """Is the step within the limit?"""
+        return self.max_cycles is None or step.cycles <= self.max_cycles
+
+    def reached(self, step: Step) -> bool:
+        """Does the step keep both?"""
+        return self.affordable(step) and (self.target is None or self.accurate(step))
+
+    def better(self, step: Step, other: Step) -> bool:
+        """Is an affordable step to be preferred to ``other``? One without a metric (NaN) is not."""
+        if math.isnan(step.metric):
+            return False
+        return step.metric > other.metric or math.isnan(other.metric) or not self.affordable(other)
+
+    def shortfall(self, result: MixedPrecision) -> str:
+        """Why the goal is not reached, in a sentence or two."""
+        step, raised = result.best, ", ".join(result.raised) or "nothing"
+        if not self.affordable(step):
+            return f"with nothing raised the model takes {step.cycles} cycles already, the limit is {self.max_cycles}"
+        limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
+        return (
+            f"the metric is {step.metric:.2f} at best{limit}, wanted is {self.target:.2f}. The result has {raised} raised; "
+            f"{len(result.steps)} steps were tried."
+        )
 
 
 def price(converted: GraphModule, spec: EthosUCompileSpec, inputs: Inputs, module: str, figure: float) -> Step:
@@ -157,6 +213,11 @@ def price(converted: GraphModule, spec: EthosUCompileSpec, inputs: Inputs, modul
     built = flow.build(converted, inputs, spec)
     performances: list[Any] = [delegate.performance for delegate in built.delegates]
     return Step(
-        module, figure, sum(p.total_cycles for p in performances), max((p.sram_bytes for p in performances), default=0),
-        len(built.pte), len(performances), len(built.partition.refusals),
-    )  # fmt: skip
+        module,
+        figure,
+        sum(p.total_cycles for p in performances),
+        max((p.sram_bytes for p in performances), default=0),
+        len(built.pte),
+        len(performances),
+        len(built.partition.refusals),
+    )

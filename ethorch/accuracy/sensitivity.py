@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from ethorch.compile_spec import ArmCompileSpec
+from ethorch.accuracy.sample_runs import Inputs
+from ethorch.accuracy.switched_graph import Switched
 from ethorch.errors import QuantizationError
-from ethorch.quantization_config import QuantizationConfig, get_symmetric_quantization_config
-from ethorch.quantize.switches import Inputs, Metric, Switched, sqnr_db
-from ethorch.quantizer import TOSAQuantizer
+from ethorch.metrics import Metric, sqnr_db
+from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantize.quantizer import TOSAQuantizer
+from ethorch.target.compile_spec import ArmCompileSpec
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,15 @@ class Sensitivity:
 
 
 def sensitivity(
-    model: nn.Module, spec: ArmCompileSpec | TOSAQuantizer, samples: Sequence[Inputs], metric: Metric | None = None, *,
-    config: QuantizationConfig | None = None, modules: Sequence[str] | None = None,
+    model: nn.Module,
+    spec: ArmCompileSpec | TOSAQuantizer,
+    samples: Sequence[Inputs],
+    metric: Metric | None = None,
+    *,
+    config: QuantizationConfig | None = None,
+    modules: Sequence[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Sensitivity:  # fmt: skip
+) -> Sensitivity:
     """How much accuracy each module's quantization costs.
 
     The model is calibrated once; then each module's quantization is switched on alone and off alone.
@@ -86,7 +93,8 @@ def sensitivity(
         model: in eval mode, or a graph module from torch.export.
         spec: what is compiled for; or a quantizer, whose settings then say what is quantized.
         samples: input tuples; ranges come from them and the metric is measured on them.
-        metric: (float outputs, quantized outputs), one entry per sample -> a number, larger is better. SQNR in dB by default.
+        metric: (float outputs, quantized outputs), one entry per sample -> a number, larger is better; ``ethorch.sqnr_db`` by
+            default.
         config: scheme of the whole model where ``spec`` is no quantizer; int8, weights per channel, by default.
         modules: names to try; by default the innermost modules in which something is quantized.
         progress: called as ``progress(done, total, module)``.

@@ -12,13 +12,10 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
+from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, state_of
 from ethorch.errors import QuantizationError
+from ethorch.quantize.quantizer import TOSAQuantizer
 from ethorch.quantize.selection import module_path
-from ethorch.quantizer import TOSAQuantizer
-
-Inputs = tuple[Any, ...]
-#: (float outputs, quantized outputs), one entry per sample -> a figure of merit, larger is better.
-Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 class Switch(nn.Module):
@@ -39,11 +36,12 @@ class Switch(nn.Module):
         if self.axis is not None:
             shape[self.axis] = -1
         scale, zero = self.scale.reshape(shape), self.zero.reshape(shape)
-        return (torch.clamp(torch.round(x / scale) + zero, self.low, self.high) - zero) * scale
+        result: Tensor = (torch.clamp(torch.round(x / scale) + zero, self.low, self.high) - zero) * scale
+        return result
 
 
 class Switched:
-    """The model, calibrated, with a switch in the place of every observer.
+    """The model, calibrated, with a switch in the place of every observer: its quantization goes on and off by module.
 
     Args:
         model: in eval mode, or a graph module from torch.export.
@@ -58,11 +56,11 @@ class Switched:
         if not samples:
             raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
         graph = exported(model, samples[0])
-        self.graph = prepare_pt2e(graph, quantizer)
-        with torch.no_grad():
-            for inputs in samples:
-                self.graph(*inputs)
+        self._state = state_of(graph)
+        self.graph: GraphModule = prepare_pt2e(graph, quantizer)
+        self.run(samples)  # calibrates
         self.owners: dict[str, list[str]] = {}
+        self._switches: dict[str, Switch] = {}
         made: dict[int, Switch] = {}
         for node in self.graph.graph.nodes:
             if node.op != "call_module":
@@ -71,45 +69,25 @@ class Switched:
             if isinstance(observer, ObserverBase):
                 self.owners[node.target] = [name for name, _ in module_path(_owner(node)) if name]
                 made[id(observer)] = switch = made.get(id(observer)) or Switch(observer)
-                setattr(self.graph, node.target, copy.copy(switch))
+                self._switches[node.target] = copy.copy(switch)
+                setattr(self.graph, node.target, self._switches[node.target])
         self.modules = list(dict.fromkeys(path[-1] for path in self.owners.values() if path))
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
         """Quantize what lies in modules (outermost first) that ``on`` says yes to."""
         for target, path in self.owners.items():
-            self.graph.get_submodule(target).on = on(path)
+            self._switches[target].on = on(path)
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
-        with torch.no_grad():
-            return [self.graph(*inputs) for inputs in samples]
-
-
-def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """A graph module of the model that may be changed."""
-    if isinstance(model, GraphModule):
-        return copy.deepcopy(model)
-    return torch.export.export(model.eval(), inputs).module(check_guards=False)  # type: ignore[return-value]
+        """What the model returns for each sample, with the switches as they are."""
+        return outputs_of(self.graph, samples, self._state)
 
 
 def _owner(node: Node) -> Node:
     """The operator a quantized value belongs to: who computed it; who reads it, if it is an input, a parameter or a constant."""
-    source: Any = node.args[0]
+    (source,) = node.all_input_nodes
     while source.op == "call_module":  # an observer in front of this one
-        source = source.args[0]
+        (source,) = source.all_input_nodes
     if source.op == "call_function":
         return source
     return next(iter(node.users))
-
-
-def sqnr_db(reference: Sequence[Any], other: Sequence[Any]) -> float:
-    """10 log10(signal / noise) over all outputs of all samples, in dB; infinite if nothing differs."""
-    signal = noise = 0.0
-    for a, b in zip(tensors(reference), tensors(other), strict=True):
-        signal += float((a.double() ** 2).sum())
-        noise += float(((a.double() - b.double()) ** 2).sum())
-    return float(10 * torch.log10(torch.tensor(signal / noise))) if noise > 0 else float("inf")
-
-
-def tensors(outputs: Any) -> list[Tensor]:
-    """The floating-point tensors in any nest of outputs."""
-    return [x for x in torch.utils._pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.dtype.is_floating_point]

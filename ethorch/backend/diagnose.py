@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ethorch import vela
-from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import VelaError
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
+from ethorch.tosa.serialize import serialize
 
 
 def alone(op: Op) -> Graph:

@@ -12,8 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-Allowed = Callable[[np.ndarray], np.ndarray]
+#: A number for each code of the input, in codes of the output; not rounded.
+Codes = npt.NDArray[np.float64]
+#: How far off each code may be.
+Allowed = Callable[[Codes], Codes]
 
 #: Where one TABLE is further off than so many codes, and than the function changes at one of the next two codes of its input,
 #: finer ones are added.
@@ -26,25 +30,26 @@ _BEYOND = 1.25
 
 @dataclass(frozen=True)
 class Piece:
-    """One TABLE: entry k is for code ``start + 128 * k / zoom``, in steps of ``unit`` output codes."""
+    """One TABLE: entry k, an int16, is for code ``start + 128 * k / zoom``, in steps of ``unit`` output codes."""
 
     start: int
     zoom: int
     unit: float
-    entries: np.ndarray
+    entries: npt.NDArray[np.int16]
 
     @property
     def middle(self) -> int:
         """The code that the TABLE is to see as 0."""
         return self.start + 32768 // self.zoom
 
-    def values(self) -> np.ndarray:
+    def values(self) -> Codes:
         """What it adds for each code, before it is rounded to whole codes."""
         seen = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         index, rest = seen >> 7, seen & 127
         entries = self.entries.astype(np.int64)
         looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * rest
-        return ((looked_up + 64) >> 7) * self.unit
+        whole: npt.NDArray[np.int64] = (looked_up + 64) >> 7
+        return whole * self.unit
 
 
 #: What ``pieces`` has found: a program is walked by the partitioner and again by the backend, and a network repeats its functions.
@@ -52,7 +57,7 @@ _found: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
 _MOST_FOUND = 256
 
 
-def pieces(codes: np.ndarray, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
+def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
     """The TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
 
     Args:
@@ -69,7 +74,7 @@ def pieces(codes: np.ndarray, low: int, high: int, *, far: float = FAR, exact: b
     return _found[key]
 
 
-def _pieces(codes: np.ndarray, low: int, high: int, far: float, exact: bool) -> list[Piece]:
+def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[Piece]:
     codes, far = (np.rint(codes), 1.0) if exact else (codes, far)
     wanted = np.clip(codes, low, high)
     allowed = functools.partial(_allowed, far=far, exact=exact)
@@ -91,24 +96,26 @@ def sums_fit(made: Sequence[Piece]) -> bool:
     return bool(sums.min() >= -32768 and sums.max() <= 32767)
 
 
-def _sum(made: list[Piece], low: int, high: int) -> np.ndarray:
-    return np.clip(sum(np.floor(piece.values() + 0.5) for piece in made), low, high)
+def _sum(made: list[Piece], low: int, high: int) -> Codes:
+    total: Codes = np.sum([np.floor(piece.values() + 0.5) for piece in made], axis=0)
+    return np.clip(total, low, high)
 
 
-def _misses(found: np.ndarray, wanted: np.ndarray, low: int, high: int, allowed: Allowed) -> int:
+def _misses(found: Codes, wanted: Codes, low: int, high: int, allowed: Allowed) -> int:
     """How many codes are too far off."""
     return int(np.count_nonzero(np.abs(np.clip(found, low, high) - wanted[:-1]) > allowed(wanted) + 0.5))
 
 
-def _allowed(wanted: np.ndarray, *, far: float, exact: bool) -> np.ndarray:
+def _allowed(wanted: Codes, *, far: float, exact: bool) -> Codes:
     """How far off each code but the last may be."""
     if exact:
         return np.full(wanted.size - 1, far)
     change = np.pad(np.abs(np.diff(wanted)), 2, mode="edge")
-    return np.maximum(far, np.lib.stride_tricks.sliding_window_view(change, 4)[: wanted.size - 1].max(axis=1))
+    near: Codes = np.lib.stride_tricks.sliding_window_view(change, 4)[: wanted.size - 1].max(axis=1)
+    return np.maximum(far, near)
 
 
-def _extended(codes: np.ndarray, low: int, high: int) -> np.ndarray:
+def _extended(codes: Codes, low: int, high: int) -> Codes:
     """``codes`` clamped, but as far beyond ``low..high`` as the ends of intervals in which they leave it."""
     ends, inside = codes[::128], (codes >= low) & (codes <= high)
     any_inside = np.logical_or.reduceat(inside, np.arange(0, 65536, 128))
@@ -118,20 +125,20 @@ def _extended(codes: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.clip(codes, min(low, np.min(ends[near], initial=low)), max(high, np.max(ends[near], initial=high)))
 
 
-def _grid(start: int, zoom: int) -> np.ndarray:
+def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
     """Indices into all codes of a TABLE's entries; of a finer one the last two are the same, which ends it flat."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
-def _table(span: np.ndarray, start: int, zoom: int) -> Piece:
+def _table(span: Codes, start: int, zoom: int) -> Piece:
     """In whole codes, or as fine as INT16 has entries and steps from one to the next (TOSA 1.0 TABLE)."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
 
 
-def _cover(span: np.ndarray, start: int, zoom: int, allowed: Allowed) -> list[Piece]:
+def _cover(span: Codes, start: int, zoom: int, allowed: Allowed) -> list[Piece]:
     """TABLEs that add up to ``span`` over the window of one that starts at ``start``: itself, and finer ones in it."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])

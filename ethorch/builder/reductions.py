@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ethorch.qparams import QTensor
-from ethorch.tosa.builder import Builder
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Value
+from ethorch.tosa.layout import around, joined_axes
 
 #: A table's code for the lower and upper end of its piece; above it the table is flat. TOSA 1.0 TABLE, int16: 513 entries.
 _FIRST, _LAST = -32768, -32768 + 511 * 128
@@ -23,31 +26,29 @@ _HIGHEST = 2.0**31 - 4096
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
     """INT32 sums over the stored ``axes``, which keep extent 1. Axes that lie side by side are summed as one."""
-    reduced = {axis for axis in axes if acc.shape[axis] > 1}
-    shape = acc.shape
-    runs: list[list[int]] = []
-    for axis in range(acc.rank):
-        if runs and axis - 1 in runs[-1] and axis in reduced and axis - 1 in reduced:
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
-    acc = b.reshape(acc, [math.prod(shape[axis] for axis in run) for run in runs])
-    for index, run in enumerate(runs):
-        if run[0] in reduced:
-            acc = b.emit("REDUCE_SUM", acc, axis=index)
-    return b.reshape(acc, [1 if axis in reduced else extent for axis, extent in enumerate(shape)])
+    return reduced_by(b, "REDUCE_SUM", acc, axes)
 
 
-def pieces(low: float, high: float, ratio: float) -> list[float]:
-    """low..high in as few geometric pieces as keep ``ratio``: their bounds."""
+def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
+    """TOSA operator ``name``, a reduction, over the stored ``axes``, which keep extent 1; side by side they are reduced as one."""
+    shape = value.shape
+    joined, places = joined_axes(shape, axes)
+    value = b.reshape(value, joined)
+    for place in places:
+        value = b.emit(name, value, axis=place)
+    return b.reshape(value, [1 if axis in axes else extent for axis, extent in enumerate(shape)])
+
+
+def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
+    """Bounds between low and high, each the same multiple of the last, at most ``ratio``; as few as possible."""
     count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
-def function_of(
+def tabulated(
     b: Builder,
     v: Value,
-    function: Callable[[np.ndarray], np.ndarray],
+    function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
     bounds: Sequence[float],
     unit: float,
     *,
@@ -85,7 +86,7 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 
     Pooling runs along a map's height and width, so an axis that is stored last is transposed to the front first.
     """
-    extent, outer, inner = value.shape[axis], math.prod(value.shape[:axis]), math.prod(value.shape[axis + 1 :])
+    outer, extent, inner = around(value.shape, axis)
     kept = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
         return value
@@ -114,7 +115,7 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
     """Minimum over one stored axis, which keeps extent 1.
 
-    Half the price of REDUCE_MIN by Vela's estimate; its streams for that, on U55, do not give the minimum.
+    Half the price of REDUCE_MIN by Vela's estimate.
     """
     return _halved(b, value, axis, "MINIMUM")
 
@@ -122,34 +123,30 @@ def minimum_of(b: Builder, value: Value, axis: int) -> Value:
 def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
     """MINIMUM or MAXIMUM over one stored axis: halves compared with each other."""
     shape, dtype = value.shape, value.dtype
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    value = b.reshape(value, (outer, shape[axis], inner))
+    value = b.reshape(value, around(shape, axis))
 
     def better(one: Value, other: Value) -> Value:
         wide = [b.rescale(v, 1.0, dtype="INT32") for v in (one, other)]
         return b.rescale(b.emit(name, *wide), 1.0, dtype=dtype)
 
-    def part(start: int, size: int) -> Value:
-        return b.emit("SLICE", value, start=(0, start, 0), size=(outer, size, inner))
-
     while (extent := value.shape[1]) > 1:
         half = extent // 2
-        pairs = better(part(0, half), part(half, half))
-        value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, part(extent - 1, 1), axis=1)
+        pairs = better(b.sliced(value, 1, 0, half), b.sliced(value, 1, half, half))
+        value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, b.sliced(value, 1, extent - 1, 1), axis=1)
     return b.reshape(value, [1 if k == axis else e for k, e in enumerate(shape)])
 
 
-def fineness(codes: int, count: int) -> float:
-    """Units of a deviation per code of x, of ``codes`` different ones: what INT16 holds, less where ``count`` of them add up."""
+def steps_per_code(codes: int, count: int) -> float:
+    """How many steps of an INT16 deviation a code of x may be: x has ``codes`` codes, and ``count`` deviations are summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
-def product(b: Builder, one: Value, other: Value) -> Value:
+def int32_product(b: Builder, one: Value, other: Value) -> Value:
     """INT32 product of INT16 values. TOSA 1.0 MUL."""
     return b.emit("MUL", b.rescale(one, 1.0, dtype="INT32"), b.rescale(other, 1.0, dtype="INT32"), shift=0)
 
 
-def finer(b: Builder, value: Value, zp: int, fine: float) -> Value:
+def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """INT16 (value - zp) * fine of INT8 codes, ``fine`` at most 127. TOSA 1.0 MUL.
 
     A RESCALE that changes the width is a pass of its own; in front of MUL or behind it, with scale 1 in front, it is free.
@@ -165,7 +162,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
     if x.value.dtype == "INT8":
         mean = b.rescale(total, fine / count, dtype="INT16")
-        pair = [b.rescale(part, 1.0, dtype="INT32") for part in (finer(b, x.value, zp, fine), mean)]
+        pair = [b.rescale(part, 1.0, dtype="INT32") for part in (in_finer_steps(b, x.value, zp, fine), mean)]
         return b.rescale(b.emit("SUB", *pair), 1.0, dtype="INT16")
     mean = b.rescale(total, fine * 64 / count, dtype="INT32")
     wide = b.emit("SUB", b.rescale(x.value, fine * 64, input_zp=zp, dtype="INT32"), mean)
@@ -192,3 +189,14 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
             square, unit = b.rescale(square, 1 / extent, dtype="INT32"), unit * extent
         square = sum_axes(b, square, [axis])
     return square, unit
+
+
+def all_dims(x: QTensor, dim: Any) -> list[int]:
+    """PyTorch's dim argument (one, several, none for all) as non-negative dims."""
+    dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
+    return [d % x.rank for d in dims]
+
+
+def reduced_tensor(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
+    """``value`` as ``x`` reduced over the logical ``dims``, which have extent 1."""
+    return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

@@ -31,9 +31,9 @@ class Buffer(ABC):
             raise self.error(what, f"takes the file past {self.max_items} items, more than any real one has")
 
     def number(self, form: str, position: int, what: str) -> int:
-        """One number; ``form`` as in the struct module, e.g. ``<I``."""
+        """One integer; ``form`` as in the struct module, e.g. ``<I``."""
         self.check(position, struct.calcsize(form), what)
-        return struct.unpack_from(form, self.data, position)[0]
+        return int(struct.unpack_from(form, self.data, position)[0])
 
 
 class Table:
@@ -56,6 +56,12 @@ class Table:
     def number(self, field: int, form: str, default: int = 0) -> int:
         at = self._at(field)
         return self.reader.number(form, at, self.what) if at else default
+
+    def double(self, field: int) -> float:
+        if not (at := self._at(field)):
+            return 0.0
+        self.reader.check(at, 8, self.what)
+        return float(struct.unpack_from("<d", self.reader.data, at)[0])
 
     def table(self, field: int, what: str) -> Table | None:
         at = self._at(field)

@@ -5,9 +5,9 @@ data padded to a multiple of 16. ``vela_bin_stream`` and ``vela_end_stream``, bo
 them ``cmd_data``, ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two hold a count
 and nine int32 for each tensor: shape (6, left-padded with ones), element size, byte offset, region.
 
-The blob is what ``executorch.backends.arm`` 1.4 writes, byte for byte. It does not say how much staging memory
+The blob is what ``executorch.backends.arm`` 1.4 and 1.5 write, byte for byte. It does not say how much staging memory
 (region 2, in Dedicated_Sram modes) the commands use: firmware has one buffer of its own for all delegates.
-``runtime/payload.cpp`` mirrors this file.
+``host/cpp/payload.cpp`` mirrors this file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
 from ethorch.errors import PayloadError
-
-if TYPE_CHECKING:
-    from ethorch.vela import CompiledModel
 
 ALIGNMENT = 16
 RANK = 6
@@ -33,7 +29,7 @@ _BEGIN, _END = "vela_bin_stream", "vela_end_stream"
 _BLOCKS = ("cmd_data", "weight_data", "scratch_size", "inputs", "outputs")
 _HEADER = struct.Struct("<16si12s")
 _TENSOR = struct.Struct("<9i")
-_MAGICS = (b"COP1", b"COP2")  # driver payload headers, ethos-u-npu.md 1.2
+_MAGICS = (b"COP1", b"COP2")  # driver payload headers, npu-reference 1.2
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,7 @@ class DelegatePayload:
 
     def __post_init__(self) -> None:
         if self.commands[:4] not in _MAGICS:
-            raise PayloadError(
-                f"cmd_data starts with {bytes(self.commands[:4])!r}; a driver payload starts with COP1 or COP2."
-            )
+            raise PayloadError(f"cmd_data starts with {bytes(self.commands[:4])!r}; a driver payload starts with COP1 or COP2.")
         if len(self.commands) % 4:
             raise PayloadError(f"cmd_data is {len(self.commands)} bytes long, not a whole number of 32-bit words.")
         for name, data in (("cmd_data", self.commands), ("weight_data", self.weights)):
@@ -100,21 +94,13 @@ class DelegatePayload:
             raise PayloadError(f"{what} has element size {tensor.element_size}; allowed: {ELEMENT_SIZES} bytes.")
         if tensor.region != SCRATCH_REGION:
             raise PayloadError(
-                f"{what} is in region {tensor.region}; firmware copies inputs and outputs to and from region "
-                f"{SCRATCH_REGION} only."
+                f"{what} is in region {tensor.region}; firmware copies inputs and outputs to and from region {SCRATCH_REGION} only."
             )
         if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
             raise PayloadError(
                 f"{what} lies at bytes {tensor.offset} to {tensor.offset + tensor.nbytes} of a scratch region of "
                 f"{self.scratch_bytes} bytes."
             )
-
-    @classmethod
-    def from_compiled(cls, compiled: CompiledModel) -> DelegatePayload:
-        """The payload of what Vela compiled."""
-        return cls(
-            compiled.command_stream, compiled.constants, compiled.scratch_bytes, compiled.inputs, compiled.outputs
-        )
 
     def pack(self) -> bytes:
         """The blob. ``unpack(pack())`` is the same payload."""
@@ -171,9 +157,7 @@ def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
             raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length are not zero.")
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
-            raise PayloadError(
-                f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow."
-            )
+            raise PayloadError(f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow.")
         if name in blocks:
             raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
         if name in (_BEGIN, _END) and length:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ethorch.errors import ProgramError
-from ethorch.flatbuffer import Buffer, Table
+from ethorch.formats.flatbuffer import Buffer, Table
 
 IDENTIFIER = b"ET12"
 _EXTENDED_MAGIC = b"eh00"  # runtime/executor's extended header: where the flatbuffer ends and segments begin
@@ -139,9 +139,7 @@ class _Reader(Buffer):
 
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:
-            raise ProgramError(
-                f"this is no .pte of ExecuTorch: bytes 4 to 8 are {bytes(self.file[4:8])!r}, not {IDENTIFIER!r}."
-            )
+            raise ProgramError(f"this is no .pte of ExecuTorch: bytes 4 to 8 are {bytes(self.file[4:8])!r}, not {IDENTIFIER!r}.")
         if bytes(self.file[8:12]) == _EXTENDED_MAGIC:
             self._extended_header()
         root = Table(self, self.number("<I", 0, "program"), "program")
@@ -235,7 +233,7 @@ class _Reader(Buffer):
         if kind in ("int", "bool"):
             return Value(kind, number=table.number(0, "<q" if kind == "int" else "<?"))
         if kind == "double":
-            return Value(kind, number=table.number(0, "<d"))
+            return Value(kind, number=table.double(0))
         return Value(kind)
 
     def _tensor(self, table: Table, buffers: tuple[int, ...]) -> Value:
@@ -322,9 +320,7 @@ class _Reader(Buffer):
                     if values[condition].kind not in ("bool", "tensor"):
                         raise self.error(args.what, f"jumps on {values[condition]}")
                     if to < len(body) and not _counts(body[to:], condition):
-                        raise self.error(
-                            args.what, f"jumps back to instruction {to} without counting: it may never end"
-                        )
+                        raise self.error(args.what, f"jumps back to instruction {to} without counting: it may never end")
                 else:
                     raise self.error(instruction.what, f"is of unknown type {kind}")
 
@@ -336,9 +332,6 @@ def _counts(loop: list[Call | None], condition: int) -> bool:
     """
     calls = [call for call in loop if call is not None]
     compared = {
-        arg
-        for call in calls
-        if call.operator.startswith("executorch_prim::eq") and condition in call.args
-        for arg in call.args
+        arg for call in calls if call.operator.startswith("executorch_prim::eq") and condition in call.args for arg in call.args
     } - {condition}
     return any(call.operator.startswith("executorch_prim::add") and compared & set(call.args) for call in calls)

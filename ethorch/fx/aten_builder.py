@@ -1,4 +1,4 @@
-"""Sketch: how a composite operator draws the small ATen graph that replaces it (see ethorch.decompose)."""
+"""AtenBuilder: how a composite operator draws the small ATen graph that replaces it (see ethorch.quantize.decompose)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from ethorch.limits import Limits
+from ethorch.fx.node import attribute, tensor_of
+from ethorch.tosa.limits import Limits
 
 #: Key of ``Node.meta``: (name, target) of the user's operator a node was made for; settings by name or target see that.
 MADE_FOR = "ethorch_made_for"
+#: Keys of ``Node.meta`` that say where in the user's code a node comes from.
 INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 
 
-class Sketch:
-    """Draws the nodes that replace ``node``: ``sketch(aten.mul.Tensor, x, y)`` appends one and returns it.
+class AtenBuilder:
+    """Draws the nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` appends one before it and returns it.
 
-    ``calibrated``: what is drawn will be calibrated and quantized, so that no number in it may be infinite.
-    Nodes carry the value metadata PyTorch gives them, and the place in the user's code of the node they replace.
+    Nodes carry the fake value that PyTorch gives them, and the place in the user's code of the node they replace.
+
+    Args:
+        model: the graph of ``node``, which receives the constants.
+        node: the composite operator. It has to have a fake value.
+        limits: what the target can run, by TOSA operator; none for TOSA as such.
+        calibrated: what is drawn will be calibrated and quantized, so that no number in it may be infinite.
     """
 
-    def __init__(
-        self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True
-    ):
+    def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True):
         self.model = model
         self.calibrated = calibrated
         self.node = node
@@ -34,8 +41,19 @@ class Sketch:
         self.meta = {key: node.meta[key] for key in INHERITED if key in node.meta}
         self.meta[MADE_FOR] = node.meta.get(MADE_FOR, (node.name, node.target))
 
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """One operator; its node, or one node per result where it has a list of them."""
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """One operator with one result."""
+        made = self._drawn(target, args, kwargs)
+        assert isinstance(made, Node), f"{target} has several results"
+        return made
+
+    def results(self, target: Any, *args: Any, **kwargs: Any) -> list[Node]:
+        """One operator with several results: a node for each of them."""
+        made = self._drawn(target, args, kwargs)
+        assert isinstance(made, list), f"{target} has one result"
+        return made
+
+    def _drawn(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | list[Node]:
         graph = self.model.graph
         with graph.inserting_before(self.node):
             made = graph.call_function(target, args, kwargs)
@@ -52,7 +70,8 @@ class Sketch:
                 items.append(item)
             return items
 
-    def fake_mode(self) -> Any:
+    def fake_mode(self) -> FakeTensorMode:
+        """The mode that the fake values of the graph belong to."""
         value = self.node.meta["val"]
         mode = detect_fake_mode(value if isinstance(value, (tuple, list)) else [value])
         assert mode is not None, f"{self.node.format_node()} has no fake value"
@@ -63,9 +82,9 @@ class Sketch:
         with self.model.graph.inserting_before(self.node):
             return constant(self.model, tensor, self.fake_mode(), self.meta)
 
-    def before(self, node: Node) -> Sketch:
-        """A sketch for a node before this one."""
-        return Sketch(self.model, node, self.limits, calibrated=self.calibrated)
+    def before(self, node: Node) -> AtenBuilder:
+        """An AtenBuilder for a node before this one."""
+        return AtenBuilder(self.model, node, self.limits, calibrated=self.calibrated)
 
     def absent(self, operator: str) -> bool:
         """Has the target no such TOSA operator at all?"""
@@ -75,10 +94,9 @@ class Sketch:
         """A Python number, or the value of a constant tensor that holds one; else None."""
         if isinstance(x, (int, float)):
             return float(x)
-        if isinstance(x, Node) and x.op == "get_attr":
-            tensor = attribute(self.model, x)
-            if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and not isinstance(tensor, torch.nn.Parameter):
-                return float(tensor)
+        tensor = tensor_of(self.model, x) if isinstance(x, Node) else None
+        if tensor is not None and tensor.numel() == 1 and not isinstance(tensor, torch.nn.Parameter):
+            return float(tensor)
         return None
 
     def transposed(self, weight: Node) -> Node:
@@ -100,8 +118,8 @@ class Sketch:
 
     def is_zero(self, x: Node) -> bool:
         """Is that node a constant tensor of zeros?"""
-        tensor = attribute(self.model, x) if x.op == "get_attr" else None
-        return isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch.nn.Parameter) and not bool(tensor.any())
+        tensor = tensor_of(self.model, x)
+        return tensor is not None and not isinstance(tensor, torch.nn.Parameter) and not bool(tensor.any())
 
     def _made_of(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
         made = self.constant(change(tensor.detach()))
@@ -114,8 +132,6 @@ class Sketch:
 
     def inline(self, function: Callable[..., Any], *args: Node) -> Any:
         """The operators that PyTorch itself would break ``function(*args)`` into."""
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         with self.fake_mode():
             traced = make_fx(function)(*map(value_of, args))
         env: dict[Node, Any] = {}
@@ -126,7 +142,7 @@ class Sketch:
             elif node.op == "get_attr":
                 env[node] = self.constant(getattr(traced, node.target))
             elif node.op == "call_function":
-                env[node] = self(node.target, *torch.fx.map_arg(node.args, env.get), **torch.fx.map_arg(node.kwargs, env.get))
+                env[node] = self._drawn(node.target, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
             else:
                 return torch.fx.map_arg(node.args[0], env.get)
         raise AssertionError("a traced graph without output")
@@ -138,11 +154,16 @@ def value_of(node: Any) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
+    """The shape of a node's result, which is one tensor."""
     return tuple(int(extent) for extent in node.meta["val"].shape)
 
 
-def constant(model: GraphModule, tensor: torch.Tensor, mode: Any, meta: dict[str, Any]) -> Node:
-    """A get_attr node for a new buffer, at the graph's insertion point."""
+def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
+    """A get_attr node for a new buffer that holds ``tensor``, at the graph's insertion point; ``meta`` is its metadata.
+
+    ``mode`` is what the fake values of the graph belong to.
+    """
+    assert mode is not None, "no node of the graph has a fake value"
     number = 0
     while hasattr(model, f"_constant_{number}"):
         number += 1
@@ -150,10 +171,3 @@ def constant(model: GraphModule, tensor: torch.Tensor, mode: Any, meta: dict[str
     node = model.graph.get_attr(f"_constant_{number}")
     node.meta = {**meta, "val": mode.from_tensor(tensor, static_shapes=True)}
     return node
-
-
-def attribute(model: GraphModule, node: Node) -> Any:
-    value: Any = model
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
-    return value

@@ -16,7 +16,7 @@ GRAPHS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class Subgraph:
     """One graph of a control flow node.
 
     Attributes:
@@ -35,6 +35,7 @@ class Held:
 
     @property
     def name(self) -> str:
+        """What the module that ``node`` is in calls the graph."""
         return str(self.attribute.target)
 
     def of(self, model: GraphModule) -> GraphModule:
@@ -45,16 +46,17 @@ class Held:
 
 
 def is_control_flow(node: Node) -> bool:
+    """Is it a torch.cond or while_loop?"""
     return node.op == "call_function" and node.target in GRAPHS
 
 
-def held(node: Node) -> list[Held]:
+def held(node: Node) -> list[Subgraph]:
     """The graphs of one control flow node, in the order of its arguments."""
     found = []
     for index, (role, what) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
         if isinstance(attribute, Node) and attribute.op == "get_attr":
-            found.append(Held(node, index, role, what, attribute))
+            found.append(Subgraph(node, index, role, what, attribute))
     return found
 
 

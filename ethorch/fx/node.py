@@ -1,59 +1,51 @@
-"""What a node of an exported program says: its operator, place, constants, and why it cannot run, where the node alone tells."""
+"""What a node of an exported program says of itself: its operator, arguments, result, place and constants."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.errors import Reason
-from ethorch.ops.spec import OpSpec, op_name, overload_of
-from ethorch.qparams import PLAIN_INTEGERS, QTensor
 from ethorch.tosa.ir import Origin
 
-TOSA_DTYPE = {
-    torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.bool: "BOOL", torch.float32: "FP32",
-    torch.float16: "FP16", torch.bfloat16: "BF16",
-}  # fmt: skip
+# --- its operator -----------------------------------------------------------------------------------------------------------
 
-INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
+QUANTIZE = frozenset(f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default"))
+DEQUANTIZE = frozenset(name.replace(".quantize", ".dequantize") for name in QUANTIZE)
 
-QUANTIZE = {f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default")}
-DEQUANTIZE = {name.replace(".quantize", ".dequantize") for name in QUANTIZE}
+#: What torch.export writes of dtypes and values it has seen: true by construction, and nothing to compute.
+ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
 
-NOT_OUTPUT_QUANTIZED = Reason(
-    "graph.output_not_quantized", "its float result is read by operators that were not quantized",
-    "Quantize the module it is in and the operators that read it.",
-)  # fmt: skip
+#: Operators of which only the shape of their argument counts.
+LIKE = frozenset(f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"))
 
-#: What torch.export writes of dtypes it has seen: true by construction, and nothing to compute.
-ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"}
 
-NO_SUCH_FLOAT = Reason(
-    "graph.dtype", "its result has a float dtype that the target lacks, and is read by operators on the CPU",
-    "Convert it in the model, or ask for the TOSA extension that has its dtype.",
-)  # fmt: skip
+def op_name(target: Any) -> str:
+    """``aten.conv2d.default`` for an OpOverload, its edge dialect form or its in-place form."""
+    return _functional(str(overload_of(target)))
 
-INT64_OUTPUT = Reason(
-    "graph.int64_output", "its int64 result is read outside the NPU, which has integers of 32 bits",
-    "Cast it to int32 in the model.",
-)  # fmt: skip
 
-INT64_INPUT = Reason(
-    "graph.int64_input", "one of its inputs is int64, and the NPU has integers of 32 bits",
-    "Make it int32 in the model.",
-)  # fmt: skip
+@functools.cache
+def _functional(name: str) -> str:
+    """``aten.relu_.default`` -> ``aten.relu.default``."""
+    parts = name.split(".")
+    if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
+        parts[1] = parts[1][:-1]
+    return ".".join(parts)
 
-WRITTEN_BACK = Reason(
-    "graph.written_back", "it writes to an input or buffer that the model changes in place, which is done outside the NPU",
-    "Where nobody reads it afterwards, use an operator in the model that returns a new tensor.",
-)  # fmt: skip
+
+def overload_of(target: Any) -> Any:
+    """The OpOverload behind an operator of the edge dialect; anything else as it is."""
+    return target._op if type(target).__name__ == "EdgeOpOverload" else target
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
@@ -64,6 +56,41 @@ def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
     if op_name(node.target) == "dim_order_ops._clone_dim_order.default":
         return torch.ops.aten.clone.default, {}
     return overload_of(node.target), keywords
+
+
+def writes_back(node: Node) -> bool:
+    """Is it the copy with which torch.export ends what happens to an input in place?"""
+    into = node.args[0] if node.args else None
+    return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op == "placeholder"
+
+
+def makes_constant(node: Node) -> bool:
+    """Does nothing but its own arguments decide what the operator returns (arange, full, eye, zeros_like)?"""
+    target = overload_of(node.target)
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    single = isinstance(node.meta.get("val"), torch.Tensor)
+    return single and (op_name(target) in LIKE or (target.namespace == "aten" and not node.all_input_nodes))
+
+
+# --- its arguments ----------------------------------------------------------------------------------------------------------
+
+
+def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The node's arguments in the order of its schema, and the keyword-only ones as keywords; defaults are filled in.
+
+    A keyword-only argument that is None by default and not given is left out.
+    """
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for index, argument in enumerate(overload_of(node.target)._schema.arguments):
+        given = argument.name in node.kwargs
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        if not argument.kwarg_only:
+            positional.append(value)
+        elif given or argument.default_value is not None:
+            keywords[argument.name] = value
+    return tuple(positional), keywords
 
 
 def mapped(args: Any, function: Callable[[Any], Any]) -> Any:
@@ -82,42 +109,51 @@ def flat(args: Any) -> list[Any]:
     return [args]
 
 
+# --- its result -------------------------------------------------------------------------------------------------------------
+
+#: The TOSA name of each dtype of PyTorch that TOSA has.
+TOSA_DTYPE = {
+    torch.bool: "BOOL",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+}
+
+#: TOSA dtypes of plain integers and truth values, which every target has.
+INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
+
+
+def first_value(node: Node) -> torch.Tensor | None:
+    """The fake tensor of its result, of the first where it has several; None where that is no tensor."""
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def is_in_place(node: Node) -> bool:
+    """Does it call an operator that writes into one of its arguments?"""
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_float(node: Node) -> bool:
+    """Is its (first) result a float tensor?"""
+    value = first_value(node)
+    return value is not None and value.dtype.is_floating_point
+
+
+def is_integer(node: Node) -> bool:
+    """Is its (first) result a tensor of integers or truth values?"""
+    value = first_value(node)
+    return value is not None and not value.dtype.is_floating_point
+
+
 def is_int64(node: Node) -> bool:
     """Is its result one tensor of int64?"""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.int64
-
-
-def writes_back(node: Node) -> bool:
-    """Is it the copy with which torch.export ends what happens to an input in place?"""
-    into = node.args[0] if node.args else None
-    return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op == "placeholder"
-
-
-def unknown_operator(node: Node) -> Reason:
-    """No ``@op`` answers to its name."""
-    name = op_name(node.target)
-    return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
-
-
-def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
-    """An elementwise operator that is not part of a chain over one quantized input."""
-    if spec.steps and any(isinstance(x, QTensor) and x.q is not None and x.q.dtype == "INT16" for x in flat(args)):
-        return NOT_OUTPUT_QUANTIZED
-    return Reason("graph.input_not_quantized", f"{name} becomes a table of one quantized input")
-
-
-def not_decomposed(node: Node) -> Reason:
-    """An operator that the quantizer takes apart, and did not."""
-    value = node.meta.get("val")
-    value = value[0] if isinstance(value, (tuple, list)) and value else value
-    if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-        return PLAIN_INTEGERS
-    return Reason(
-        "operator.composite",
-        f"{op_name(node.target)} runs on the NPU as several operators, each calibrated, and this one is still whole",
-        "Let EthosUQuantizer quantize it.",
-    )  # fmt: skip
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -127,6 +163,8 @@ def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
     except RuntimeError:
         return tuple(range(tensor.dim()))
 
+
+# --- its place in the user's code -------------------------------------------------------------------------------------------
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -147,8 +185,25 @@ def origin_of(node: Node) -> Origin:
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
 
 
-def constants_of(program: Any) -> Callable[[Node], np.ndarray | None]:
-    """FX node -> its parameter, buffer or constant tensor as a NumPy view, for an ExportedProgram."""
+# --- constants --------------------------------------------------------------------------------------------------------------
+
+
+def attribute(model: torch.nn.Module, node: Node | str) -> Any:
+    """What a get_attr node, or a dotted name such as ``encoder.0.weight``, is in ``model``; None where there is no such thing."""
+    value: Any = model
+    for part in str(node.target if isinstance(node, Node) else node).split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
+    """The parameter, buffer or constant of ``model`` that a get_attr node stands for; None for any other node."""
+    value = attribute(model, node) if node.op == "get_attr" else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def constants_of(program: ExportedProgram) -> Callable[[Node], npt.NDArray[Any] | None]:
+    """FX node -> its parameter, buffer or constant tensor as a NumPy view; None for other nodes and what the program changes."""
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -157,7 +212,7 @@ def constants_of(program: Any) -> Callable[[Node], np.ndarray | None]:
     }
     mutated = set(signature.buffers_to_mutate.values())
 
-    def lookup(node: Node) -> np.ndarray | None:
+    def lookup(node: Node) -> npt.NDArray[Any] | None:
         target = names.get(node.name) if node.op == "placeholder" else None
         if target is None or target in mutated:
             return None
@@ -169,7 +224,7 @@ def constants_of(program: Any) -> Callable[[Node], np.ndarray | None]:
     return lookup
 
 
-def as_array(tensor: torch.Tensor) -> np.ndarray:
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The tensor's memory as an array.
 
     ExecuTorch partitions a program whose constants are fake. Those become arrays of the right shape that hold one small
@@ -184,7 +239,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def as_tensor(array: np.ndarray) -> torch.Tensor:
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """The inverse of ``as_array``, in memory of its own."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ethorch import program as programs
 from ethorch.errors import HostError, ProgramError
-from ethorch.payload import BACKEND_ID, DelegatePayload, IoTensor
+from ethorch.formats import pte
+from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 
 if TYPE_CHECKING:
     import torch
 
 
-def payloads(description: programs.Method) -> tuple[DelegatePayload, ...]:
+def payloads(description: pte.Method) -> tuple[DelegatePayload, ...]:
     """Every Ethos-U payload of a method, each call of it checked against it to the byte."""
     payloads = {
         index: DelegatePayload.unpack(delegate.blob)
@@ -33,7 +33,7 @@ def payloads(description: programs.Method) -> tuple[DelegatePayload, ...]:
     return tuple(payloads.values())
 
 
-def _check_delegate_argument(what: str, value: programs.Value, tensor: IoTensor) -> None:
+def _check_delegate_argument(what: str, value: pte.Value, tensor: IoTensor) -> None:
     import torch
 
     if value.kind != "tensor" or value.dtype.startswith(("float", "bfloat")):
@@ -66,7 +66,7 @@ _ADMITS = {
 }
 
 
-def check_kernel_calls(description: programs.Method) -> None:
+def check_kernel_calls(description: pte.Method) -> None:
     """ProgramError when an operator gets a value of a kind its schema does not admit, or another number of them."""
     for call in description.calls:
         if call.delegate is not None or (kinds := _schema(call.operator)) is None:
@@ -117,7 +117,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_input(index: int, value: Any, spec: programs.Value) -> Any:
+def check_input(index: int, value: Any, spec: pte.Value) -> Any:
     """The input as the runtime takes it: laid out in the program's dimension order. HostError for any other."""
     import torch
 

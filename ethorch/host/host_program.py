@@ -1,7 +1,7 @@
-"""Runs a .pte on this desk: the real ExecuTorch runtime in this process, our delegate, and the NPU machine.
+"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and where the NPU would be, the simulator.
 
-``bridge`` brings the delegate into the runtime, ``host_checks`` looks at what the runtime would crash on. Operators that
-no delegate took run on ExecuTorch's CPU kernels.
+``delegate`` brings the delegate into the runtime, ``checks`` looks at what the runtime would crash on. Operators that no
+delegate took run on ExecuTorch's CPU kernels.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ethorch import native
-from ethorch import program as programs
-from ethorch.bridge import Machine, MachineFactory, the_bridge
+from ethorch import npu
 from ethorch.errors import HostError
-from ethorch.host_checks import check_input, check_kernel_calls, payloads
-from ethorch.payload import BACKEND_ID, DelegatePayload
-
-if TYPE_CHECKING:
-    from ethorch import npu
+from ethorch.formats import pte
+from ethorch.formats.payload import BACKEND_ID, DelegatePayload
+from ethorch.host.checks import check_input, check_kernel_calls, payloads
+from ethorch.host.delegate import Machine, MachineFactory, host_backend
+from ethorch.redirect import COUT_LOCK
+from ethorch.vela import artifacts
 
 _KEPT_PROGRAMS = 8  # parsed command streams, with their decoded weights, kept for further loads of the same payload
 
@@ -36,22 +35,18 @@ class HostProgram:
         delegates: the payload of each Ethos-U delegate, in the order of the file.
     """
 
-    def __init__(
-        self, data: bytes, method: str, description: programs.Method, machine: MachineFactory, etdump: bool = False
-    ):
+    def __init__(self, data: bytes, method: str, description: pte.Method, machine: MachineFactory, etdump: bool = False):
         self.method = method
         self.description = description
         self.delegates = payloads(description)
-        self._bridge = the_bridge()
+        self._backend = host_backend()
         self._running = False
-        self._bridge.check_registered(description)
+        self._backend.check_registered(description)
         check_kernel_calls(description)
-        with self._bridge.calling(f"load method {method!r}", machine):
+        with self._backend.calling(f"load method {method!r}", machine):
             from executorch.runtime import Runtime, Verification
 
-            self._program = Runtime.get().load_program(
-                data, verification=Verification.InternalConsistency, enable_etdump=etdump
-            )
+            self._program = Runtime.get().load_program(data, verification=Verification.InternalConsistency, enable_etdump=etdump)
             self._method = self._program.load_method(method)
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -59,7 +54,7 @@ class HostProgram:
 
         Raises:
             HostError: another number of inputs, or one of another type, dtype or shape; or a CPU kernel failed.
-            MachineFault: the NPU machine stopped.
+            MachineFault: the simulator stopped.
         """
         flat = _flatten(inputs)
         wanted = [self.description.values[index] for index in self.description.inputs]
@@ -69,7 +64,7 @@ class HostProgram:
                 f"{', '.join(map(str, wanted)) or 'none'}."
             )
         ready = [check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]
-        with self._bridge.calling(f"run method {self.method!r}"):
+        with self._backend.calling(f"run method {self.method!r}"):
             if self._running:
                 raise HostError(f"method {self.method!r} was called from inside a run of itself; load it once more for that.")
             self._running = True
@@ -81,19 +76,25 @@ class HostProgram:
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
         """Write what the runs so far have recorded, for ``executorch.devtools.Inspector``.
 
-        It shows each delegate call as a block of events, one for each NPU operator, in seconds of this desk. The wheel's
-        runtime records nothing of its own: it is built without ET_EVENT_TRACER_ENABLED.
+        It shows the NPU operators of each delegate call, in seconds of this computer. The wheel of ExecuTorch 1.5 records its own
+        operators beside them; that of 1.4 is built without ET_EVENT_TRACER_ENABLED, and each delegate call is a block there.
 
         Raises:
-            HostError: loaded without ``etdump=True``, or nothing has run, or the file cannot be written.
+            HostError: loaded without ``etdump=True``, or nothing is recorded, or the file cannot be written.
         """
-        with native.REDIRECTING:
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        with COUT_LOCK:
             if not self._program._program.has_etdump():
                 raise HostError("the program was loaded without etdump=True.")
-            with self._bridge.calling("write an ETDump"):
-                self._program.write_etdump_result_to_file(os.fspath(path), "")
-        if not Path(path).is_file():
-            raise HostError(f"ExecuTorch wrote no {os.fspath(path)}: nothing has run, or it cannot write there.")
+            try:
+                with self._backend.calling("write an ETDump"):
+                    self._program.write_etdump_result_to_file(os.fspath(partial), "")
+                if not partial.is_file():
+                    raise HostError(f"ExecuTorch wrote no {os.fspath(path)}: nothing has run, or it cannot write there.")
+                os.replace(partial, target)
+            finally:
+                partial.unlink(missing_ok=True)
 
 
 def load(
@@ -104,6 +105,7 @@ def load(
     trace: Any = None,
     etdump: bool = False,
     sources: str | os.PathLike[str] | None = None,
+    budget: int | None = None,
 ) -> HostProgram:
     """Load one method of a .pte, made by ethorch or by ExecuTorch's own Arm backend.
 
@@ -115,6 +117,7 @@ def load(
         etdump: record profiling events, for ``HostProgram.write_etdump``.
         sources: the folder that the compile spec's ``dump_intermediate_artifacts_to`` named, of either backend. Then
             faults, traces and profiling events name the operator a command works for.
+        budget: work units that one run of a delegate may take; see ``ethorch.npu.Machine``, which names what it takes.
 
     Raises:
         EthorchError: ``sources`` has nothing that belongs to this program.
@@ -128,30 +131,28 @@ def load(
             data = Path(source).read_bytes()
         except OSError as error:
             raise HostError(f"cannot read {os.fspath(source)}: {error.strerror}.") from None
-    methods = programs.read(data).methods
+    methods = pte.read(data).methods
     if method not in methods:
         raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(methods)))}.")
     operators: dict[DelegatePayload, npu.Sources] = {}
     if sources is not None:
-        from ethorch import dumps
-
         for delegate in methods[method].delegates:
             if delegate.id == BACKEND_ID:
                 payload = DelegatePayload.unpack(delegate.blob)
-                operators[payload] = dumps.sources(sources, payload, delegate.compile_specs)
+                operators[payload] = artifacts.sources(sources, payload, delegate.compile_specs)
 
     def usual(payload: DelegatePayload) -> Machine:
-        return npu_machine(payload, trace, operators.get(payload))
+        return npu_machine(payload, trace, operators.get(payload), budget)
 
     return HostProgram(data, method, methods[method], machine or usual, etdump)
 
 
-def npu_machine(payload: DelegatePayload, trace: Any = None, sources: npu.Sources | None = None) -> Machine:
+def npu_machine(
+    payload: DelegatePayload, trace: Any = None, sources: npu.Sources | None = None, budget: int | None = None
+) -> Machine:
     """A fresh ``ethorch.npu.Machine`` for a payload; the parsed stream and decoded weights are shared between loads."""
-    from ethorch import npu
-
     program, staging = _npu_program(payload)
-    return npu.Machine(program, payload.scratch_bytes, staging, trace=trace, sources=sources)
+    return npu.Machine(program, payload.scratch_bytes, staging, trace=trace, sources=sources, budget=budget)
 
 
 _programs: OrderedDict[tuple[bytes, bytes], tuple[npu.Program, int]] = OrderedDict()
@@ -159,8 +160,6 @@ _programs_lock = threading.Lock()
 
 
 def _npu_program(payload: DelegatePayload) -> tuple[npu.Program, int]:
-    from ethorch import npu
-
     key = (hashlib.sha256(payload.commands).digest(), hashlib.sha256(payload.weights).digest())
     with _programs_lock:
         if key not in _programs:

@@ -1,4 +1,4 @@
-"""The walk's way with float tensors, on targets that have them: TOSA with the profile FP.
+"""How float tensors are lowered, on targets that have them: TOSA with the profile FP.
 
 Quantized operators stay integer arithmetic where the target has that too. All others compute with floats: what is quantized
 is dequantized for them, an operator that is only ever decomposed is decomposed here and now, and what depends on no input is
@@ -8,224 +8,209 @@ a constant.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.fx import Graph as FxGraph
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from ethorch import decompose
-from ethorch.errors import Reason, Unsupported
-from ethorch.layout import contiguous
-from ethorch.lower import Chain, Missing
-from ethorch.nodes import as_array, as_tensor, flat, mapped, no_table, not_decomposed, origin_of
-from ethorch.ops.conv import weight_array
-from ethorch.ops.spec import OpSpec, find, op_name, overload_of
-from ethorch.qparams import QParams, QTensor, real
-from ethorch.real import Real
-from ethorch.sketch import Sketch, attribute
-from ethorch.tosa.ir import DTYPES, FLOATS
-
-if TYPE_CHECKING:
-    from ethorch.lower import Walk
+from ethorch.builder.floats import FloatTensor
+from ethorch.builder.qparams import QTensor, float_qparams
+from ethorch.errors import Unsupported
+from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.node import (
+    arguments,
+    as_array,
+    as_tensor,
+    attribute,
+    flat,
+    is_integer,
+    mapped,
+    op_name,
+    origin_of,
+    overload_of,
+)
+from ethorch.lower.chains import OnCpu, PointwiseChain
+from ethorch.lower.frame import Frame, constant_tensor, result_of
+from ethorch.lower.reasons import no_dtype, no_float_form, no_table, not_decomposed
+from ethorch.ops.spec import OpSpec, find
+from ethorch.ops.weights import weight_array
+from ethorch.tosa.ir import FLOATS, Value
+from ethorch.tosa.layout import contiguous
 
 aten = torch.ops.aten
+_FP32 = float_qparams("FP32")
 
 
 class Floats:
-    """Lowers what ``walk`` meets on a target with floats."""
+    """Lowers what ``frame`` meets on a target with floats."""
 
-    def __init__(self, walk: Walk):
-        self.walk = walk
-        self.b = walk.b
-        self.made: dict[Node, Any] = {}  # float forms of a chain's operators
-        self.dequantized: dict[tuple[int, QParams], QTensor] = {}
+    def __init__(self, frame: Frame):
+        self.frame = frame
+        self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Integer arithmetic where operands and result are quantized or plain integers, else floats."""
-        operands = [self.walk.env[argument] for argument in node.all_input_nodes]
+        """Integer arithmetic where operands and result are quantized or plain integers, else floats.
+
+        Raises:
+            Unsupported: neither can be had.
+        """
+        operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
-            self.walk.begin(node)
-            return self.walk.folded(node)
-        floats = any(isinstance(x, QTensor) and x.q is not None and x.q.is_real for x in operands)
-        quantized = any(isinstance(x, Chain) or (isinstance(x, QTensor) and x.q is not None) for x in operands)
-        wanted = self.b.integers if quantized else _is_integer(node) or self.walk.output_qparams(node) is not None
+            return self.frame.folded(node)
+        floats = any(isinstance(x, QTensor) and x.is_float for x in operands)
+        quantized = any(isinstance(x, PointwiseChain) or (isinstance(x, QTensor) and not x.is_integer) for x in operands)
+        wanted = self.b.integers if quantized else is_integer(node) or self.frame.output_qparams(node) is not None
         if floats or not wanted or spec.composite:
             return self.of_floats(node, spec)
-        before = len(self.b.graph.ops)
         try:
-            return self.walk.of_integers(node, spec)
+            with self.b.attempt():
+                return self.frame.of_integers(node, spec)
         except Unsupported:
-            del self.b.graph.ops[before:]
             if not quantized:
                 raise
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """An operator of float tensors: ``spec.real``, or the integers' own lowering, whose codes are the floats themselves."""
+        """An operator of float tensors: ``spec.floats``, or the integers' own lowering, whose codes are the floats themselves.
+
+        Raises:
+            Unsupported: it has no such lowering, or reads or returns a dtype that the target lacks.
+        """
         name = op_name(node.target)
-        args, kwargs = self.walk.begin(node)
-        if not _is_integer(node) and self.b.result_dtype not in self.b.floats:
-            raise Unsupported(self.no_dtype("its result", node))
-        out = real(self.b.result_dtype) if self.b.result_dtype in FLOATS else None
+        args, kwargs = self.frame.arguments(node)
+        out = result_of(node)
+        if not is_integer(node) and out.dtype not in self.b.floats:
+            raise Unsupported(no_dtype(self.b, "its result", node))
+        if out.dtype in FLOATS:
+            out = replace(out, q=float_qparams(out.dtype))
         args, kwargs = mapped(args, self.operand), mapped(kwargs, self.operand)
-        if spec.real is None and spec.lower is None:
+        lower = spec.floats or spec.lower
+        if lower is None:
             if spec.decompose is None:
-                raise Unsupported(_no_form(name) if _has_float(args) else no_table(name, spec, args))
-            return self.inlined(node, spec)
+                has_float = any(isinstance(x, QTensor) and x.is_float for x in flat(args))
+                raise Unsupported(no_float_form(name) if has_float else no_table(name, spec, args))
+            return self.decomposed(node, spec)
         args, kwargs = spec.canonical(name, args, kwargs)
         args = self.with_constants(node, spec, args)
-        if spec.real is None:
-            reason = next(filter(None, (check(*args, **kwargs) for check in spec.checks)), None)
-            if reason and spec.decompose:
-                return self.inlined(node, spec)
-            if reason:
-                raise Unsupported(reason)
-        before = len(self.b.graph.ops)
-        try:
-            made = spec.real(self.b, *args, **kwargs) if spec.real else spec.lower(self.b, *args, **kwargs, out=out)  # type: ignore[misc]
-        except Unsupported:
-            del self.b.graph.ops[before:]
-            raise
-        made = made.t if isinstance(made, Real) else made
+        reason = spec.check(*args, **kwargs) if spec.check and not spec.floats else None
+        if reason and spec.decompose:
+            return self.decomposed(node, spec)
+        if reason:
+            raise Unsupported(reason)
+        with self.b.attempt():
+            made = lower(self.b, *args, **kwargs, out=out)
+        made = made.t if isinstance(made, FloatTensor) else made
         if isinstance(made, QTensor):
-            assert made.shape == self.b.result_shape, f"{node.format_node()}: lowered to {made.shape}, not {self.b.result_shape}"
-            made = made if out is None else self.b.requantized(made, out)
+            assert made.shape == out.shape, f"{node.format_node()}: lowered to {made.shape}, PyTorch says {out.shape}"
+            made = made if out.q is None else self.b.requantized(made, out.q)
         return made
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """A tensor as floats, if it is quantized; plain integers, constants and numbers as they are."""
-        x = self.walk.plain(x)
-        if isinstance(x, Missing):
-            raise Unsupported(self.no_dtype(f"its input {x.node}", x.node))
-        if isinstance(x, Chain):
+        """A tensor as floats, if it is quantized; plain integers, constants and numbers as they are.
+
+        Raises:
+            Unsupported: ``x`` is on the CPU.
+        """
+        x = self.frame.plain(x)
+        if isinstance(x, OnCpu):
+            raise Unsupported(no_dtype(self.b, f"its input {x.node}", x.node))
+        if isinstance(x, PointwiseChain):
             return self.end_of(x)
-        if isinstance(x, QTensor) and x.q is not None and not x.q.is_real:
-            key = (id(x.value), x.q)
-            if key not in self.dequantized:
-                self.dequantized[key] = self.b.requantized(x, real("FP32")) if not x.value.is_const else self.constant(_reals(x))
-            return QTensor(self.dequantized[key].value, x.dims if not x.value.is_const else contiguous(x.shape), real("FP32"))
+        if isinstance(x, QTensor) and x.is_quantized:
+            stored = x.dims if x.value.is_const else None  # a constant is written anew, in its logical order
+            value = self.b.once(("dequantized", x.value, stored, x.q), lambda: self._dequantized(x))
+            return QTensor(value, contiguous(x.shape) if x.value.is_const else x.dims, _FP32)
         return x
 
-    def end_of(self, chain: Chain) -> QTensor:
-        """The last of a chain of pointwise operators, each computed of floats."""
-        if chain.end not in self.made:
-            state = self.b.result_shape, self.b.result_dtype, self.b.origin
-            self.b.origin = origin_of(chain.end)
-            spec = find(chain.end.target)
-            assert spec is not None
-            self.made[chain.end] = self.of_floats(chain.end, spec)
-            self.b.result_shape, self.b.result_dtype, self.b.origin = state
-        return self.made[chain.end]
+    def _dequantized(self, x: QTensor) -> Value:
+        """Floats of a quantized tensor; of a constant, in its logical order."""
+        return (constant_tensor(self.b, _reals(x)) if x.value.is_const else self.b.requantized(x, _FP32)).value
 
-    def constant(self, array: np.ndarray) -> QTensor:
-        """A constant tensor: floats, integers (64-bit ones saturated at 32) or truth values."""
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
-        if array.dtype == np.int64:
-            array = np.clip(array, -(2**31), 2**31 - 1).astype(np.int32)
-        dtype = next(name for name, kind in DTYPES.items() if array.dtype == kind and name != "INT4")
-        return QTensor(self.b.const(array, dtype), contiguous(array.shape), real(dtype) if dtype in FLOATS else None)
+    def end_of(self, chain: PointwiseChain) -> QTensor:
+        """The last of a chain of pointwise operators, each computed of floats."""
+        return self.b.once(("floats", chain.end), lambda: self._end_of(chain.end))
+
+    def _end_of(self, node: Node) -> QTensor:
+        origin, self.b.origin = self.b.origin, origin_of(node)
+        spec = find(node.target)
+        assert spec is not None
+        made: QTensor = self.of_floats(node, spec)
+        self.b.origin = origin
+        return made
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """``args`` with tensors in place of the constants that a quantizer would have quantized."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:
-            return self.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind not in "iub" else x
+            return constant_tensor(self.b, x) if isinstance(x, np.ndarray) and x.dtype.kind not in "iub" else x
 
         def wanted(index: int) -> bool:
-            return index == 0 if rule.only_first else index in (0, rule.weight) if rule.weight >= 0 else True
+            return index == 0 if rule.only_first else rule.layer is None or index in (0, rule.layer.weight)
 
         return tuple(mapped(arg, tensor) if wanted(index) else arg for index, arg in enumerate(args))
 
-    def output(self, node: Node, x: Any) -> Any:
-        """What a program's output ``node`` is as a tensor."""
-        if isinstance(x, np.ndarray):
-            return self.constant(x)
-        return self.operand(x) if node.meta["val"].dtype.is_floating_point else x
-
-    @staticmethod
-    def makes_constant(node: Node) -> bool:
-        """Does nothing but its own arguments decide what the operator gives (arange, full, eye, zeros_like)?"""
-        target: Any = overload_of(node.target)
-        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
-            return False
-        single = isinstance(node.meta.get("val"), torch.Tensor)
-        return single and (op_name(target) in decompose.LIKE or (target.namespace == "aten" and not node.all_input_nodes))
-
     # --- decompositions -----------------------------------------------------------------------------------------------
 
-    def inlined(self, node: Node, spec: OpSpec) -> Any:
-        """The decomposition of ``node``, drawn on a graph of its own, and each of its operators lowered."""
-        module = GraphModule({}, FxGraph())
+    def decomposed(self, node: Node, spec: OpSpec) -> Any:
+        """The decomposition of ``node``, drawn on a graph of its own, and each of its operators lowered.
+
+        Raises:
+            Unsupported: this call of the operator is not decomposed, or one of the operators cannot run.
+        """
+        module = GraphModule({}, Graph())
+        copy = self._copied(node, module)
+        start = copy.prev
+        args, keywords = spec.canonical(op_name(copy.target), *arguments(copy))
+        assert spec.decompose is not None
+        made = spec.decompose(AtenBuilder(module, copy, self.b.limits, calibrated=False), *args, **keywords)
+        if made is None:
+            raise Unsupported(not_decomposed(node))
+        env, drawn = self.frame.env, start.next
+        while drawn is not copy:
+            if drawn.op == "get_attr":
+                env[drawn] = as_array(attribute(module, drawn))
+            elif drawn.op == "call_function":
+                env[drawn] = self.frame.result(drawn)
+            drawn = drawn.next
+        return mapped(made, lambda part: env[part] if isinstance(part, Node) else part)
+
+    def _copied(self, node: Node, module: GraphModule) -> Node:
+        """``node`` copied into ``module``, with stand-ins for what it reads and the same readers of several results."""
+        env, graph = self.frame.env, module.graph
         inner: dict[Node, Node] = {}
-        env = self.walk.env
 
         def stand_in(argument: Node) -> Node:
             if argument not in inner:
                 if isinstance(env[argument], np.ndarray):
                     module.register_buffer(f"operand_{len(inner)}", as_tensor(env[argument]))
-                    inner[argument] = module.graph.get_attr(f"operand_{len(inner)}")
+                    inner[argument] = graph.get_attr(f"operand_{len(inner)}")
                 else:
-                    inner[argument] = module.graph.placeholder(argument.name)
+                    inner[argument] = graph.placeholder(argument.name)
                 inner[argument].meta = argument.meta
                 env[inner[argument]] = env[argument]
             return inner[argument]
 
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), stand_in)
-        copy = module.graph.call_function(overload_of(node.target), args, kwargs)
+        copy = graph.call_function(overload_of(node.target), args, kwargs)
         copy.meta = node.meta
         for user in node.users:
             if user.target is operator.getitem:
-                item = module.graph.call_function(operator.getitem, (copy, user.args[1]))
+                item = graph.call_function(operator.getitem, (copy, user.args[1]))
                 if user.users:
-                    module.graph.call_function(aten.alias.default, (item,))
-        start = copy.prev
-        arguments, keywords = decompose.arguments(copy, spec)
-        assert spec.decompose is not None
-        made = spec.decompose(Sketch(module, copy, self.b.limits, calibrated=False), *arguments, **keywords)
-        if made is None:
-            raise Unsupported(not_decomposed(node))
-        drawn = start.next
-        while drawn is not copy:
-            if drawn.op == "get_attr":
-                env[drawn] = as_array(attribute(module, drawn))
-            elif drawn.op == "call_function":
-                env[drawn] = self.walk.result(drawn)
-            drawn = drawn.next
-        return mapped(made, lambda part: env[part] if isinstance(part, Node) else part)
-
-    def no_dtype(self, what: str, node: Node) -> Reason:
-        dtype = getattr(node.meta.get("val"), "dtype", "no tensor")
-        allowed = ", ".join(name for name in FLOATS if name in self.b.floats)
-        return Reason(
-            "graph.dtype", f"{what} is {str(dtype).removeprefix('torch.')} or is computed on the CPU; the target has {allowed}",
-            "Convert it in the model, or ask for the TOSA extension that has its dtype.",
-        )  # fmt: skip
+                    graph.call_function(aten.alias.default, (item,))
+        return copy
 
 
-def _no_form(name: str) -> Reason:
-    return Reason("operator.no_float", f"{name} has no lowering of float tensors", "Quantized, it is a table.")
-
-
-def _has_float(args: Any) -> bool:
-    return any(isinstance(x, QTensor) and x.q is not None and x.q.is_real for x in flat(args))
-
-
-def _is_integer(node: Node) -> bool:
-    """Is its (first) result integers or truth values?"""
-    value = node.meta.get("val")
-    value = value[0] if isinstance(value, (tuple, list)) and value else value
-    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
-
-
-def _reals(x: QTensor) -> np.ndarray:
+def _reals(x: QTensor) -> npt.NDArray[np.float32]:
     """A quantized constant's real numbers, in its logical order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
     zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
-    return ((codes - zero_points) * scales).astype(np.float32)
+    reals: npt.NDArray[np.float32] = ((codes - zero_points) * scales).astype(np.float32)
+    return reals

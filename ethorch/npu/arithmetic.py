@@ -1,18 +1,29 @@
 """Scaling, rounding, reciprocals and table lookups, as the hardware does them, on int64 arrays.
 
-Source: ``ethos-u-npu.md`` sections 6.1, 6.4 and 6.6, verified there against the TOSA reference model and LiteRT.
+Source: npu-reference 6.1, 6.4, 6.6, verified against the TOSA reference model and LiteRT.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-DOUBLE_BIT = 31  # DBL rounding adds a second half at bit 30 (6.1)
+from ethorch.npu.arrays import Ints
 
-# U55/U65 names on the left of 6.1's table, in the words of U85.
+DOUBLE_BIT = 31  # DBL rounding adds a second half at bit 30 (npu-reference 6.1)
+
+# U55's and U65's names for roundings of U85 (npu-reference 6.1).
 SAME_ROUNDING = {"DBL": "DOUBLE_SYMMETRIC", "TRUNCATE": "TRUNCATE_TO_ZERO"}
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    return ceil_div(a, b) * b
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +32,11 @@ class Scaling:
 
     Attributes:
         rounding: a name of ROUNDING_U85; U55's DBL and TRUNCATE are translated (SAME_ROUNDING).
-        double: the d of 6.1: DOUBLE_* round twice at bit 30 - d.
+        double: d in npu-reference 6.1: DOUBLE_* round twice, the second time at bit 30 - d.
     """
 
-    multiplier: np.ndarray
-    shift: np.ndarray
+    multiplier: Ints | np.int64
+    shift: Ints | np.int64
     rounding: str
     double: int = 0
 
@@ -33,7 +44,7 @@ class Scaling:
     def is_identity(self) -> bool:
         return bool(np.all(self.multiplier == 1) and np.all(self.shift == 0))
 
-    def __call__(self, v: np.ndarray) -> np.ndarray:
+    def __call__(self, v: Ints) -> Ints:
         """int64 in, int64 out; the product wraps at 64 bits, which no legal program reaches."""
         if self.is_identity:
             return v
@@ -45,18 +56,18 @@ class Scaling:
 
 
 def scaling(multiplier: int, shift: int, rounding: str, double: int = 0) -> Scaling:
-    return Scaling(np.int64(multiplier), np.int64(shift), SAME_ROUNDING.get(rounding, rounding), double)  # type: ignore
+    return Scaling(np.int64(multiplier), np.int64(shift), SAME_ROUNDING.get(rounding, rounding), double)
 
 
-def _half(s: Scaling) -> np.ndarray:
+def _half(s: Scaling) -> Ints:
     return np.where(s.shift > 0, np.int64(1) << np.maximum(s.shift - 1, 0), np.int64(0))
 
 
-def _second_half(s: Scaling) -> np.ndarray:
+def _second_half(s: Scaling) -> Ints:
     return np.where(s.shift > DOUBLE_BIT - s.double, np.int64(1) << (DOUBLE_BIT - 1 - s.double), np.int64(0))
 
 
-_ADDENDS = {
+_ADDENDS: dict[str, Callable[[Ints, Scaling], Ints] | None] = {
     "NATURAL": lambda v, s: _half(s),
     "DOUBLE_SYMMETRIC": lambda v, s: _half(s) + np.where(v >= 0, _second_half(s), -_second_half(s)),
     "DOUBLE_ASYMMETRIC": lambda v, s: _half(s) + _second_half(s),
@@ -66,55 +77,59 @@ _ADDENDS = {
 }
 
 
-def average(total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """total / count as the TOSA reciprocal does it: m/2**(30+k), k = bits of count-1, rounded half up (6.6)."""
+def average(total: Ints, count: Ints) -> Ints:
+    """total / count as the TOSA reciprocal does it: m/2**(30+k), k = bits of count-1, rounded half up (npu-reference 6.6)."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     m = ((np.int64((1 << 30) + 1)) << k) // count
     s = 30 + k
-    return (total * m + (np.int64(1) << (s - 1))) >> s
+    rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
+    return rounded
 
 
-def interpolate_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (6.4)."""
+def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
+    """16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
-    return base[i] + ((slope[i] * (u & 127) + 64) >> 7)
+    result: Ints = base[i] + ((slope[i] * (u & 127) + 64) >> 7)
+    return result
 
 
-def interpolate_32(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """16 -> 32 bits: (base[i] << 7) + slope[i]*f, TOSA's TABLE int16 result (6.4)."""
+def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
+    """16 -> 32 bits: (base[i] << 7) + slope[i]*f, TOSA's TABLE int16 result (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
-    return (base[i] << 7) + slope[i] * (u & 127)
+    result: Ints = (base[i] << 7) + slope[i] * (u & 127)
+    return result
 
 
-def tanh_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The built-in tanh of 6.4: table steps of 2**8."""
+def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
+    """The built-in tanh, a table in steps of 2**8 (npu-reference 6.4)."""
     return _symmetric(_built_in(values, base, slope, 8), 8)
 
 
-def sigmoid_16(values: np.ndarray, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The built-in sigmoid of 6.4: the tanh table in steps of 2**9, halved and moved up."""
+def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
+    """The built-in sigmoid, the tanh table in steps of 2**9, halved and moved up (npu-reference 6.4)."""
     return 16384 + _symmetric(_built_in(values, base, slope, 9), 10)
 
 
-def _built_in(v: np.ndarray, base: np.ndarray, slope: np.ndarray, b: int) -> np.ndarray:
+def _built_in(v: Ints, base: Ints, slope: Ints, b: int) -> Ints:
     u = np.clip(v, -(256 << b), (256 << b) - 1) + (256 << b)
     i = u >> b
-    return base[i] * (1 << b) + slope[i] * (u & ((1 << b) - 1))
+    result: Ints = base[i] * (1 << b) + slope[i] * (u & ((1 << b) - 1))
+    return result
 
 
-def _symmetric(t: np.ndarray, n: int) -> np.ndarray:
+def _symmetric(t: Ints, n: int) -> Ints:
     half = 1 << (n - 1)
     return np.where(t >= 0, (t + half) >> n, -((-t + half) >> n))
 
 
-def wrap_32(v: np.ndarray) -> np.ndarray:
+def wrap_32(v: Ints) -> Ints:
     """The low 32 bits, as a signed number."""
     return v.astype(np.int32).astype(np.int64)
 
 
-def leading_zeros_32(v: np.ndarray) -> np.ndarray:
+def leading_zeros_32(v: Ints) -> Ints:
     """Leading zeros of the 32-bit pattern; 32 for 0."""
     pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; frexp gives the bit length
     return 32 - np.frexp(pattern)[1].astype(np.int64)

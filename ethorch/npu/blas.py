@@ -1,6 +1,6 @@
-"""Keep NumPy's products on one thread while a machine runs.
+"""Keep NumPy's products on one thread while the simulator runs.
 
-The products of a stream are small (a stripe is a few rows), so a second thread gains little on an idle desk, and on a
+The products of a stream are small, since a stripe is a few rows. So a second thread gains little on an idle computer. On a
 busy one OpenBLAS's threads spin for each other: mobilenet_v2 took 0.9 s instead of 0.2 s beside a busy process.
 """
 
@@ -35,7 +35,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One BLAS thread inside; the setting is the process's, so the last of several machines to leave restores it."""
+    """One BLAS thread inside. The setting is the process's, so the last of several threads to leave restores it."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

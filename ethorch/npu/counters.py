@@ -1,12 +1,14 @@
-"""What a machine's operations did: per command, per operator of the model, and as the PMU events that follow from it."""
+"""What operations did: per command, per operator of the model, and as the PMU events that follow from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ethorch.npu.memory import Span
+from ethorch.npu.prepared import Step
 from ethorch.npu.registers import U55, U65, U85, Npu
-from ethorch.npu.sources import Source, Sources
+from ethorch.npu.source_map import Source, Sources
 from ethorch.npu.stream import Operation
 
 
@@ -18,7 +20,7 @@ class Work:
         blocks: OFM blocks, as OFM_BLK_* cut the OFM.
         weight_bytes: of encoded weights; also part of ``read_bytes``, with the scales.
         dma_bytes: what a DMA copied.
-        seconds: on this desk.
+        seconds: of simulation.
     """
 
     runs: int = 0
@@ -40,7 +42,7 @@ class Counter(Work):
 
 @dataclass
 class OperatorCounter(Work):
-    """The work of all commands of one operator; ``source`` is None where no database says.
+    """The work of all commands of one operator. ``source`` is None where no database names the operator.
 
     ``source.op_cycles`` is Vela's estimate for one run, to be held against ``seconds`` on a board.
     """
@@ -71,15 +73,15 @@ def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[Op
     return list(groups.values())
 
 
-# PMU event numbers (9.1).
+# PMU event numbers (npu-reference 9.1).
 CYCLE, NPU_IDLE, NPU_ACTIVE = 17, 32, 35
 MAC_ACTIVE = 48
 AXI0_READ_BEATS, AXI0_WRITE_BEATS = 130, 135
 AXI1_READ_BEATS, AXI1_WRITE_BEATS = 386, 391
 
 BEAT_BYTES = {U55: 8, U65: 16, U85: 16}  # width of an AXI port
-# The port a region goes through, as Arm's driver sets REGIONCFG by default (9.2): region 0 on AXI1, the others on AXI0;
-# on U65 the arena, too, is external memory.
+# The port a region goes through, as Arm's driver sets REGIONCFG by default (npu-reference 9.2): region 0 goes through AXI1,
+# the others through AXI0. On U65 the arena, too, is external memory.
 PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 
 
@@ -89,7 +91,7 @@ def events(
     """PMU events by number, as far as the work itself determines them.
 
     They are lower bounds of what a board counts: every byte is moved once and in full beats, every MAC unit is busy.
-    Hardware reads an IFM again where blocks overlap, or do not fit.
+    Hardware reads an IFM again where blocks overlap or do not fit.
 
     Args:
         ports: AXI port by region; None takes what Arm's driver configures by default.
@@ -110,3 +112,54 @@ def events(
     if cycles is not None:
         result |= {CYCLE: cycles, NPU_ACTIVE: cycles, NPU_IDLE: 0}
     return result
+
+
+@dataclass
+class Tally:
+    """What changes from run to run: how often a step ran, for how long."""
+
+    runs: int = 0
+    seconds: float = 0.0
+    last_run: int = 0
+    last_seconds: float = 0.0
+
+    def add(self, run: int, seconds: float) -> None:
+        """The step has run once more, in the run of this number."""
+        self.runs += 1
+        self.seconds += seconds
+        self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
+        self.last_run = run
+
+
+def counter_of(step: Step, tally: Tally) -> Counter:
+    prepared, runs = step.prepared, tally.runs
+    counter = Counter(
+        step.op,
+        runs=runs,
+        macs=runs * prepared.macs,
+        weight_bytes=runs * prepared.weight_bytes,
+        dma_bytes=runs * prepared.dma_bytes,
+        blocks=runs * step.blocks,
+        seconds=tally.seconds,
+    )
+    for where, accesses in ((counter.read_bytes, prepared.reads), (counter.written_bytes, prepared.writes)):
+        for access in accesses:
+            if isinstance(access, Span) or access.in_memory:
+                where[access.region] = where.get(access.region, 0) + runs * access.size_bytes
+    if prepared.scattered is not None:
+        source, target = prepared.scattered
+        counter.read_bytes[source] = counter.written_bytes[target] = counter.dma_bytes
+    return counter
+
+
+def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
+    """(name, seconds of the last run) of operators where ``sources`` are known, else of commands; waits are left out."""
+    result: dict[object, tuple[str, float]] = {}
+    for step, tally in tallies:
+        if not (step.prepared.computes or step.prepared.dma_bytes):
+            continue
+        source = sources.at(step.op.offset) if sources else None
+        key: object = step.op.index if source is None else id(source)
+        name = f"{step.op.offset:06x} {step.op.title}" if source is None else str(source)
+        result[key] = name, result.get(key, (name, 0.0))[1] + tally.last_seconds
+    return list(result.values())

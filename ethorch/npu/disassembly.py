@@ -1,4 +1,4 @@
-"""A command stream as text one can read, and as plain data.
+"""A command stream as text for readers, and as plain data.
 
 Each operation is shown with what its registers amount to: boxes with shape, type, layout and place, kernel, scaling,
 activation. Places are ``region:address``.
@@ -13,15 +13,14 @@ from typing import Any
 from ethorch.errors import MachineFault
 from ethorch.npu import registers, stream
 from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, FeatureMap
-from ethorch.npu.kernel import PREPARE, Kernel, Span
-from ethorch.npu.ops.dma import INTERNAL
+from ethorch.npu.memory import INTERNAL, Span
+from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.program import Program
-from ethorch.npu.sources import Source, Sources
-from ethorch.npu.stream import Operation
-from ethorch.npu.window import kernel_stride
+from ethorch.npu.source_map import Source, Sources
+from ethorch.npu.stream import Operation, kernel_stride
 
 WINDOWS = ("NPU_OP_CONV", "NPU_OP_DEPTHWISE", "NPU_OP_POOL")
-KERNELS = (*WINDOWS, "NPU_OP_ELEMENTWISE", "NPU_OP_RESIZE")
+COMPUTING = (*WINDOWS, "NPU_OP_ELEMENTWISE", "NPU_OP_RESIZE")
 MARGIN = " " * 9
 
 
@@ -58,9 +57,9 @@ def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
         prepare = PREPARE.get((op.name, op.npu.family))
         try:
             if prepare is not None:
-                kernel = prepare(op)
-                tensors = _tensors(kernel)
-                details = _details(op, kernel)
+                prepared = prepare(op)
+                tensors = _tensors(prepared)
+                details = _details(op, prepared)
         except MachineFault as problem:
             fault = str(problem)
         source = sources.at(op.offset) if sources else None
@@ -103,9 +102,9 @@ def _text(line: Line) -> Iterator[str]:
         yield f"{MARGIN}  cannot run: {line.fault}"
 
 
-def _tensors(kernel: Kernel) -> dict[str, str]:
+def _tensors(prepared: Prepared) -> dict[str, str]:
     """What is written, then what is read."""
-    return {a.name: _span(a) if isinstance(a, Span) else _box(a) for a in (*kernel.writes, *kernel.reads)}
+    return {a.name: _span(a) if isinstance(a, Span) else _box(a) for a in (*prepared.writes, *prepared.reads)}
 
 
 def _span(span: Span) -> str:
@@ -133,8 +132,8 @@ def _named(op: Operation, key: str) -> str:
     return registers.value_names(op.npu.family)[key][op[key]]
 
 
-def _details(op: Operation, kernel: Kernel) -> dict[str, str]:
-    if op.name not in KERNELS:
+def _details(op: Operation, prepared: Prepared) -> dict[str, str]:
+    if op.name not in COMPUTING:
         return {}
     details: dict[str, str] = {}
     if op.name in WINDOWS:
@@ -151,8 +150,8 @@ def _details(op: Operation, kernel: Kernel) -> dict[str, str]:
         details["scale"] = f"1/{op['RESIZE_Y_SCALE_N']} x 1/{op['RESIZE_X_SCALE_N']}"
         details["offset"] = f"{op['RESIZE_Y_OFFSET']},{op['RESIZE_X_OFFSET']}"
     details |= _output(op)
-    if kernel.macs:
-        details["MACs"] = str(kernel.macs)
+    if prepared.macs:
+        details["MACs"] = str(prepared.macs)
     return details
 
 

@@ -1,8 +1,8 @@
 """FeatureMap: bytes of a region seen as a box [H, W, C].
 
-A box is cut into at most four tiles, each with its own base address (3.2). Inside a tile an element lies at ``base +
-y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
-(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are neither read nor written (3.3).
+A box is cut into at most four tiles, each with its own base address (npu-reference 3.2). Inside a tile an element lies at
+``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or at ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
+(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are neither read nor written (npu-reference 3.3).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from functools import cached_property
 import numpy as np
 
 from ethorch.errors import MachineFault
+from ethorch.npu.arrays import Array, Bytes, Dtype
 from ethorch.npu.stream import Operation
 
-BRICK = 16  # channels of an NHCWB16 brick (3.3)
+BRICK = 16  # channels of an NHCWB16 brick (npu-reference 3.3)
 FORMAT_NHCWB16 = 1
 STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 
 
-def element_type(signed: int, precision: int) -> np.dtype:
-    """The NumPy type of a precision field: 0 8-bit, 1 16, 2 32, 3 64 (int48 values are stored in 64, 2.5)."""
+def element_type(signed: int, precision: int) -> Dtype:
+    """The NumPy type of a precision field: 0 8-bit, 1 16, 2 32, 3 64 (int48 values are stored in 64, npu-reference 2.5)."""
     return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
 
 
@@ -42,11 +43,11 @@ class View:
     """A tile's elements in memory. ``array`` is [h, w, C]; NHCWB16 has [h, bricks, w, 16] and a last partial brick."""
 
     tile: Tile
-    array: np.ndarray
-    rest: np.ndarray | None = None
+    array: Array
+    rest: Array | None = None
 
     @property
-    def arrays(self) -> list[np.ndarray]:
+    def arrays(self) -> list[Array]:
         return [self.array] if self.rest is None else [self.array, self.rest]
 
 
@@ -56,7 +57,7 @@ class FeatureMap:
 
     name: str
     region: int
-    dtype: np.dtype
+    dtype: Dtype
     height: int
     width: int
     depth: int
@@ -77,7 +78,7 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes an access to every element moves."""
+        """How many bytes move when every element is accessed once."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -91,7 +92,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (3.2); storage TILE3X1 stacks three tiles vertically."""
+        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2); storage TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
@@ -108,11 +109,11 @@ class FeatureMap:
             ]
         return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
 
-    def views(self, memory: np.ndarray) -> list[View]:
+    def views(self, memory: Bytes) -> list[View]:
         """The tiles over one region's uint8 memory; MachineFault if a byte lies outside or an address is misaligned."""
         return [self._view(tile, memory) for tile in self.tiles]
 
-    def _view(self, tile: Tile, memory: np.ndarray) -> View:
+    def _view(self, tile: Tile, memory: Bytes) -> View:
         size = self.dtype.itemsize
         sy, sx, sc = self.strides
         alignment = BRICK if self.bricks else size
@@ -129,7 +130,7 @@ class FeatureMap:
         last = self._array(memory, tile, tile.base + full * sc, (tile.height, tile.width, rest), (sy, sx, size))
         return View(tile, array, last)
 
-    def _array(self, memory: np.ndarray, tile: Tile, base: int, shape: tuple, strides: tuple) -> np.ndarray:
+    def _array(self, memory: Bytes, tile: Tile, base: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
         low = base + sum(min(r, 0) for r in reach)
         high = base + sum(max(r, 0) for r in reach) + self.dtype.itemsize
@@ -161,7 +162,7 @@ def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> Feat
     )
 
 
-def read_rows(views: list[View], first: int, out: np.ndarray) -> None:
+def read_rows(views: list[View], first: int, out: Array) -> None:
     """Fill ``out`` [n, W, C], of any type that holds the values, with rows first..first+n of a box."""
     for view, rows, part in _overlaps(views, first, out):
         if view.array.ndim == 3:
@@ -174,7 +175,7 @@ def read_rows(views: list[View], first: int, out: np.ndarray) -> None:
             part[:, :, full * BRICK :] = view.rest[rows]
 
 
-def write_rows(views: list[View], first: int, values: np.ndarray) -> None:
+def write_rows(views: list[View], first: int, values: Array) -> None:
     """Store ``values`` [n, W, C], already of the stored type, as rows first..first+n of a box."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
@@ -187,7 +188,7 @@ def write_rows(views: list[View], first: int, values: np.ndarray) -> None:
             view.rest[rows] = part[:, :, full * BRICK :]
 
 
-def _overlaps(views: list[View], first: int, values: np.ndarray) -> Iterator[tuple[View, slice, np.ndarray]]:
+def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[View, slice, Array]]:
     """Each view that shares rows with ``values``: the view's rows, and the part of ``values`` they belong to."""
     for view in views:
         t = view.tile
@@ -196,7 +197,7 @@ def _overlaps(views: list[View], first: int, values: np.ndarray) -> Iterator[tup
             yield view, slice(low - t.y, high - t.y), values[low - first : high - first, t.x : t.x + t.width]
 
 
-def by_brick(array: np.ndarray, full: int) -> np.ndarray:
+def by_brick(array: Array, full: int) -> Array:
     """The first full*16 channels of [h, w, c] as a view [h, w, full, 16]."""
     h, w, _ = array.shape
     sy, sx, size = array.strides

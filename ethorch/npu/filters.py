@@ -1,41 +1,35 @@
 """Filters: an operation's decoded weights, biases and scales, in the layout its products want.
 
-Sums are exact. x*w is summed over raw IFM values (padding holds the zero point) and the zero point's share, the same
-for every window, moves into the bias; so |sum| <= max|x| * sum|w|, a bound the actual weights give. float32 products
-are exact below 2**24, float64 below 2**53. A sum beyond float32's bound is cut into parts that stay below it, as long
-as that takes fewer bytes through the multiplier than float64 does.
+Sums are exact. x*w is summed over raw IFM values, where padding holds the zero point. The zero point's share is the same
+for every window and moves into the bias. So |sum| <= max|x| * sum|w|, a bound that the weights themselves give. float32
+products are exact below 2**24, float64 products below 2**53. A sum beyond float32's bound is cut into parts that stay below
+it, as long as the parts move fewer bytes than float64 would.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
-from ethorch.npu import traversal, weights
 from ethorch.npu.arithmetic import SAME_ROUNDING, Scaling
+from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.feature_map import FeatureMap
-from ethorch.npu.kernel import Span
-from ethorch.npu.output import ofm_rounding
-from ethorch.npu.registers import U85
-from ethorch.npu.stream import Operation
-from ethorch.npu.traversal import LANES, Order
-from ethorch.npu.window import kernel_stride
-
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
+from ethorch.npu.memory import Memory, Span
+from ethorch.npu.scaling import ofm_rounding
+from ethorch.npu.stream import Operation, kernel_stride
+from ethorch.npu.weights import decode
+from ethorch.npu.weights import order as traversal
+from ethorch.npu.weights.order import Order
 
 FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
-STREAM_ALIGNMENT = 16  # bytes, of a weight or scale stream's address and length (4)
-LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (4.1)
+STREAM_ALIGNMENT = 16  # bytes, of a weight or scale stream's address and length (npu-reference 4)
+LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (npu-reference 4.1)
 MOST_PARTS = 4  # of a float32 sum; more cost as much as float64
 PART_CHOICES = 128  # places where a sum may be cut
-_PIECE = 1 << 17  # weights looked at at a time, to save memory
-
-MICROBLOCK_AREA = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (2.5)
+_PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,29 +41,29 @@ class Filter:
         dtype: the float type.
         parts: row ranges of ``matrix`` whose sums are exact on their own.
         offset: int64[O], the zero point's share of every sum, to be added.
-        bias: int64[O]; it belongs to the output stage (pitfall 19).
+        bias: int64[O]; it belongs to the output stage (npu-reference pitfall 19).
         largest: float64[O], a bound on |sum + offset + bias| and on what is added up on the way.
     """
 
-    matrix: np.ndarray
+    matrix: Array
     dtype: type
     parts: tuple[slice, ...]
-    offset: np.ndarray
-    bias: np.ndarray
+    offset: Ints
+    bias: Ints
     scaling: Scaling
-    largest: np.ndarray
+    largest: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Per-channel bias and scaling without weights, for POOL (5)."""
+    """Per-channel bias and scaling without weights, for POOL (npu-reference 5)."""
 
-    bias: np.ndarray
+    bias: Ints
     scaling: Scaling
 
 
 class Streams:
-    """The weight and scale streams of one operation, decoded when first run and again only if their bytes change."""
+    """The weight and scale streams of one operation. They are decoded at the first run, and again when their bytes change."""
 
     def __init__(self, op: Operation, ifm: FeatureMap, kind: str | None, kernel: tuple[int, int]):
         self.ifm = ifm
@@ -81,9 +75,9 @@ class Streams:
         self.order: Order | None = None
         names = ["WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3"]
         self.weight_spans = [] if kind is None else _spans(op, names, "WEIGHT_REGION")
-        # u65-512 splits scales as it splits weights; U85 has one stream for all cores (5).
+        # u65-512 splits scales as it splits weights; U85 has one stream for all cores (npu-reference 5).
         self.scale_spans = _spans(op, ["SCALE", "SCALE1"], "SCALE_REGION")
-        self.layout = weights.SCALE_LAYOUTS[op.npu.family, op["ACC_FORMAT.format"]]
+        self.layout = decode.SCALE_LAYOUTS[op.npu.family, op["ACC_FORMAT.format"]]
         if kind is not None:
             self.order = _order(op, ifm, kind, kernel)
         self._cached: tuple[bytes | None, Filter | Scales] | None = None
@@ -92,7 +86,7 @@ class Streams:
     def spans(self) -> tuple[Span, ...]:
         return (*self.weight_spans, *self.scale_spans)
 
-    def get(self, m: Machine) -> Filter | Scales:
+    def get(self, m: Memory) -> Filter | Scales:
         """The decoded streams as they are in memory now. Constants cannot change; staged copies are compared."""
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
@@ -104,11 +98,11 @@ class Streams:
         if cached is None or data != cached[0]:
             context = self.order, self.ifm.zero_point, self.ifm.dtype.str, self.depth, self.rounding, self.layout, self.fast
             key = data, tuple(s.size_bytes for s in self.spans), context
-            value = m.program.remember(key, lambda: self._decode(m))
+            value = m.decoded(key, lambda: self._decode(m))
             self._cached = cached = (None if constant else data, value)
         return cached[1]
 
-    def _decode(self, m: Machine) -> Filter | Scales:
+    def _decode(self, m: Memory) -> Filter | Scales:
         bias, scaling = self._scales(m)
         if self.order is None:
             return Scales(bias, scaling)
@@ -127,11 +121,11 @@ class Streams:
         dtype = np.float32 if parts else np.float64
         return Filter(matrix, dtype, parts or (slice(None),), offset, bias, scaling, largest)
 
-    def _scales(self, m: Machine) -> tuple[np.ndarray, Scaling]:
+    def _scales(self, m: Memory) -> tuple[Ints, Scaling]:
         depth = self.depth
         if not self.scale_spans:
             raise MachineFault("per-channel scales are wanted, but SCALE_LENGTH is 0")
-        streams = [weights.decode_scales(m.bytes(s), self.layout) for s in self.scale_spans]
+        streams = [decode.decode_scales(m.span(s).tobytes(), self.layout) for s in self.scale_spans]
         columns = []
         for values in zip(*streams, strict=True):
             column = np.zeros(depth, np.int64)
@@ -144,14 +138,14 @@ class Streams:
         bias, multiplier, shift = columns
         return bias, Scaling(multiplier, shift, self.rounding)
 
-    def _weights(self, m: Machine, order: Order) -> np.ndarray:
+    def _weights(self, m: Memory, order: Order) -> Array:
         """int8 or int16 W[o][ky*KW+kx][i] from all streams."""
         fast = self.fast
         wanted = 1 if fast else min(order.streams, order.ofm_depth)
         if len(self.weight_spans) < wanted:
             raise MachineFault(f"{len(self.weight_spans)} weight streams, {wanted} wanted")
-        decode = weights.decode_fast if fast else weights.decode_standard
-        streams = [decode(m.span(span)) for span in self.weight_spans]
+        decode_weights = decode.decode_fast if fast else decode.decode_standard
+        streams = [decode_weights(m.span(span)) for span in self.weight_spans]
         if sum(map(len, streams)) < order.weights:  # before anything of the announced size is allocated
             raise MachineFault(f"weight streams hold {sum(map(len, streams))} weights, the operation has {order.weights}")
         flat = np.zeros(order.weights, np.result_type(*streams))
@@ -163,14 +157,14 @@ class Streams:
             raise MachineFault(f"weights {flat.min()}..{flat.max()} do not fit into 9 bits")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
-    def _sequences(self, values: np.ndarray, order: Order) -> list[np.ndarray]:
+    def _sequences(self, values: Array, order: Order) -> list[Array]:
         """What a fast stream holds for each core. It is padded to 32 bytes, so it may hold a few values more."""
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
             raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
         return list(traversal.sequences(order, values[:count])) if order.streams > 1 else [values[:count]]
 
-    def _place(self, flat: np.ndarray, values: np.ndarray, order: Order) -> None:
+    def _place(self, flat: Array, values: Array, order: Order) -> None:
         count = traversal.entries(order, self.family)
         if len(values) != count:
             raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
@@ -190,7 +184,7 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
     return spans
 
 
-def _magnitudes(weights: np.ndarray) -> tuple[np.ndarray, int]:
+def _magnitudes(weights: Array) -> tuple[Array, int]:
     """(sums of |weight| over groups of K in weights [O, K], int32[O, groups]; how many K a group has)"""
     taps = weights.shape[1]
     step = max(1, taps // PART_CHOICES)
@@ -200,7 +194,7 @@ def _magnitudes(weights: np.ndarray) -> tuple[np.ndarray, int]:
     return np.concatenate([np.add.reduceat(np.abs(p, dtype=np.int16), groups, axis=1, dtype=np.int32) for p in pieces]), step
 
 
-def _parts(sums: np.ndarray, reach: int, step: int, taps: int) -> tuple[slice, ...]:
+def _parts(sums: Array, reach: int, step: int, taps: int) -> tuple[slice, ...]:
     """Ranges of K whose sums float32 holds exactly; empty when float64 is the better choice.
 
     Args:
@@ -224,11 +218,9 @@ def _parts(sums: np.ndarray, reach: int, step: int, taps: int) -> tuple[slice, .
 
 
 def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -> Order:
-    unit = op.npu.ofm_unit
-    if op.npu.family == U85:
-        unit = op.npu.macs // 8 // MICROBLOCK_AREA[op["ACC_FORMAT.microblock"]]
-        if unit % (LANES * op.npu.cores):
-            raise MachineFault(f"ACC_FORMAT.microblock {op['ACC_FORMAT.microblock']} leaves no channels for some weight decoders")
+    microblock = op.state.get("ACC_FORMAT.microblock", 0)
+    if microblock not in op.npu.ofm_units:
+        raise MachineFault(f"ACC_FORMAT.microblock {microblock} leaves no channels for some weight decoders of {op.npu.name}")
     return Order(
         kind=kind,
         ofm_depth=op["OFM_DEPTH"],
@@ -237,7 +229,7 @@ def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -
         dilation=(op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]),
         block_depth=op["OFM_BLK_DEPTH"],
         ifm_bits=8 * ifm.dtype.itemsize,
-        ofm_unit=unit,
+        ofm_unit=op.npu.ofm_units[microblock],
         streams=op.npu.cores,
         stride=kernel_stride(op),
         sparse=bool(op.state.get("WEIGHT_FORMAT.sparsity", 0)),

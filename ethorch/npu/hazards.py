@@ -1,30 +1,29 @@
-"""The optional ``overlap`` check: an operation whose OFM lies on what it still has to read.
+"""The optional checks: ``overlap`` and ``uninitialized``.
 
-This machine computes an operation as if all inputs were read first. Hardware works block by block and reads ahead, so
-an OFM may lie on an input only where every element is written to the very place it alone was read from: operations
-element by element, same layout on both sides. Vela makes such operations to save memory (its feature ReuseIFM).
+``overlap``: an operation whose OFM lies on what it still has to read. The simulator computes an operation as if all inputs
+were read first. Hardware works block by block and reads ahead. So an OFM may lie on an input only where every element is
+written to the very place it alone was read from: operations element by element, same layout on both sides. Vela makes such
+operations to save memory (its feature ReuseIFM).
+
+``uninitialized``: a read of bytes that neither the caller nor the stream has written.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ethorch.errors import MachineFault
+from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.feature_map import FeatureMap
-from ethorch.npu.kernel import Span
+from ethorch.npu.memory import Access, Memory, Span
 from ethorch.npu.output import ACC_IFM2
-
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
-    from ethorch.npu.program import Step
+from ethorch.npu.prepared import Prepared, Step
 
 
-def check_overlap(m: Machine, step: Step) -> None:
+def check_overlap(m: Memory, step: Step) -> None:
     """MachineFault when the operation may race with itself."""
-    for ofm in step.kernel.writes:
-        for read in step.kernel.reads:
+    for ofm in step.prepared.writes:
+        for read in step.prepared.reads:
             if isinstance(ofm, Span):
                 clash = isinstance(read, Span) and _spans_clash(read, ofm) and not _onto_itself(step, read, ofm)
             elif isinstance(read, Span):
@@ -40,13 +39,13 @@ def _spans_clash(a: Span, b: Span) -> bool:
 
 
 def _onto_itself(step: Step, read: Span, written: Span) -> bool:
-    """A plain DMA from a place to the same place, which Vela makes of a copy that its allocation has made needless."""
+    """A plain DMA from a place to the same place: Vela leaves copies in that its allocation has made needless."""
     plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
     return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
 
-def _marks(m: Machine, fm: FeatureMap, region: int) -> np.ndarray:
-    """A byte per byte of a region: is it part of the feature map?"""
+def _marks(m: Memory, fm: FeatureMap, region: int) -> Bytes:
+    """For each byte of a region: not 0 where it is part of the feature map."""
     marks = np.zeros(m.region(region).size, np.uint8)
     if fm.in_memory and fm.region == region:
         for view in fm.views(marks):
@@ -55,7 +54,7 @@ def _marks(m: Machine, fm: FeatureMap, region: int) -> np.ndarray:
     return marks
 
 
-def _maps_clash(m: Machine, a: FeatureMap, b: FeatureMap) -> bool:
+def _maps_clash(m: Memory, a: FeatureMap, b: FeatureMap) -> bool:
     return bool(np.any(_marks(m, a, a.region) & _marks(m, b, a.region)))
 
 
@@ -76,3 +75,45 @@ def _in_place(step: Step, read: FeatureMap, ofm: FeatureMap) -> bool:
 def _layout(fm: FeatureMap) -> tuple[object, ...]:
     tiles = [(t.y, t.x, t.height, t.width, t.base) for t in fm.tiles]
     return fm.shape, fm.dtype.itemsize, fm.bricks, fm.strides[: 3 if fm.bricks else 2], tiles
+
+
+class Unwritten:
+    """Which bytes of a memory nothing has written. Constants count as written."""
+
+    def __init__(self, memory: Memory):
+        self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}
+        memory.watch = lambda span: self.mark(span.region, span.base, span.size_bytes)
+
+    def mark(self, region: int, start: int, size_bytes: int) -> None:
+        """These bytes have been written."""
+        self._marks[region][start : start + size_bytes] = 1
+
+    def check_reads(self, m: Memory, prepared: Prepared) -> None:
+        """MachineFault when an operation is about to read what nothing has written."""
+        for access in prepared.reads:
+            if isinstance(access, Span) and not prepared.computes:
+                continue  # a DMA may move what nobody reads
+            for marks in self._of(m, access):
+                if not np.all(marks == _all_written(marks)):
+                    raise MachineFault(f"{access.name} reads bytes of region {access.region} that nothing has written")
+
+    def mark_writes(self, m: Memory, prepared: Prepared) -> None:
+        """An operation has run."""
+        for access in prepared.writes:
+            for marks in self._of(m, access):
+                marks[...] = _all_written(marks)
+
+    def _of(self, m: Memory, access: Access) -> list[Array]:
+        """The marks of an access: an element for each of its elements."""
+        if isinstance(access, FeatureMap) and not access.in_memory:
+            return []
+        m.region(access.region)
+        marks = self._marks[access.region]
+        if isinstance(access, Span):
+            return [marks[access.base : access.base + access.size_bytes]]
+        return [a for view in access.views(marks) for a in view.arrays]
+
+
+def _all_written(marks: Array) -> int:
+    """The element whose bytes are all marked."""
+    return sum(1 << (8 * i) for i in range(marks.itemsize))

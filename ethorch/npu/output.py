@@ -1,4 +1,6 @@
-"""The output stage that every kernel operation ends in: scale, zero point, clamp or table, store (6.2 to 6.4, 8.8).
+"""The output stage: scale, zero point, clamp or table, store. Every operation that computes ends in it.
+
+Source: npu-reference 6.2, 6.3, 6.4, 8.8.
 
 ``OutputStage.accumulate`` takes exact int64 accumulators. ``finish`` takes the floating point sums of a convolution and
 scales them in float64 where that is provably exact, which is several times faster; ``plan`` has the proof.
@@ -8,26 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic, registers
 from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.arrays import Array, Bytes, Dtype, Ints
 from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, FeatureMap, feature_map
+from ethorch.npu.filters import FLOAT32_EXACT, FLOAT64_EXACT, Filter
+from ethorch.npu.memory import Memory
 from ethorch.npu.registers import U5X, U85
 from ethorch.npu.stream import Operation
-from ethorch.npu.tables import tanh_table
+from ethorch.npu.tanh_table import tanh_table
 
-if TYPE_CHECKING:
-    from ethorch.npu.filters import Filter
-    from ethorch.npu.machine import Machine
+ACC_RESET, ACC_KEEP, ACC_IFM2 = 0, 1, 2  # ACC_FORMAT.input (npu-reference 2.5)
 
-ACC_RESET, ACC_KEEP, ACC_IFM2 = 0, 1, 2  # ACC_FORMAT.input (2.5)
-EXACT, FLOAT32_EXACT = 1 << 53, 1 << 24
-
-Limits = tuple[int, int] | None
+Clamp = tuple[int, int] | None
 TRANSPOSES = {
     "HWC": (0, 1, 2),
     "WHC": (1, 0, 2),
@@ -38,41 +37,29 @@ TRANSPOSES = {
 }
 
 
-def ofm_rounding(op: Operation) -> str:
-    """The rounding of the OFM scale: in OFM_PRECISION on U55/U65, in OFM_SCALE on U85 (2.4)."""
-    for key in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding"):
-        if key in op.state:
-            return registers.value_names(op.npu.family)[key][op[key]]
-    raise AssertionError(op.npu.family)
-
-
-def ofm_scaling(op: Operation) -> Scaling:
-    """The global OFM scale. dbl_rnd of U85's OFM_SCALE is 0 in 6.1."""
-    return arithmetic.scaling(op["OFM_SCALE.scale"], op["OFM_SCALE.shift"], ofm_rounding(op))
-
-
 @dataclass(frozen=True)
 class Table:
     """How a lookup function reads its table: entry type, index origin, and a formula for interpolating ones.
 
-    size_bytes is also the distance of table numbers on U85; U55/U65 tables start at multiples of 256 (7).
+    size_bytes is also the distance of table numbers on U85; U55/U65 tables start at multiples of 256 (npu-reference 7).
     """
 
     entry: str
     size_bytes: int
     origin: int = 0
-    formula: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+    formula: Callable[[Ints, Ints, Ints], Ints] | None = None
     clamps: bool = True
 
-    def lookup(self, values: np.ndarray, memory: np.ndarray) -> np.ndarray:
-        table = memory.view(self.entry)
+    def lookup(self, values: Ints, memory: Bytes) -> Array:
+        table: Array = memory.view(self.entry)
         if self.formula is None:
-            return table[values + self.origin]
+            found: Array = table[values + self.origin]
+            return found
         pairs = table.reshape(-1, 2).astype(np.int64)
         return self.formula(values, pairs[:, 0], pairs[:, 1])
 
 
-# U85 functions by name (2.5, 6.4).
+# U85 functions by name (npu-reference 2.5, 6.4).
 TABLES_U85 = {
     "LUT_U8_U8": Table("u1", 256),
     "LUT_S8_S8": Table("i1", 256, 128),
@@ -84,7 +71,7 @@ TABLES_U85 = {
     "LUT_SIGMOID": Table("<i2", 2048, formula=arithmetic.sigmoid_16, clamps=False),
 }
 
-# U55/U65 tables by the type looked up (the clip range) and the OFM type (6.4).
+# U55/U65 tables by the type looked up (the clip range) and the OFM type (npu-reference 6.4).
 TABLES_5X = {
     ("i1", "i1"): TABLES_U85["LUT_S8_S8"],
     ("u1", "u1"): TABLES_U85["LUT_U8_U8"],
@@ -98,13 +85,13 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 class Activation:
     """What happens between scale and store: a clamp, then perhaps a table, built in or in internal memory."""
 
-    clamp: Limits
+    clamp: Clamp
     table: Table | None = None
     address: int = 0
-    built_in: np.ndarray | None = None
+    built_in: Bytes | None = None
 
 
-def _range(dtype: np.dtype | str) -> tuple[int, int]:
+def _range(dtype: Dtype | str) -> tuple[int, int]:
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
@@ -117,14 +104,14 @@ def _register_limits(op: Operation, max_signed: bool, min_signed: bool) -> tuple
     )
 
 
-def _activation_5x(op: Operation, ofm: np.dtype) -> Activation:
-    """6.3 for U55/U65: MIN..MAX inside the OFM's range; a 32-bit OFM is not clamped unless the clip range forces it."""
+def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
+    """MIN..MAX inside the OFM's range; a 32-bit OFM is not clamped unless the clip range forces it (npu-reference 6.3)."""
     names = registers.value_names(op.npu.family)
     function = names["ACTIVATION.function"][op["ACTIVATION.function"]]
     clip = names["ACTIVATION.clip"][op["ACTIVATION.clip"]]
     looked_up = CLIP_TYPES.get(clip, "i1" if ofm == np.int8 else ofm.str.lstrip("|"))
     signed = bool(op["OFM_PRECISION.signed"])
-    limits: Limits = None
+    limits: Clamp = None
     if np.dtype(looked_up).itemsize < 4:
         low, high = _range(looked_up)
         least, most = _register_limits(op, signed, signed)
@@ -142,8 +129,8 @@ def _activation_5x(op: Operation, ofm: np.dtype) -> Activation:
     return Activation(limits, TABLES_5X[key], address)
 
 
-def _activation_u85(op: Operation, ofm: np.dtype) -> Activation:
-    """6.3 for U85: B16 clamps to MIN..MAX (the table's input, if there is one), NONE stores the low bits."""
+def _activation_u85(op: Operation, ofm: Dtype) -> Activation:
+    """B16 clamps to MIN..MAX (the table's input, if there is one), NONE stores the low bits (npu-reference 6.3)."""
     function = registers.ACTIVATION_U85[op["ACTIVATION.function"]]
     limits = None if op["ACTIVATION.clip"] else _register_limits(op, bool(op["OFM_PRECISION.signed"]), True)
     if function == "NONE":
@@ -158,11 +145,11 @@ def _activation_u85(op: Operation, ofm: np.dtype) -> Activation:
     return Activation(limits, table, table.size_bytes * op["ACTIVATION.table"])
 
 
-def _intersect(a: Limits, b: tuple[int, int]) -> tuple[int, int]:
+def _intersect(a: Clamp, b: tuple[int, int]) -> tuple[int, int]:
     return b if a is None else (max(a[0], b[0]), min(a[1], b[1]))
 
 
-def activation(op: Operation, ofm: np.dtype) -> Activation:
+def activation(op: Operation, ofm: Dtype) -> Activation:
     """An operation's activation; MachineFault when no value can pass its clamp."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
@@ -175,11 +162,11 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How the sums of a filter are scaled: in float64 (see ``OutputStage.plan``), or, when factor is None, in int64."""
+    """How the sums of a filter are scaled: in float64 (see ``OutputStage.plan``), or in int64 when ``factor`` is None."""
 
     filter: Filter
-    bias: np.ndarray
-    factor: np.ndarray | None
+    bias: Array
+    factor: Array | None
     addend: float = 0.0
 
 
@@ -211,13 +198,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """Whether the box has to be finished in one piece: it is moved as a whole, or meets other accumulators."""
+        """Whether the box has to be finished in one piece: it is moved in one, or other accumulators are added to it."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
-    def accumulate(self, m: Machine, acc: np.ndarray, scaling: Scaling | None, bias: np.ndarray | int = 0) -> None:
-        """Finish a whole box of int64 accumulators: start from kept ones or IFM2, keep them or put them out (8.1)."""
+    def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
+        """Finish a whole box of int64 accumulators: start from kept ones or IFM2, keep them or put them out (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.kept_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -227,22 +214,22 @@ class OutputStage:
         else:
             self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
 
-    def quantize(self, acc: np.ndarray, scaling: Scaling | None) -> np.ndarray:
+    def quantize(self, acc: Ints, scaling: Scaling | None) -> Ints:
         """What the table looks up, or what is stored: scaled, zero point added, clamped. int64."""
         y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
         if self.activation.clamp is not None:
             y = np.clip(y, *self.activation.clamp)
         return y
 
-    def activate(self, m: Machine, y: np.ndarray) -> np.ndarray:
+    def activate(self, m: Memory, y: Array) -> Array:
         """Quantized values to the stored type: through the table, else the low bits."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
         return y.astype(self.ofm.dtype)
 
-    def write(self, m: Machine, values: np.ndarray) -> None:
-        """Store a whole box [H, W, C] of OFM values: transposed or reversed, to memory or a chain buffer (8.5, 8.8)."""
+    def write(self, m: Memory, values: Array) -> None:
+        """Store a whole box [H, W, C], transposed or reversed, in memory or a chain buffer (npu-reference 8.5, 8.8)."""
         if self.reverse >= 0:
             values = np.flip(values, self.reverse)
         m.write(self.ofm, values.transpose(self.transpose))
@@ -250,11 +237,11 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Decide how sums of ``f`` are scaled; the float64 way has to be exact for every value that can occur.
+        """Decide how sums of ``f`` are scaled: in float64 if that is exact for every value that can occur.
 
         y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s
-        all terms are integers, so nothing rounds while they stay below 2**53. Where v*m may pass that, y passes the
-        clamp as well if 2**(52-s) does, and rounding a number that far off cannot bring it back.
+        all terms are integers, so nothing rounds while they stay below 2**53. Where v*m may pass 2**53, y must be beyond
+        the clamp anyway, which is so if 2**(52-s) is: rounding cannot bring back a number that far off.
         """
         if self._plan is not None and self._plan.filter is f:
             return self._plan
@@ -264,15 +251,15 @@ class OutputStage:
         if clamp is not None and f.scaling.rounding == "NATURAL" and not self.keeps and self.input == ACC_RESET:
             unit = np.ldexp(1.0, s)
             reach = max(abs(clamp[0]), abs(clamp[1])) + abs(zero_point) + 2
-            small = f.largest * f.scaling.multiplier < EXACT / 2
-            saturates = EXACT / 2 / unit >= 2 * reach
-            if np.all((s > 0) & ((abs(zero_point) + 1) * unit < EXACT / 2) & (small | saturates)):
+            small = f.largest * f.scaling.multiplier < FLOAT64_EXACT / 2
+            saturates = FLOAT64_EXACT / 2 / unit >= 2 * reach
+            if np.all((s > 0) & ((abs(zero_point) + 1) * unit < FLOAT64_EXACT / 2) & (small | saturates)):
                 wide = f.dtype if len(f.parts) == 1 and f.largest.max() < FLOAT32_EXACT else np.float64
                 plan = Plan(f, bias.astype(wide), f.scaling.multiplier / unit, 0.5 + zero_point)
         self._plan = plan
         return plan
 
-    def finish(self, m: Machine, plan: Plan, sums: np.ndarray, first: int) -> None:
+    def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
         """Finish the rows from ``first`` on; ``sums`` [n*W, C] are exact and may be overwritten."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:

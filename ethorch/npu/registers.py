@@ -1,12 +1,12 @@
 """Every command, register and NPU configuration, as rows.
 
-Bit positions count over a whole command: bits 0..31 are its first word, 32..63 its second (CMD1 only). A row says
-what a value means, so minus-one encodings, sign extension and split addresses end here: ``decode`` gives plain numbers
-under the register's name (``IFM_DEPTH``), or ``REGISTER.field`` where a register packs several, as in
-``IFM_PRECISION.signed``.
+Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row says
+what a value means, so minus-one encodings, sign extension and split addresses end here. ``decode`` gives plain numbers
+under the register's name (``IFM_DEPTH``), or under ``REGISTER.field`` where a register packs several
+(``IFM_PRECISION.signed``).
 
-Source of codes, positions and enumerations: Arm's register headers for the three NPUs as restated in
-``ethos-u-npu.md`` sections 1.3 and 2; CONFIG words were read from payloads of all eleven targets.
+Source of codes, positions and enumerations: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2.
+CONFIG words were read from payloads of all eleven targets.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from ethorch.errors import MachineFault
 U55, U65, U85 = "u55", "u65", "u85"
 U5X = (U55, U65)
 ALL = (U55, U65, U85)
+LANES = 4  # channels of a group that a weight decoder of U85 owns (npu-reference 4.3)
 
 Enum = Mapping[int, str]
 
 
 @dataclass(frozen=True)
 class Npu:
-    """One NPU configuration, found by the CONFIG word of the payload header (section 1.3).
+    """One NPU configuration, found by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
         cores: weight streams of one operation (u65-512: two cores; u85: weight decoders).
-        lut_base: byte address of the 2 KiB LUT area in internal memory (U55/U65: the end of one core's SHRAM; 7).
+        lut_base: byte address of the 2 KiB LUT area in internal memory (U55/U65: the end of one core's SHRAM; npu-reference 7).
         internal_bytes: internal memory a DMA can write: one core's SHRAM, or the LUT RAM of U85.
-        ofm_unit: OFM microblock depth of U55/U65 (4.2); U85 derives it from ACC_FORMAT (8.2).
+        ofm_units: depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have no such field and one
+            depth, under 0 (npu-reference 4.2).
     """
 
     name: str
@@ -41,27 +43,38 @@ class Npu:
     macs: int
     cores: int
     internal_bytes: int
-    ofm_unit: int = 0
+    ofm_units: Mapping[int, int]
 
     @property
     def lut_base(self) -> int:
         return self.internal_bytes - 2048
 
 
+def _ofm_units(macs: int, cores: int) -> Mapping[int, int]:
+    """OFM microblock depths of a U85: its multipliers divided by the microblock's area, shared evenly among weight decoders."""
+    areas = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (npu-reference 2.5)
+    depths = {microblock: macs // 8 // area for microblock, area in areas.items()}
+    return {microblock: depth for microblock, depth in depths.items() if depth and depth % (LANES * cores) == 0}
+
+
+def _u85(config: int, macs: int, cores: int) -> Npu:
+    return Npu(f"ethos-u85-{macs}", U85, config, macs, cores, 2048, _ofm_units(macs, cores))
+
+
 NPUS: Mapping[int, Npu] = {
     npu.config: npu
     for npu in (
-        Npu("ethos-u55-32", U55, 0x00001005, 32, 1, 16 << 10, 4),
-        Npu("ethos-u55-64", U55, 0x00001006, 64, 1, 16 << 10, 8),
-        Npu("ethos-u55-128", U55, 0x00001807, 128, 1, 24 << 10, 8),
-        Npu("ethos-u55-256", U55, 0x00003008, 256, 1, 48 << 10, 8),
-        Npu("ethos-u65-256", U65, 0x10003008, 256, 1, 48 << 10, 8),
-        Npu("ethos-u65-512", U65, 0x10006009, 512, 2, 48 << 10, 8),
-        Npu("ethos-u85-128", U85, 0x20000117, 128, 1, 2048),
-        Npu("ethos-u85-256", U85, 0x20000118, 256, 1, 2048),
-        Npu("ethos-u85-512", U85, 0x20001119, 512, 2, 2048),
-        Npu("ethos-u85-1024", U85, 0x2000251A, 1024, 4, 2048),
-        Npu("ethos-u85-2048", U85, 0x2000261B, 2048, 4, 2048),
+        Npu("ethos-u55-32", U55, 0x00001005, 32, 1, 16 << 10, {0: 4}),
+        Npu("ethos-u55-64", U55, 0x00001006, 64, 1, 16 << 10, {0: 8}),
+        Npu("ethos-u55-128", U55, 0x00001807, 128, 1, 24 << 10, {0: 8}),
+        Npu("ethos-u55-256", U55, 0x00003008, 256, 1, 48 << 10, {0: 8}),
+        Npu("ethos-u65-256", U65, 0x10003008, 256, 1, 48 << 10, {0: 8}),
+        Npu("ethos-u65-512", U65, 0x10006009, 512, 2, 48 << 10, {0: 8}),
+        _u85(0x20000117, 128, 1),
+        _u85(0x20000118, 256, 1),
+        _u85(0x20001119, 512, 2),
+        _u85(0x2000251A, 1024, 4),
+        _u85(0x2000261B, 2048, 4),
     )
 }
 
@@ -170,7 +183,7 @@ class Register:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
     def decode(self, word: int) -> dict[str, int]:
-        """The register's values by key; MachineFault for stray bits or a value no row names."""
+        """The register's values by key; MachineFault for stray bits or a value that no row names."""
         used = 0xC3FF  # opcode and control
         values = {}
         for key, f in self.named_fields():
@@ -185,7 +198,7 @@ class Register:
 
 
 def _tiles(prefix: str, code0: int, code1: int) -> list[Register]:
-    """The registers IFM, IFM2 and OFM share at the same distances: tile sizes, region, bases, strides."""
+    """The registers that IFM, IFM2 and OFM have at the same distances: tile sizes, region, bases, strides."""
     return [
         Register(code0 + 0xA, f"{prefix}_WIDTH0_M1", PARAM_M1),
         Register(code0 + 0xB, f"{prefix}_HEIGHT0_M1", PARAM_M1),
@@ -235,7 +248,7 @@ _PRECISION_85 = (
 _DMA_REGION = (Field("region", 16, 18), bit("internal", 24), Field("stride_mode", 25, 26, values=STRIDE_MODE))
 
 REGISTERS: tuple[Register, ...] = (
-    # CMD0 (section 2.3)
+    # CMD0 (npu-reference 2.3)
     Register(0x100, "IFM_PAD_TOP", (Field("", 16, 22),)),
     Register(0x101, "IFM_PAD_LEFT", (Field("", 16, 22),)),
     Register(0x102, "IFM_PAD_RIGHT", (Field("", 16, 23),)),
@@ -381,7 +394,7 @@ REGISTERS: tuple[Register, ...] = (
     Register(0x189, "IFM2_ZERO_POINT", PARAM_SIGNED),
     *_tiles("IFM2", 0x180, 0x080),
     Register(0x18D, "IFM2_IB_START", PARAM, U5X),
-    # CMD1 (section 2.4)
+    # CMD1 (npu-reference 2.4)
     Register(0x020, "WEIGHT_BASE", ADDRESS, cmd1=True),
     Register(0x021, "WEIGHT_LENGTH", (Field("", 32, 63),), cmd1=True),
     Register(0x022, "SCALE_BASE", ADDRESS, cmd1=True),
@@ -430,7 +443,7 @@ REGISTERS: tuple[Register, ...] = (
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Operations (section 2.2)
+# Operations (npu-reference 2.2)
 
 POOL_MODES: Enum = {0: "MAX", 1: "AVERAGE", 2: "REDUCE_SUM"}
 POOL_MODES_U85: Enum = {**POOL_MODES, 3: "SUM", 4: "NONE", 5: "MIN", 6: "ARGMAX_X", 7: "ARGMAX_Y"}
@@ -489,7 +502,7 @@ def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
 
 @cache
 def reset_state(family: str) -> Mapping[str, int]:
-    """Every register of a family at zero, decoded: what a stream starts from (2.1)."""
+    """Every register of a family at zero, decoded: what a stream starts from (npu-reference 2.1)."""
     state: dict[str, int] = {}
     for row, is_operation in table(family).values():
         if not is_operation:

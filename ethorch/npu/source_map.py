@@ -1,7 +1,7 @@
 """Sources: which operator of a model each command of a stream works for, from Vela's database.
 
-A command belongs to the first scheduled operation that ends at or behind it: register writes, transfers and helper
-operations come before an operation's last NPU_OP (``ethos-u-npu.md`` section 10).
+A command belongs to the first scheduled operation that ends at the command or behind it: register writes, transfers and
+helper operations come before an operation's last NPU_OP (npu-reference 10).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ STAGING_REGION = 2
 def staging_bytes(program: Program) -> int:
     """Size of region 2 that is enough for a command stream; 0 when it uses none.
 
-    The payload does not say: on a board this is one buffer, as large as the platform has. Here it is the highest
-    address that any operation can reach in region 2, by its registers; never more than MAX_STAGING_BYTES.
+    The payload does not say: on a board this is one buffer, as large as the platform has. The result is the highest
+    address that any operation can reach in region 2 by its registers, and never more than MAX_STAGING_BYTES.
     """
     highest = 0
     for op in program.operations():
@@ -24,7 +24,7 @@ def staging_bytes(program: Program) -> int:
 
 
 def _reaches(op: Operation) -> Iterator[tuple[int, int]]:
-    """(region, end address) of all that an operation's registers point at; it may touch less, not more."""
+    """(region, end address) of all that an operation's registers point at. The operation may touch less, not more."""
     state = op.state
     if op.name == "NPU_OP_DMA_START":
         mode = state["DMA0_SRC_REGION.stride_mode"]

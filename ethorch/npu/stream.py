@@ -1,7 +1,7 @@
 """From payload bytes to operations: header, commands, register state.
 
-A command either writes a register or is an operation. Registers keep their value until rewritten and Vela leaves out
-writes that change nothing, so an operation only has a meaning together with the whole register state before it (2.1).
+A command either writes a register or is an operation. Registers keep their value until they are rewritten, and Vela leaves
+out writes that change nothing. So an operation only has a meaning together with the registers before it (npu-reference 2.1).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.npu import registers
 from ethorch.npu.registers import Npu, Register
 
 COP1, COP2 = b"COP1", b"COP2"
-_ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occur (1.2)
+_ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occur (npu-reference 1.2)
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Operation:
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """The fault with the command, its offset and its registers; once is enough."""
-        if getattr(fault, "operation", None) is not None:
+        """The fault with the command, its offset and its registers, unless it has them already."""
+        if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())
         located = MachineFault(f"command {self.index} at byte {self.offset:#x}, {self.title}: {fault} [{text}]")
-        located.operation = self  # type: ignore[attr-defined]
+        located.operation = self
         return located
 
 
 class Snapshot(Mapping[str, int]):
-    """The registers before one command, worked out again from the stream when somebody looks at them.
+    """The registers before one command, worked out from the stream when somebody looks at them.
 
-    A stream has tens of thousands of operations at times, and a hundred registers.
+    They are not kept: a stream may have tens of thousands of operations, and there are a hundred registers.
     """
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
@@ -106,7 +106,7 @@ class Snapshot(Mapping[str, int]):
 
 
 def parse_header(payload: bytes) -> Header:
-    """The header of a COP1 or COP2 driver payload (1.2); MachineFault when it is neither."""
+    """The header of a COP1 or COP2 driver payload (npu-reference 1.2); MachineFault when it is neither."""
     if payload[:4] == COP1:
         return _parse_cop1(payload)
     if payload[:4] == COP2:
@@ -252,3 +252,14 @@ def describe(op: Operation) -> dict[str, str]:
         elif value != zero[key]:
             result[key] = hex(value) if "BASE" in key or "DMA0" in key else str(value)
     return result
+
+
+Pair = tuple[int, int]
+
+
+def kernel_stride(op: Operation) -> Pair:
+    """1..4 from the split bits of KERNEL_STRIDE (npu-reference 2.3)."""
+    return (
+        1 + op["KERNEL_STRIDE.y0"] + 2 * op["KERNEL_STRIDE.y1"],
+        1 + op["KERNEL_STRIDE.x0"] + 2 * op["KERNEL_STRIDE.x1"],
+    )

@@ -1,8 +1,8 @@
-"""The int16 tanh table that U55 and U65 have built in, for their TANH and SIGMOID activations (6.4).
+"""The int16 tanh table that U55 and U65 have built in, for their TANH and SIGMOID activations (npu-reference 6.4).
 
-Source: the constants Vela 5.2 emits on U85, where the same table is data, for a TFLite int16 TANH and LOGISTIC. It is
-TFLite's sigmoid table: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest but for 44 entries that are one
-higher (TFLite rounded from another table), odd around 0. 512 entries of base and slope to the next.
+Source: the constants that Vela 5.2 emits for a TFLite int16 TANH and LOGISTIC on U85, where the same table is data. It is
+TFLite's sigmoid table, odd around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are one
+higher, since TFLite rounded from another table. The table has 512 entries of a base and the slope to the next base.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+
+from ethorch.npu.arrays import Bytes
 
 # Entries of TFLite's table that are one above the nearest integer.
 _ONE_HIGHER = (
@@ -19,11 +21,12 @@ _ONE_HIGHER = (
 
 
 @cache
-def tanh_table(first_slope: int) -> np.ndarray:
+def tanh_table(first_slope: int) -> Bytes:
     """2 KiB as uint8: 512 pairs (base, slope). The first slope is 0 for TANH and 1 for SIGMOID."""
     half = np.round(65536 / (1 + np.exp(-np.arange(256) / 24))).astype(np.int64) - 32768
     half[list(_ONE_HIGHER)] += 1
     base = np.concatenate((-half[-1:], -half[:0:-1], half))
     slope = np.diff(np.append(base, 32767))
     slope[0] = first_slope
-    return np.stack((base, slope), axis=1).astype("<i2").view(np.uint8).ravel()
+    pairs: Bytes = np.stack((base, slope), axis=1).astype("<i2").view(np.uint8).ravel()
+    return pairs

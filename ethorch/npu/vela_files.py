@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from ethorch.errors import FormatError
-from ethorch.flatbuffer import Buffer, Table
-from ethorch.npu.machine import MOST_REGION_BYTES, SCRATCH, SCRATCH_FAST, Machine
+from ethorch.formats.flatbuffer import Buffer, Table
+from ethorch.npu.arrays import Array, Dtype
+from ethorch.npu.machine import Machine
+from ethorch.npu.memory import MOST_REGION_BYTES, SCRATCH, SCRATCH_FAST
 from ethorch.npu.program import Program
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by element size
@@ -36,7 +38,7 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Dtype
     region: int
     offset: int
 
@@ -59,7 +61,7 @@ class VelaFile:
     outputs: tuple[Tensor, ...]
     region_bytes: dict[int, int]
 
-    def run(self, inputs: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
+    def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
         """The outputs; ``options`` are the Machine's."""
         if len(inputs) != len(self.inputs):
             raise FormatError(f"the file takes {len(self.inputs)} inputs, found {len(inputs)}.")
@@ -77,7 +79,7 @@ class VelaFile:
         return [regions[t.region][t.offset : t.offset + t.size_bytes].view(t.dtype).reshape(t.shape).copy() for t in self.outputs]
 
 
-def run_vela(path: str | os.PathLike[str], inputs: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
+def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: Any) -> list[Array]:
     """Run a .npz (``vela --output-format raw``) or .tflite that Vela wrote.
 
     Args:
@@ -86,7 +88,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[np.ndarray], **optio
 
     Raises:
         FormatError: not such a file, or inputs that do not fit it.
-        MachineFault: the NPU machine stopped.
+        MachineFault: the simulator stopped.
     """
     return read_vela(path).run(inputs, **options)
 
@@ -132,7 +134,7 @@ def _read_npz(path: str | os.PathLike[str]) -> VelaFile:
     return VelaFile((program,), inputs, outputs, {n: size for n, size in sizes.items() if size})
 
 
-def _npz_tensors(found: dict[str, np.ndarray], kind: str) -> tuple[Tensor, ...]:
+def _npz_tensors(found: dict[str, Array], kind: str) -> tuple[Tensor, ...]:
     columns = (found[f"{kind}_{column}"] for column in ("shape", "elem_size", "region", "offset"))
     tensors = []
     for number, (shape, size, region, offset) in enumerate(zip(*columns, strict=True)):

@@ -1,22 +1,19 @@
-"""Window: where a kernel slides over a padded, perhaps upscaled IFM (3.1, 6.5)."""
+"""Window: where a kernel slides over a padded, perhaps upscaled IFM (npu-reference 3.1, 6.5)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
+from ethorch.npu.arithmetic import ceil_div
+from ethorch.npu.arrays import Array
 from ethorch.npu.feature_map import FeatureMap, feature_map
-from ethorch.npu.stream import Operation
-from ethorch.npu.traversal import ceil_div
-
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
+from ethorch.npu.memory import Memory
+from ethorch.npu.stream import Operation, Pair, kernel_stride
 
 UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +47,12 @@ class Window:
         """Padded input rows that n output rows need."""
         return (n - 1) * self.stride[0] + self.extent[0]
 
-    def read(self, m: Machine, first: int, n: int, dtype: type, fill: float) -> np.ndarray:
+    def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
         """The padded input rows under output rows first..first+n, [rows, padded W, C]; padding holds ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
-        out: np.ndarray = np.empty((rows, self.padded[1], self.ifm.depth), dtype)
+        out: Array = np.empty((rows, self.padded[1], self.ifm.depth), dtype)
         left, right = self.before[1], self.before[1] + self.size[1]
         if high <= low:
             out.fill(fill)
@@ -71,7 +68,7 @@ class Window:
             self._read_upscaled(m, low, high, inner, fill)
         return out
 
-    def _read_upscaled(self, m: Machine, low: int, high: int, inner: np.ndarray, fill: float) -> None:
+    def _read_upscaled(self, m: Memory, low: int, high: int, inner: Array, fill: float) -> None:
         first, last = low // 2, (high - 1) // 2
         source = np.empty((last - first + 1, self.ifm.width, self.ifm.depth), inner.dtype)
         m.read_rows(self.ifm, first, source)
@@ -83,13 +80,13 @@ class Window:
             even = low + low % 2  # upscaled rows that hold pixels
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
-    def tap(self, rows: np.ndarray, n: int, ky: int, kx: int) -> np.ndarray:
+    def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
         """What one kernel element sees of ``read``'s rows: a view [n, OW, C]."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
-    def patches(self, rows: np.ndarray, y: slice, x: slice) -> np.ndarray:
+    def patches(self, rows: Array, y: slice, x: slice) -> Array:
         """The windows of output rows y and columns x, counted from ``read``'s first: a matrix [ny*nx, KH*KW*C]."""
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
@@ -98,14 +95,6 @@ class Window:
         strides = (ry * sy, rx * sx, ry * dy, rx * dx, rc)
         windows = np.lib.stride_tricks.as_strided(first, shape, strides)
         return windows.reshape(shape[0] * shape[1], self.taps * shape[4])
-
-
-def kernel_stride(op: Operation) -> Pair:
-    """1..4 from the split bits of KERNEL_STRIDE (2.3)."""
-    return (
-        1 + op["KERNEL_STRIDE.y0"] + 2 * op["KERNEL_STRIDE.y1"],
-        1 + op["KERNEL_STRIDE.x0"] + 2 * op["KERNEL_STRIDE.x1"],
-    )
 
 
 def window(op: Operation) -> Window:

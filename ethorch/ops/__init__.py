@@ -1,29 +1,40 @@
 """Importing this registers every operator family, so that OPS is complete."""
 
-from ethorch.ops import (  # noqa: F401
+from ethorch.ops import (
     accumulate,
-    activation,
+    activations,
+    arithmetic,
     attention,
+    bitwise,
     cast,
+    clamp,
     compare,
     conv,
-    copies,
-    elementwise,
-    index,
-    integer,
+    cumulative,
+    division,
+    extremes,
+    gather,
+    joining,
     linear,
+    logical,
     matmul,
     normalize,
-    pointwise,
-    pool,
-    pool_more,
+    pad,
+    pool2d,
+    pool_composites,
     recurrent,
     resize,
     rounding,
+    scatter,
+    selection,
     shape,
+    slicing,
     softmax,
     statistics,
+    sums,
+    unary,
 )
-from ethorch.ops.spec import OPS, OpSpec, Sample, op
+from ethorch.ops.samples import Sample
+from ethorch.ops.spec import OPS, OpSpec, op
 
 __all__ = ["OPS", "OpSpec", "Sample", "op"]

@@ -8,18 +8,25 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.fx.node import tensor_of
 from ethorch.ops.matmul import scaled_bmm
-from ethorch.ops.spec import I8, Sample, composite
-from ethorch.sketch import Sketch, attribute, shape_of
+from ethorch.ops.samples import I8, Sample
+from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: What the score of a masked position becomes; not -inf, which makes NaN of a row that is masked as a whole.
+#: What the score of a masked position becomes. It is not -inf, which would make NaN of a row that is masked as a whole.
 MASKED = -1e9
 
 
-def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
-    """scores plus a float mask; scores with ``MASKED`` where a boolean one (True = attend) or the causal one says so."""
+def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
+    """Scores with a mask applied.
+
+    - A float mask is added.
+    - A boolean mask (True: attend) makes the scores of all other positions ``MASKED``.
+    - So does the causal mask, of positions behind the row's own.
+    """
     rows, columns = shape_of(scores)[-2:]
     fill = MASKED if s.calibrated else -math.inf
     if causal:
@@ -32,10 +39,13 @@ def _with_mask(s: Sketch, scores: Node, mask: Any, causal: bool) -> Node:
     return s(aten.add.Tensor, scores, mask)
 
 
-def _masked_rows(s: Sketch, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """Where a constant mask leaves a row no position at all, of which PyTorch makes zeros; None if it leaves each row some."""
-    constant = attribute(s.model, mask) if isinstance(mask, Node) and mask.op == "get_attr" else None
-    if not isinstance(constant, torch.Tensor) or isinstance(constant, torch.nn.Parameter):
+def _masked_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
+    """bool[..., rows, 1]: which rows a constant mask leaves no position to attend to. PyTorch makes zeros of such rows.
+
+    None if there is no such row, or the mask is no constant.
+    """
+    constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
+    if constant is None or isinstance(constant, torch.nn.Parameter):
         return None
     left = constant if constant.dtype == torch.bool else constant != -math.inf
     if causal:
@@ -45,18 +55,32 @@ def _masked_rows(s: Sketch, mask: Any, rows: int, columns: int, causal: bool) ->
 
 
 @composite(
-    "aten.scaled_dot_product_attention.default", bound=2, bound16=4,
+    "aten.scaled_dot_product_attention.default",
+    bound=2,
+    bound16=4,
     samples=[
-        Sample(I8(1, 2, 6, 8), I8(1, 2, 7, 8), I8(1, 2, 7, 5)), Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
+        Sample(I8(1, 2, 6, 8), I8(1, 2, 7, 8), I8(1, 2, 7, 5)),
+        Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
         Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
         Sample(I8(2, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 2, 5, 8), enable_gqa=True),
     ],
-)  # fmt: skip
+)
 def scaled_dot_product_attention(
-    s: Sketch, query: Node, key: Node, value: Node, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """softmax(scale * query @ key.T + mask) @ value over the last two dims; the scale is part of the product."""
+    s: AtenBuilder,
+    query: Node,
+    key: Node,
+    value: Node,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """out = softmax(scale * query @ key.T + mask) @ value over the last two dims; the scale is part of the product.
+
+    The bounds: the softmax is rounded before its product is.
+    """
     *lead, rows, width = shape_of(query)
     columns = shape_of(key)[-2]
     groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1

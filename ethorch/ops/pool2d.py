@@ -1,59 +1,61 @@
-"""Pooling: maximum, average, adaptive average."""
+"""Pooling over two dims: maximum, average, adaptive average."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QTensor, Result, dtype_range
+from ethorch.builder.window import Window
 from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
-from ethorch.ops.reduce import mean_over
-from ethorch.ops.spec import I8, Sample, op
-from ethorch.qparams import QParams, QTensor, dtype_range
-from ethorch.tosa.builder import Builder
+from ethorch.ops.samples import I8, Sample
+from ethorch.ops.spec import op
+from ethorch.ops.sums import mean_over
 from ethorch.tosa.ir import FLOATS, Value
 
 
-def _two(value: int | Sequence[int], default: Sequence[int] = ()) -> list[int]:
-    """PyTorch's "one number, two, or none for the default" as two."""
-    values = [value] if isinstance(value, int) else list(value) or list(default)
-    return values * 2 if len(values) == 1 else values
+def _window(x: QTensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out: Result) -> Window:
+    """The Window over ``x`` that gives ``out``.
+
+    Where PyTorch is given no stride, it is the kernel's extent. Where there is one window, its stride says nothing, and is 1.
+    """
+    window = Window.of(_two(kernel), stride or _two(kernel), padding, dilation)
+    strides = tuple(stride if size > 1 else 1 for stride, size in zip(window.stride, out.shape[-2:], strict=True))
+    return replace(window, stride=strides).ending(x.shape[-2:], out.shape[-2:])
 
 
-def _windows(
-    x: QTensor, kernel: list[int], stride: list[int], padding: list[int], sizes: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Strides and far pads (bottom, right) that give exactly ``sizes`` outputs; a single window needs no stride."""
-    strides = [s if size > 1 else 1 for s, size in zip(stride, sizes, strict=True)]
-    far = [
-        (size - 1) * s + k - before - extent
-        for size, s, k, before, extent in zip(sizes, strides, kernel, padding, x.shape[-2:], strict=True)
-    ]
-    return strides, far
-
-
-def _cropped(b: Builder, x: QTensor, far: list[int]) -> tuple[QTensor, list[int]]:
-    """Without the far rows and columns that no window reads, and far pads that are not negative."""
-    value = b.nhwc(x)
-    if min(far) < 0:
-        n, h, w, c = value.shape
-        value = b.emit("SLICE", value, start=(0, 0, 0, 0), size=(n, h + min(far[0], 0), w + min(far[1], 0), c))
-    return b.from_nhwc(value, x.q, x.rank), [max(pad, 0) for pad in far]
+def _two(value: int | Sequence[int]) -> tuple[int, int]:
+    """PyTorch's "one number, or two" as two."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return (values[0], values[-1])
 
 
 @op(
-    "aten.max_pool2d.default", "aten.max_pool2d_with_indices.default", quant=SAME_AS_INPUT,
+    "aten.max_pool2d.default",
+    "aten.max_pool2d_with_indices.default",
+    quant=SAME_AS_INPUT,
+    homogeneous=2,
     samples=[
-        Sample(I8(1, 8, 8, 8), [2, 2]), Sample(I8(1, 5, 9, 11), [3, 3], [2, 2], [1, 1]), Sample(I8(2, 4, 7, 7), [3, 2], [2, 1]),
-        Sample(I8(1, 3, 10, 10), [3, 3], [2, 2], [1, 1], [1, 1], True), Sample(I8(1, 4, 6, 6), [6, 6]),
-        Sample(I8(2, 3, 17, 18), [5, 5], [4, 4], [2, 2]), Sample(I8(1, 2, 12, 12), [4, 4], [5, 4]),
-        Sample(I8(1, 4, 12, 13), [3, 3], [1, 1], [1, 1], [2, 2]), Sample(I8(2, 3, 11, 14), [3, 2], [2, 1], [1, 1], [2, 3]),
-        Sample(I8(1, 5, 9, 9), [2, 2], [2, 2], [0, 0], [2, 2], True), Sample(I8(1, 4, 9, 9), [4, 4], [4, 4], [2, 2], [2, 1]),
-        Sample(I8(1, 3, 13, 10), [5, 5], [1, 1], [2, 2]), Sample(I8(2, 5, 12, 12), [9, 7], [2, 1], [4, 3]),
+        Sample(I8(1, 8, 8, 8), [2, 2]),
+        Sample(I8(1, 5, 9, 11), [3, 3], [2, 2], [1, 1]),
+        Sample(I8(2, 4, 7, 7), [3, 2], [2, 1]),
+        Sample(I8(1, 3, 10, 10), [3, 3], [2, 2], [1, 1], [1, 1], True),
+        Sample(I8(1, 4, 6, 6), [6, 6]),
+        Sample(I8(2, 3, 17, 18), [5, 5], [4, 4], [2, 2]),
+        Sample(I8(1, 2, 12, 12), [4, 4], [5, 4]),
+        Sample(I8(1, 4, 12, 13), [3, 3], [1, 1], [1, 1], [2, 2]),
+        Sample(I8(2, 3, 11, 14), [3, 2], [2, 1], [1, 1], [2, 3]),
+        Sample(I8(1, 5, 9, 9), [2, 2], [2, 2], [0, 0], [2, 2], True),
+        Sample(I8(1, 4, 9, 9), [4, 4], [4, 4], [2, 2], [2, 1]),
+        Sample(I8(1, 3, 13, 10), [5, 5], [1, 1], [2, 2]),
+        Sample(I8(2, 5, 12, 12), [9, 7], [2, 1], [4, 3]),
         Sample(I8(3, 9, 9), [3, 3], [3, 3], [0, 0], [4, 4]),
     ],
-)  # fmt: skip
+)
 def max_pool2d(
     b: Builder,
     x: QTensor,
@@ -63,84 +65,78 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     *,
-    out: QParams,
+    out: Result,
 ) -> Any:
     """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA 1.0 MAX_POOL2D."""
-    kernel, padding, dilation = _two(kernel), _two(padding), _two(dilation)
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    strides, far = _windows(x, spans, _two(stride, kernel), padding, b.result_shape[-2:])
-    x, far = _cropped(b, x, far)
-    value = b.nhwc(x)
-    if max(strides) > 3 and any((*padding, *far)) and not x.qparams.is_real:  # no NPU pads where it strides wide
-        value = _padded(b, value, [(padding[0], far[0]), (padding[1], far[1])])
-        padding, far = [0, 0], [0, 0]
-    ways = list(zip(kernel, strides, padding, far, dilation, strict=True))
-    if max(dilation) > 1 or _by_axes(b, value, ways):
+    value, window = _window(x, kernel, stride, padding, dilation, out).cropped(b, b.nhwc(x))
+    if max(window.stride) > 3 and window.is_padded and not x.is_float:  # no NPU pads with a stride above 3
+        value, window = _padded(b, value, window), window.unpadded()
+    if max(window.dilation) > 1 or _by_axes(b, value, window):
         for axis in (1, 0):
-            value = _maximum_along(b, value, axis, *ways[axis])
+            value = _maximum_along(b, value, axis, window.axes(axis))
     else:
-        pads = (padding[0], far[0], padding[1], far[1])
-        value = b.emit("MAX_POOL2D", value, kernel=tuple(kernel), stride=tuple(strides), pad=pads)
-    return b.requantized(b.from_nhwc(value, x.q, x.rank), out)
+        value = b.emit("MAX_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad)
+    return b.requantized(b.from_nhwc(value, x.q, x.rank), out.qparams)
 
 
-#: What ``forms["max_pool"]`` names: the most bytes of a map over whose height and width in turn a maximum is taken, kernels of
-#: 7x7 and more aside. 5x5 over [61,61,64] takes U55 1,325,040 cycles at once, 567,647 in turn (u55-128). U85 runs it in 672,505
-#: and 297,854, but moves it to DRAM and back if it is too large (u85-256).
-_BY_AXES: Mapping[str, float] = {"u55": math.inf, "u85": 100_000}
-
-
-def _by_axes(b: Builder, value: Value, ways: Sequence[tuple[int, ...]]) -> bool:
-    """Is a maximum along the width, then the height, estimated to be faster? A tap takes as long as any other, from 4 on."""
-    if (form := b.forms.get("max_pool")) is None or value.dtype not in ("INT8", "INT16"):
+def _by_axes(b: Builder, value: Value, window: Window) -> bool:
+    """Is a maximum along the width and then the height estimated to be faster than at once? Fewer than 4 taps take as long as 4."""
+    if (largest := b.tuning.largest_max_pool_in_turn_bytes) is None or value.dtype not in ("INT8", "INT16"):
         return False
-    (kh, sy, *_), (kw, *_) = ways
+    (kh, kw), sy = window.kernel, window.stride[0]
     size = math.prod(value.shape) * (2 if value.dtype == "INT16" else 1)
     in_turn = (max(kw, 4) * sy + max(kh, 4)) * 1.1
-    return kh * kw > in_turn and min(kh, kw) > 1 and (size <= _BY_AXES[form] or kh * kw >= 49)
+    return kh * kw > in_turn and min(kh, kw) > 1 and (size <= largest or kh * kw >= 49)
 
 
-def _maximum_along(b: Builder, value: Value, axis: int, kernel: int, stride: int, before: int, after: int, dilation: int) -> Value:
-    """Maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value.
+def _maximum_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
+    """Maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value; ``window`` has that axis alone.
 
-    With a dilation of d, d neighbours along the axis are d places of the axis behind it, which a RESHAPE makes them: then a
-    window's elements are next to each other. The stride is a choice of every so many results.
+    With a dilation of d a RESHAPE makes d neighbours along the axis places of the axis behind it. Then the elements of a window are
+    neighbours. Of those results the stride keeps every so many.
     """
 
-    def pooled(value: Value, kernel: int, stride: int, pads: tuple[int, int] = (0, 0)) -> Value:
-        window, steps = ((kernel, 1), (stride, 1)) if axis == 0 else ((1, kernel), (1, stride))
-        pad = (*pads, 0, 0) if axis == 0 else (0, 0, *pads)
-        return b.emit("MAX_POOL2D", value, kernel=window, stride=steps, pad=pad)
+    def over_map(along: Window) -> Window:
+        """The window as one over the map."""
+        return along + Window.of((1,)) if axis == 0 else Window.of((1,)) + along
 
+    def pooled(value: Value, along: Window) -> Value:
+        """TOSA 1.0 MAX_POOL2D."""
+        both = over_map(along)
+        return b.emit("MAX_POOL2D", value, kernel=both.kernel, stride=both.stride, pad=both.pad)
+
+    (kernel,), (stride,), (dilation,) = window.kernel, window.stride, window.dilation
     if dilation == 1 or kernel == 1:
-        return pooled(value, kernel, stride, (before, after))
+        return pooled(value, window)
     shape = list(value.shape)
-    total = shape[1 + axis] + before + after
-    fill = -total % dilation
-    results = total - (kernel - 1) * dilation
-    value = _padded(b, value, [(before, after + fill), (0, 0)] if axis == 0 else [(0, 0), (before, after + fill)])
+    total = shape[1 + axis] + window.before[0] + window.after[0]
+    results = total - window.span[0] + 1
+    value = _padded(b, value, over_map(replace(window, after=(window.after[0] + -total % dilation,))))
     folded = list(value.shape)
     folded[1 + axis] //= dilation
     folded[2 + axis] *= dilation
-    value = pooled(b.reshape(value, folded), kernel, 1)
+    value = pooled(b.reshape(value, folded), Window.of((kernel,)))
     shape[1 + axis] = value.shape[1 + axis] * dilation
     value = b.reshape(value, shape)
     shape[1 + axis] = (results - 1) // stride * stride + 1
-    if tuple(shape) != value.shape:
-        value = b.emit("SLICE", value, start=(0, 0, 0, 0), size=tuple(shape))
-    return pooled(value, 1, stride) if stride > 1 else value
+    value = b.cropped(value, shape)
+    return pooled(value, Window.of((1,), stride)) if stride > 1 else value
 
 
-def _padded(b: Builder, value: Value, pads: Sequence[tuple[int, int]]) -> Value:
-    """Height and width of an NHWC value extended by what no maximum chooses."""
-    if not any(before or after for before, after in pads):
+def _padded(b: Builder, value: Value, window: Window) -> Value:
+    """An NHWC value with a margin that no maximum chooses, as wide as ``window`` pads."""
+    if not window.is_padded:
         return value
     lowest = -math.inf if value.dtype in FLOATS else dtype_range(value.dtype)[0]
-    return b.emit("PAD", value, padding=(0, 0, *pads[0], *pads[1], 0, 0), pad_const=lowest)
+    return b.emit("PAD", value, padding=(0, 0, *window.pad, 0, 0), pad_const=lowest)
 
 
 def _average_rule(node: Any) -> QuantRule:
-    """A window that covers the whole map is a mean; small windows keep their input's scale, unless divided by another number."""
+    """How an average is quantized.
+
+    - A window that covers the map, or a divisor other than its area: the result has qparams of its own.
+    - Any other: it has those of the input, since a mean lies in its range.
+    """
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
@@ -148,56 +144,71 @@ def _average_rule(node: Any) -> QuantRule:
 
 
 @op(
-    "aten.avg_pool2d.default", quant=_average_rule, bound=2,
+    "aten.avg_pool2d.default",
+    quant=_average_rule,
+    homogeneous=2,
+    bound=2,
     samples=[
-        Sample(I8(1, 8, 8, 8), [2, 2]), Sample(I8(1, 8, 9, 7), [3, 3], [2, 2], [1, 1]), Sample(I8(1, 16, 25, 5), [25, 5]),
-        Sample(I8(1, 8, 9, 9), [3, 3], [2, 2], [1, 1], False, False), Sample(I8(1, 6, 8, 8), [8, 8]),
-        Sample(I8(1, 4, 10, 10), [3, 3], [2, 2], [0, 0], True), Sample(I8(1, 4, 8, 8), [2, 2], [2, 2], [0, 0], False, True, 3),
-        Sample(I8(3, 4, 17, 17), [5, 5], [4, 4], [2, 2]), Sample(I8(1, 2, 20, 21), [9, 10], [5, 3]),
+        Sample(I8(1, 8, 8, 8), [2, 2]),
+        Sample(I8(1, 8, 9, 7), [3, 3], [2, 2], [1, 1]),
+        Sample(I8(1, 16, 25, 5), [25, 5]),
+        Sample(I8(1, 8, 9, 9), [3, 3], [2, 2], [1, 1], False, False),
+        Sample(I8(1, 6, 8, 8), [8, 8]),
+        Sample(I8(1, 4, 10, 10), [3, 3], [2, 2], [0, 0], True),
+        Sample(I8(1, 4, 8, 8), [2, 2], [2, 2], [0, 0], False, True, 3),
+        Sample(I8(3, 4, 17, 17), [5, 5], [4, 4], [2, 2]),
+        Sample(I8(1, 2, 20, 21), [9, 10], [5, 3]),
         Sample(I8(1, 2, 14, 13), [3, 3], [2, 2], [1, 1], True, False, 2),
         Sample(I8(1, 2, 9, 9), [3, 4], [2, 2], [1, 0], False, True, 7),
         Sample(I8(1, 3, 5, 5), [7, 7], [1, 1], [1, 1], False, False, 2),
         Sample(I8(1, 2, 20, 20), [12, 12], [4, 4], [0, 0], False, True, 144),
     ],
-)  # fmt: skip
+)
 def avg_pool2d(
-    b: Builder, x: QTensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None, *, out: QParams,
-) -> QTensor:  # fmt: skip
-    """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA 1.0 AVG_POOL2D, or a sum when one window covers all.
+    b: Builder,
+    x: QTensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: Result,
+) -> QTensor:
+    """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA 1.0 AVG_POOL2D.
 
-    TOSA divides by the valid positions only; padding that counts is a PAD with the zero point before, and all of it counts
-    where the divisor is given. The bound: a mean of the whole map may be rounded twice (see mean_over).
+    - One window that covers the map: ``mean_over``. The bound: it may be rounded twice.
+    - Padding that does not count: TOSA divides by the number of elements that are there.
+    - Padding that counts: a PAD with the zero point before it.
+    - A divisor that is given: all padding counts, and a RESCALE behind it changes the divisor. int8 is averaged in 7 more bits
+      first.
     """
-    kernel, padding = _two(kernel), _two(padding)
-    area = kernel[0] * kernel[1]
-    factor = area / divisor_override if divisor_override else 1.0
-    if tuple(kernel) == x.shape[-2:] and padding == [0, 0]:
-        return mean_over(b, x, (x.rank - 2, x.rank - 1), out, factor=factor)
-    strides, far = _windows(x, kernel, _two(stride, kernel), padding, b.result_shape[-2:])
-    x, far = _cropped(b, x, far)
-    value = b.nhwc(x)
-    if (count_include_pad and any(padding)) or (divisor_override and any((*padding, *far))):
-        counted = far if divisor_override else [min(pad, explicit) for pad, explicit in zip(far, padding, strict=True)]
-        pads = (0, 0, padding[0], counted[0], padding[1], counted[1], 0, 0)
-        value = b.emit("PAD", value, padding=pads, pad_const=x.qparams.zp)
-        padding, far = [0, 0], [pad - done for pad, done in zip(far, counted, strict=True)]
+    explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
+    factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
+    if explicit.kernel == x.shape[-2:] and not explicit.is_padded:
+        return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams, factor=factor)
+    value, window = _window(x, kernel, stride, padding, 1, out).cropped(b, b.nhwc(x))
+    if (count_include_pad and any(window.before)) or (divisor_override and window.is_padded):
+        # The caller's padding counts. What ceil_mode adds at the far side counts only if the divisor is given.
+        most = window.after if divisor_override else explicit.after
+        counted = replace(window, after=tuple(min(pair) for pair in zip(window.after, most, strict=True)))
+        value = b.emit("PAD", value, padding=(0, 0, *counted.pad, 0, 0), pad_const=x.qparams.zp)
+        rest = tuple(pad - done for pad, done in zip(window.after, counted.after, strict=True))
+        window = replace(window, before=(0, 0), after=rest)
     zp, fine = x.qparams.zp, 1.0
-    if divisor_override and value.dtype == "INT8":  # a mean in whole codes of x may be off by several of the result's
+    if divisor_override and value.dtype == "INT8":  # one code of x may be several of the result
         zp, fine = 0, 128.0
         value = b.rescale(value, fine, input_zp=x.qparams.zp, dtype="INT16")
-    value = b.emit(
-        "AVG_POOL2D", value, kernel=tuple(kernel), stride=tuple(strides), pad=(padding[0], far[0], padding[1], far[1]),
-        input_zp=zp, output_zp=zp,
-    )  # fmt: skip
+    value = b.emit("AVG_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad, input_zp=zp, output_zp=zp)
     if divisor_override:
-        value = b.requantize(b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), x.qparams.step * factor / fine, out)
-        return b.from_nhwc(value, out, x.rank)
-    return b.requantized(b.from_nhwc(value, x.q, x.rank), out)
+        value = b.requantize(b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), x.qparams.step * factor / fine, out.qparams)
+        return b.from_nhwc(value, out.qparams, x.rank)
+    return b.requantized(b.from_nhwc(value, x.q, x.rank), out.qparams)
 
 
 def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
-    """(kernel, stride) when the adaptive windows of ``size`` outputs over ``extent`` are all alike, else None.
+    """(kernel, stride) of the adaptive windows of ``size`` results over ``extent`` if they are all alike, else None.
 
     PyTorch: window i is floor(i * extent / size) .. ceil((i + 1) * extent / size).
     """
@@ -209,24 +220,35 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
 
 
 @op(
-    "aten.adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d.default", quant=_average_rule, bound=2,
+    "aten.adaptive_avg_pool2d.default",
+    "aten._adaptive_avg_pool2d.default",
+    quant=_average_rule,
+    homogeneous=2,
+    bound=2,
     samples=[
-        Sample(I8(1, 8, 7, 7), [1, 1]), Sample(I8(1, 4, 8, 6), [4, 3]), Sample(I8(2, 5, 6, 6), [1, 1]),
-        Sample(I8(1, 4, 7, 7), [3, 3]), Sample(I8(1, 3, 4, 4), [6, 5]), Sample(I8(1, 12, 1, 1), [3, 3]),
+        Sample(I8(1, 8, 7, 7), [1, 1]),
+        Sample(I8(1, 4, 8, 6), [4, 3]),
+        Sample(I8(2, 5, 6, 6), [1, 1]),
+        Sample(I8(1, 4, 7, 7), [3, 3]),
+        Sample(I8(1, 3, 4, 4), [6, 5]),
+        Sample(I8(1, 12, 1, 1), [3, 3]),
     ],
-)  # fmt: skip
-def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: QParams) -> QTensor:
-    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size].
+)
+def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
+    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size]. TOSA 1.0 AVG_POOL2D.
 
-    Equal windows are one AVG_POOL2D; uneven ones (7 into 3, or more outputs than inputs) one per row and column of them.
+    - One window: ``mean_over``. The bound: it may be rounded twice.
+    - Windows that are all alike: one AVG_POOL2D.
+    - Others, such as 7 into 3, or more results than elements: one for each row and column of windows, and CONCATs.
     """
-    height, width = b.result_shape[-2:]
+    height, width = out.shape[-2:]
     if (height, width) == (1, 1):
-        return mean_over(b, x, (x.rank - 2, x.rank - 1), out)
+        return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams)
     rows_alike, columns_alike = adaptive_windows(x.shape[-2], height), adaptive_windows(x.shape[-1], width)
     if rows_alike and columns_alike:
         (kh, sh), (kw, sw) = rows_alike, columns_alike
-        return avg_pool2d.lower(b, x, [kh, kw], [sh, sw], out=out) if avg_pool2d.lower else x
+        pooled: QTensor = avg_pool2d(b, x, [kh, kw], [sh, sw], out=out)
+        return pooled
     value, zp = b.nhwc(x), x.qparams.zp
     rows = []
     for i in range(height):
@@ -241,4 +263,4 @@ def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: QPa
             columns.append(b.emit("AVG_POOL2D", part, kernel=kernel, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp))
         rows.append(b.emit("CONCAT", *columns, axis=2) if len(columns) > 1 else columns[0])
     result = b.emit("CONCAT", *rows, axis=1) if len(rows) > 1 else rows[0]
-    return b.requantized(b.from_nhwc(result, x.q, x.rank), out)
+    return b.requantized(b.from_nhwc(result, x.q, x.rank), out.qparams)

@@ -1,4 +1,4 @@
-"""Pooling by other pooling: one and three dimensions, adaptive maximum."""
+"""Pooling over one and three dims, and adaptive maximum, by pooling over two."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.ops.pool import adaptive_windows
-from ethorch.ops.spec import I8, Sample, composite
-from ethorch.sketch import Sketch, shape_of
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.ops.pool2d import adaptive_windows
+from ethorch.ops.samples import I8, Sample
+from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
 
 
 def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
+    """PyTorch's argument of a pooling, a number or one for each dim, as one for each of ``count`` dims."""
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values
 
 
 @composite(
-    "aten.max_pool1d.default", also={"aten.max_pool1d_with_indices.default": lambda *args: (args, {})},
+    "aten.max_pool1d.default",
+    also={"aten.max_pool1d_with_indices.default": lambda *args: (args, {})},
     samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], [1], True), Sample(I8(1, 3, 12), [2], [1], [0], [3])],
-)  # fmt: skip
+)
 def max_pool1d(
-    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """A maximum over windows of a map of height 1."""
+    """out = maximum over each window of [N,C,L]: a map of height 1."""
     (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
     (t,) = _each(stride, 1, [k])
     made = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
@@ -38,9 +41,15 @@ def max_pool1d(
 
 @composite("aten.avg_pool1d.default", samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], True, False)])
 def avg_pool1d(
-    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True
+    s: AtenBuilder,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Any:
-    """A mean over windows of a map of height 1."""
+    """out = mean over each window of [N,C,L]: a map of height 1."""
     (k,), (p,) = _each(kernel, 1), _each(padding, 1)
     (t,) = _each(stride, 1, [k])
     flat = s(aten.unsqueeze.default, x, -2)
@@ -50,9 +59,9 @@ def avg_pool1d(
 @composite(
     "aten.adaptive_avg_pool1d.default",
     samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
-)  # fmt: skip
-def adaptive_avg_pool1d(s: Sketch, x: Node, size: Any) -> Any:
-    """A mean over windows that divide a map of height 1."""
+)
+def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = mean over windows that divide [N,C,L]: a map of height 1."""
     (count,) = _each(size, 1)
     return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
 
@@ -60,9 +69,12 @@ def adaptive_avg_pool1d(s: Sketch, x: Node, size: Any) -> Any:
 @composite(
     "aten.adaptive_max_pool2d.default",
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
-)  # fmt: skip
-def adaptive_max_pool2d(s: Sketch, x: Node, size: Any) -> Any:
-    """(maximum over windows that divide the map, None): one pooling if they are alike, else one for each row and column."""
+)
+def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide the map, None).
+
+    Windows that are all alike are one pooling; others are one for each row, then one for each column.
+    """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     extents, sizes = shape_of(x)[-2:], [e if n is None else n for n, e in zip(_each(size, 2), shape_of(x)[-2:], strict=True)]
@@ -79,22 +91,23 @@ def adaptive_max_pool2d(s: Sketch, x: Node, size: Any) -> Any:
 
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
-def adaptive_max_pool1d(s: Sketch, x: Node, size: Any) -> Any:
-    """(maximum over windows that divide a map of height 1, None)."""
+def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide [N,C,L], None): a map of height 1."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
-    made, _ = s(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
+    made, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
     return [s(aten.squeeze.dim, made, -2), None]
 
 
 @composite(
-    "aten.max_pool3d.default", also={"aten.max_pool3d_with_indices.default": lambda *args: (args, {})},
+    "aten.max_pool3d.default",
+    also={"aten.max_pool3d_with_indices.default": lambda *args: (args, {})},
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1])],
-)  # fmt: skip
+)
 def max_pool3d(
-    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """Maxima over height and width of each plane, then over depth."""
+    """out = maximum over each window of [N,C,D,H,W]: over height and width of each plane, then over depth."""
     k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
     t = _each(stride, 3, k)
     planes, shape = _planes(s, x)
@@ -106,14 +119,24 @@ def max_pool3d(
 
 
 @composite(
-    "aten.avg_pool3d.default", bound=2,
+    "aten.avg_pool3d.default",
+    bound=2,
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1], False, False)],
-)  # fmt: skip
+)
 def avg_pool3d(
-    s: Sketch, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    s: AtenBuilder,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:  # fmt: skip
-    """Means over height and width of each plane, then over depth: two roundings."""
+) -> Any:
+    """out = mean over each window of [N,C,D,H,W]: over height and width of each plane, then over depth.
+
+    The bound: two roundings.
+    """
     if divisor_override is not None:
         return None
     k, p = _each(kernel, 3), _each(padding, 3)
@@ -126,11 +149,16 @@ def avg_pool3d(
 
 
 @composite(
-    "aten.adaptive_avg_pool3d.default", "aten._adaptive_avg_pool3d.default", bound=2,
+    "aten.adaptive_avg_pool3d.default",
+    "aten._adaptive_avg_pool3d.default",
+    bound=2,
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
-)  # fmt: skip
-def adaptive_avg_pool3d(s: Sketch, x: Node, size: Any) -> Any:
-    """A mean over windows that divide the volume: each slab of depth, then its planes; two roundings."""
+)
+def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = mean over windows that divide [N,C,D,H,W]: over each slab of depth, then over the plane.
+
+    The bound: two roundings. Windows that are all alike are an avg_pool3d.
+    """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
         return s(aten.mean.dim, x, [-3, -2, -1], True)
@@ -147,9 +175,12 @@ def adaptive_avg_pool3d(s: Sketch, x: Node, size: Any) -> Any:
 @composite(
     "aten.adaptive_max_pool3d.default",
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
-)  # fmt: skip
-def adaptive_max_pool3d(s: Sketch, x: Node, size: Any) -> Any:
-    """(maximum over windows that divide the volume, None): each slab of depth, then rows and columns."""
+)
+def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide [N,C,D,H,W], None): over each slab of depth, then of rows, then of columns.
+
+    Windows that are all alike are a max_pool3d.
+    """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
@@ -165,26 +196,26 @@ def adaptive_max_pool3d(s: Sketch, x: Node, size: Any) -> Any:
 
 
 def _windows_alike(x: Node, sizes: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """(kernel, stride) of a pooling with these adaptive windows, if each dimension's are all alike."""
+    """(kernel, stride) of the pooling that these adaptive windows are, if those of each dim are all alike; else None."""
     alike = [adaptive_windows(extent, size) for extent, size in zip(shape_of(x)[-len(sizes) :], sizes, strict=True)]
     found = [window for window in alike if window]
     return ([kernel for kernel, _ in found], [stride for _, stride in found]) if len(found) == len(alike) else None
 
 
-def _slabs(s: Sketch, x: Node, count: int, dim: int = -3) -> list[Node]:
+def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
     """The adaptive windows of ``count`` along ``dim``, as slices."""
     extent = shape_of(x)[dim]
     return [s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
 
 
-def _planes(s: Sketch, x: Node) -> tuple[Node, tuple[int, ...]]:
+def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
     """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
     return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
 
 
-def _columns(s: Sketch, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+def _columns(s: AtenBuilder, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
     return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area

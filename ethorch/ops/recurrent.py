@@ -1,6 +1,6 @@
 """Recurrent layers, taken apart into linear layers and gates.
 
-The inputs of all steps are multiplied by their weights at once, one product whose rows are sliced: step by step each would
+The inputs of all steps are multiplied by their weights at once: one product, whose rows are sliced. Step by step, each step would
 read the weights again. Where the layer starts from zero, its first step has no product with the state.
 """
 
@@ -12,22 +12,24 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.ops.spec import I8, Sample, W, composite
-from ethorch.sketch import Sketch, shape_of
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.ops.samples import I8, Sample, W
+from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (sketch, gates of the inputs at this step, state tensors or None at a start from zero, weights) -> new state tensors
-Cell = Callable[[Sketch, Node, list[Node] | None, dict[str, Node]], list[Node]]
+#: (s, gates of this step's input, state or None at a start from zero, weights) -> the next state, a tensor for each part of it
+Cell = Callable[[AtenBuilder, Node, list[Node] | None, dict[str, Node]], list[Node]]
 
 
-def _gates(s: Sketch, x: Node, count: int) -> list[Node]:
+def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
+    """``count`` equal parts of the last dim."""
     width = shape_of(x)[-1] // count
     return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
 
 
-def _lstm_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'), times a projection's weights where it has one."""
+def _lstm_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'). A projection multiplies h' by its weights."""
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
     i, f, g, o = _gates(s, gates, 4)
@@ -38,7 +40,7 @@ def _lstm_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[s
     return [s(aten.linear.default, h, weights["hr"], None) if "hr" in weights else h, cell]
 
 
-def _gru_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+def _gru_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
     """r, z = sigmoid; n = tanh(x_n + r * h_n); h' = n + z * (h - n)."""
     r, z, n = _gates(s, gates, 3)
     hn: Node | None
@@ -57,7 +59,10 @@ def _gru_cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[st
 
 
 def _simple_cell(function: Any) -> Cell:
-    def cell(s: Sketch, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """The cell of torch.nn.RNN: h' = function(W x + U h + b)."""
+
+    def cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+        """The next state, of the gates of this step's input."""
         if state is not None:
             gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
         return [s(function, gates)]
@@ -66,10 +71,17 @@ def _simple_cell(function: Any) -> Cell:
 
 
 def _direction(
-    s: Sketch, cell: Cell, x: Node, steps: int, time: int, start: list[Node] | None, parameters: Sequence[Node], reverse: bool,
+    s: AtenBuilder,
+    cell: Cell,
+    x: Node,
+    steps: int,
+    time: int,
+    start: list[Node] | None,
+    parameters: Sequence[Node],
+    reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """One layer in one direction over x [N, T, I] or [T, N, I]: its outputs in the order of time, and its last state."""
+    """One layer in one direction over x [N,T,I] or [T,N,I]: its outputs in the order of time, and its last state."""
     weights = {"hh": parameters[1]}
     if len(parameters) % 2:  # a projection of the LSTM's output
         weights["hr"] = parameters[-1]
@@ -92,10 +104,17 @@ def _direction(
 
 
 def _layers(
-    s: Sketch, cell: Cell, x: Node, start: Sequence[Node], parameters: Sequence[Node], layers: int, bidirectional: bool,
-    batch_first: bool, gru: bool = False,
-) -> list[Node]:  # fmt: skip
-    """[output, last states...] of a stack of layers."""
+    s: AtenBuilder,
+    cell: Cell,
+    x: Node,
+    start: Sequence[Node],
+    parameters: Sequence[Node],
+    layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    gru: bool = False,
+) -> list[Node]:
+    """A stack of layers, in one or both directions: [output, last states...]."""
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
     steps, directions = shape_of(x)[time], 2 if bidirectional else 1
     per = len(parameters) // (layers * directions)
@@ -120,31 +139,50 @@ _LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
 
 
 @composite(
-    "aten.lstm.input", bound16=4,
+    "aten.lstm.input",
+    bound16=4,
     samples=[
         Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
         Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),
-        Sample(I8(2, 3, 5), [W(1, 2, 3), W(1, 2, 6)], [W(24, 5), W(24, 3), W(24), W(24), W(3, 6)], True, 1, 0.0, False, False,
-               True),
+        Sample(
+            I8(2, 3, 5), [W(1, 2, 3), W(1, 2, 6)], [W(24, 5), W(24, 3), W(24), W(24), W(3, 6)], True, 1, 0.0, False, False, True
+        ),
     ],
-)  # fmt: skip
+)
 def lstm(
-    s: Sketch, x: Node, hx: Sequence[Node], parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    """(output, h, c) of torch.nn.LSTM, with a projection too, every gate calibrated."""
+    s: AtenBuilder,
+    x: Node,
+    hx: Sequence[Node],
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h, c) of torch.nn.LSTM, with or without a projection; every gate is calibrated."""
     return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 
 @composite(
-    "aten.gru.input", bound16=6,
+    "aten.gru.input",
+    bound16=6,
     samples=[Sample(I8(2, 4, 5), W(1, 2, 6), [W(18, 5), W(18, 6), W(18), W(18)], True, 1, 0.0, False, False, True)],
-)  # fmt: skip
+)
 def gru(
-    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    """(output, h) of torch.nn.GRU, every gate calibrated."""
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.GRU; every gate is calibrated."""
     return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
 
 
@@ -153,17 +191,33 @@ _RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1,
 
 @composite("aten.rnn_tanh.input", samples=_RNN, bound16=8)
 def rnn_tanh(
-    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    """(output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
     return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
 @composite("aten.rnn_relu.input", samples=_RNN)
 def rnn_relu(
-    s: Sketch, x: Node, hx: Node, parameters: Sequence[Node], biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    """(output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
     return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)

@@ -1,4 +1,4 @@
-"""Upsampling and other changes of a map's size: nearest and bilinear."""
+"""Changes of a map's size: nearest, and linear in one and two dims."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ethorch.ops.copies import joined, piece, wanted
-from ethorch.ops.index import rows_of
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QTensor, Result
+from ethorch.ops.gather import rows_of
 from ethorch.ops.quant_rules import SAME_AS_INPUT
-from ethorch.ops.spec import I8, Sample, op
-from ethorch.qparams import QParams, QTensor
-from ethorch.tosa.builder import Builder
+from ethorch.ops.samples import I8, Sample
+from ethorch.ops.spec import op
 from ethorch.tosa.ir import Value
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
-    """TOSA 1.0 RESIZE of a logical [N,C,H,W]; per axis (numerator, denominator, offset) of the scale, border from the sizes."""
+    """x[N,C,H,W] resized to ``sizes``. TOSA 1.0 RESIZE, its border such that it gives those sizes.
+
+    ``numbers``: of the height and the width, (numerator, denominator, offset) of the scale.
+    """
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
@@ -27,7 +31,7 @@ def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tupl
     ]
     scale = tuple(part for num, den, _ in numbers for part in (num, den))
     result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode=mode)
-    if mode == "BILINEAR" and not x.qparams.is_real:  # its weights add up to the product of the numerators
+    if mode == "BILINEAR" and not x.is_float:  # the weights add up to the product of the numerators
         result = b.rescale(result, 1 / (numbers[0][0] * numbers[1][0]), dtype=value.dtype)
     return b.from_nhwc(result, x.q, x.rank)
 
@@ -44,21 +48,23 @@ def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int]) -> QTensor:
-    """x[..., floor(i * H / size0), floor(j * W / size1)].
+    """x[..., floor(i * H / size0), floor(j * W / size1)]. What it becomes, the first that applies:
 
-    A RESIZE for the factors every NPU has; TILEs for other whole ones, chosen rows and columns for the rest.
+    - whole factors that the target's RESIZE has: a RESIZE;
+    - other whole factors: TILEs;
+    - any other: chosen rows, then chosen columns.
     """
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
     whole = all(ratio.denominator == 1 for ratio in ratios)
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
     if whole and ratios == [1, 1]:
         return x
-    if whole and (easy or b.forms.get("resize") != "few"):
+    if whole and (easy or b.tuning.resize == "any"):
         numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
-        if x.rank == 4 and x.shape[0] > 1 and b.forms.get("resize") == "few":
-            images = [_upsampled(b, piece(b, x, 0, n, 1), numbers) for n in range(x.shape[0])]
-            return joined(b, images, 0)
-        return _upsampled(b, x, numbers)
+        if x.rank == 4 and x.shape[0] > 1 and b.tuning.resize == "doubling":
+            images = [_resize(b, b.narrow(x, 0, n, 1), size, numbers, "NEAREST") for n in range(x.shape[0])]
+            return b.concat(images, 0)
+        return _resize(b, x, size, numbers, "NEAREST")
     if whole:
         return _repeated(b, _repeated(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
     for dim, count in zip((-2, -1), size, strict=True):
@@ -67,19 +73,8 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int]) -> QTensor:
     return x
 
 
-def _upsampled(b: Builder, x: QTensor, numbers: Sequence[tuple[int, int, int]]) -> QTensor:
-    value = b.nhwc(x)
-    border = [
-        (extent * (num // 2) - 1) * den + offset - (extent - 1) * num
-        for extent, (num, den, offset) in zip(value.shape[1:3], numbers, strict=True)
-    ]
-    scale = tuple(part for num, den, _ in numbers for part in (num, den))
-    result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode="NEAREST")
-    return b.from_nhwc(result, x.q, x.rank)
-
-
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Arguments of the ``.vec`` spellings: (x, size or None, [align_corners,] scale factors or None)."""
+    """Arguments of the ``.vec`` spellings, whose size and scale factors may be None, as those of the canonical one."""
     factors = rest[-1]
     return (x, size, *rest[:-1], *(factors if factors else (None,) * (len(x.shape) - 2))), {}
 
@@ -91,33 +86,41 @@ _UPSAMPLE = [
 
 
 @op(
-    "aten.upsample_nearest2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_nearest2d.vec": _vec}, samples=_UPSAMPLE,
-)  # fmt: skip
-def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: QParams) -> QTensor:
+    "aten.upsample_nearest2d.default",
+    quant=SAME_AS_INPUT,
+    also={"aten.upsample_nearest2d.vec": _vec},
+    samples=_UPSAMPLE,
+)
+def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW], exact."""
-    height, width = b.result_shape[-2:]
-    return wanted(b, nearest(b, x, (height, width)), out)
+    height, width = out.shape[-2:]
+    return b.requantized(nearest(b, x, (height, width)), out.q)
 
 
 @op(
-    "aten.upsample_nearest1d.default", quant=SAME_AS_INPUT, also={"aten.upsample_nearest1d.vec": _vec},
+    "aten.upsample_nearest1d.default",
+    quant=SAME_AS_INPUT,
+    also={"aten.upsample_nearest1d.vec": _vec},
     samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18])],
-)  # fmt: skip
-def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: QParams) -> QTensor:
+)
+def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL], exact."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    return wanted(b, b.view(nearest(b, flat, (1, b.result_shape[-1])), b.result_shape), out)
+    return b.requantized(b.view(nearest(b, flat, (1, out.shape[-1])), out.shape), out.q)
 
 
-def _positions(extent: int, size: int, align: bool) -> np.ndarray:
-    """Where PyTorch reads the input for each output: centres of pixels over centres, or corners over corners; clamped."""
+def _positions(extent: int, size: int, align: bool) -> npt.NDArray[np.float64]:
+    """float[size]: where PyTorch reads the input for each output, clamped to it.
+
+    With ``align`` the corners of both coincide; without, the centres of the pixels at the edges are as far from the edge.
+    """
     i = np.arange(size)
     where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * (extent / size) - 0.5
     return np.clip(where, 0, extent - 1)
 
 
 def _bilinear_numbers(extent: int, size: int, align: bool) -> tuple[int, int, int]:
-    """(numerator, denominator, offset) of ``_positions`` for RESIZE."""
+    """(numerator, denominator, offset) for RESIZE of ``_positions``."""
     if align:
         ratio = Fraction(max(size - 1, 1), max(extent - 1, 1))
         return ratio.numerator, ratio.denominator, 0
@@ -127,9 +130,9 @@ def _bilinear_numbers(extent: int, size: int, align: bool) -> tuple[int, int, in
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Bilinear by whole factors: nearest, then the average over f + 1 neighbours (the outer two count half, if f is even).
+    """Bilinear by whole factors f: nearest, then the mean over f + 1 neighbours; if f is even, the outer two count half.
 
-    The map gets a copy of its edges first. TOSA 1.0 DEPTHWISE_CONV2D of whole numbers, rounded once.
+    The map gets a copy of its edges first. It is rounded once. TOSA 1.0 DEPTHWISE_CONV2D with whole numbers as weights.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -137,34 +140,31 @@ def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
         kernels.append(kernel)
         if factor > 1:
             last = x.shape[dim] - 1
-            x = joined(b, [piece(b, x, dim, 0, 1), x, piece(b, x, dim, last, 1)], dim)
+            x = b.concat([b.narrow(x, dim, 0, 1), x, b.narrow(x, dim, last, 1)], dim)
         margins.append(factor - (len(kernel) - 1) // 2 if factor > 1 else 0)
     grown = nearest(b, x, (x.shape[-2] * factors[0], x.shape[-1] * factors[1]))
     for dim, margin in zip((-2, -1), margins, strict=True):
-        grown = piece(b, grown, dim, margin, grown.shape[dim] - 2 * margin)
+        grown = b.narrow(grown, dim, margin, grown.shape[dim] - 2 * margin)
     value, channels = b.nhwc(grown), grown.shape[-3]
     area = np.outer(*kernels)
     weight = np.broadcast_to(area[:, :, None, None], (*area.shape, channels, 1)).astype(np.int8)
-    zeros = b.const(np.zeros(channels, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(channels, np.int32))
-    acc = b.emit(
-        "DEPTHWISE_CONV2D", value, b.const(np.ascontiguousarray(weight), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
-        dilation=(1, 1), input_zp=x.qparams.zp, weight_zp=0,
-    )  # fmt: skip
+    acc = b.depthwise_conv2d(value, b.const(np.ascontiguousarray(weight), name="weight"), input_zp=x.qparams.zp)
     result = b.rescale(acc, 1 / float(area.sum()), output_zp=x.qparams.zp, dtype=value.dtype)
     return b.from_nhwc(result, x.q, x.rank)
 
 
 def _common_denominator(extent: int, size: int, align: bool) -> int:
-    """Of all ``_positions``."""
+    """The least common denominator of all ``_positions``."""
     if align:
         return Fraction(extent - 1, max(size - 1, 1)).denominator
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool) -> QTensor:
-    """Linear interpolation along one dim as a product with a constant [size, extent] matrix.
+    """Linear interpolation along one dim, as a product with a constant [size, extent] matrix.
 
-    Its steps are the positions' own where int8 has them, else 1/127; of int16 what that leaves of them is a second product.
+    - Steps of the matrix: the positions' own denominator, if int8 has it; else 1/127.
+    - int16 with steps of 1/127: what they leave of the positions is a second product.
     """
     extent = x.shape[dim]
     if extent == size:
@@ -186,33 +186,30 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool) -> QTen
         rest[np.arange(size), low] -= rest[np.arange(size), low + 1]
         parts = [b.rescale(part, 1.0, dtype="INT32") for part in (result, _product(b, value, rest, 1 / steps / 127, 0))]
         result = b.rescale(b.emit("ADD", *parts), 1.0, dtype="INT16")
-    full = QTensor(b.reshape(result, (*(x.shape[d] for d in others), size)), tuple((k,) for k in range(x.rank)), x.q)
-    order = [*others, dim % x.rank]
-    return b.permute(full, [order.index(d) for d in range(x.rank)])
+    return b.from_order(b.reshape(result, (*(x.shape[d] for d in others), size)), [*others, dim % x.rank], x.q)
 
 
-def _product(b: Builder, value: Value, weight: np.ndarray, unit: float, zp: int) -> Value:
-    """Rows of ``value`` times a constant int8 [size, extent] matrix in steps of ``unit``, in the codes that ``value`` has."""
+def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp: int) -> Value:
+    """Rows of ``value`` times a constant int8 [size, extent] matrix in steps of ``unit``, as codes of the input."""
     size, extent = weight.shape
-    zeros = b.const(np.zeros(size, np.int64), "INT48") if value.dtype == "INT16" else b.const(np.zeros(size, np.int32))
-    acc = b.emit(
-        "CONV2D", value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), zeros, pad=(0, 0, 0, 0), stride=(1, 1),
-        dilation=(1, 1), input_zp=zp, weight_zp=0,
-    )  # fmt: skip
+    acc = b.conv2d(value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), input_zp=zp)
     return b.rescale(acc, unit, output_zp=zp, dtype=value.dtype)
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
-    """Bilinear interpolation to ``size``: a RESIZE where the NPU has one, else boxes for whole factors, else two products.
+    """Bilinear interpolation of x[..., H, W] to ``size``. What it becomes, the first that applies:
 
-    Of one row or column it is that one, repeated: Vela refuses such a RESIZE.
+    - one row or column that is to be several: repeated, since Vela refuses such a RESIZE;
+    - a target whose RESIZE takes any scale: a RESIZE;
+    - whole factors: ``_by_boxes``;
+    - any other: a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
             return _repeated(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align), dim, wide)
     if tuple(x.shape[-2:]) == tuple(size):
         return x
-    if b.forms.get("resize") != "few":
+    if b.tuning.resize == "any":
         numbers = [_bilinear_numbers(extent, wide, align) for extent, wide in zip(x.shape[-2:], size, strict=True)]
         return _resize(b, x, size, numbers, "BILINEAR")
     factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
@@ -225,36 +222,49 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
 
 
 @op(
-    "aten.upsample_bilinear2d.default", quant=SAME_AS_INPUT, also={"aten.upsample_bilinear2d.vec": _vec}, bound=2, bound16=3,
+    "aten.upsample_bilinear2d.default",
+    quant=SAME_AS_INPUT,
+    also={"aten.upsample_bilinear2d.vec": _vec},
+    bound=2,
+    bound16=3,
     samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, *_UNEVEN)],
-)  # fmt: skip
+)
 def upsample_bilinear2d(
-    b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: QParams
+    b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: Result
 ) -> QTensor:
-    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]; one rounding, or two where it is two products."""
-    height, width = b.result_shape[-2:]
-    return wanted(b, bilinear(b, x, (height, width), align_corners), out)
+    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA 1.0 RESIZE, CONV2D.
+
+    The bound: by products with matrices it is rounded twice.
+    """
+    height, width = out.shape[-2:]
+    return b.requantized(bilinear(b, x, (height, width), align_corners), out.q)
+
+
+def upsample_linear1d_of_floats(
+    b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result
+) -> QTensor:
+    """out = linear interpolation of x[N,C,L] of floats: a map of height 1. TOSA 1.0 RESIZE."""
+    flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
+    return b.view(bilinear(b, flat, (1, out.shape[-1]), align_corners), out.shape)
 
 
 @op(
-    "aten.upsample_linear1d.default", quant=SAME_AS_INPUT, also={"aten.upsample_linear1d.vec": _vec},
+    "aten.upsample_linear1d.default",
+    quant=SAME_AS_INPUT,
+    also={"aten.upsample_linear1d.vec": _vec},
+    floats=upsample_linear1d_of_floats,
     samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True)],
-)  # fmt: skip
-def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: QParams) -> QTensor:
-    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL]."""
+)
+def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
+    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA 1.0 CONV2D, DEPTHWISE_CONV2D."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    target = (1, b.result_shape[-1])
-    return wanted(b, b.view(_linear(b, flat, target, align_corners), b.result_shape), out)
+    target = (1, out.shape[-1])
+    return b.requantized(b.view(_linear(b, flat, target, align_corners), out.shape), out.q)
 
 
 def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
+    """Linear interpolation of x[N,C,1,L] to ``size``."""
     factor = Fraction(size[1], x.shape[-1])
     if not align and factor.denominator == 1:
         return _by_boxes(b, x, (1, int(factor)))
     return _by_matrix(b, x, -1, size[1], align)
-
-
-@upsample_linear1d.floats
-def _(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None) -> QTensor:
-    flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    return b.view(bilinear(b, flat, (1, b.result_shape[-1]), align_corners), b.result_shape)

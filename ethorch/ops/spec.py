@@ -1,158 +1,124 @@
-"""OpSpec, the ``@op`` decorator, the table ``OPS``, and Sample: all there is to say of an operator, in one place."""
+"""OpSpec, the ``@op`` decorator and the table ``OPS``: all there is to say of an operator, in one place.
+
+The contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
+
+- ``b`` is the Builder it emits TOSA with. Arguments come in the order, under the names and with the defaults of the canonical
+  ATen schema; keyword-only ones as keywords. A tensor is a QTensor, a constant that is not quantized a NumPy array.
+- Integers in, integers out: codes of quantized tensors, plain integers, truth values. The result has the logical shape
+  ``out.shape`` and the QParams ``out.q``: those of the node's quantize user, looked up through operators marked ``absorbs``
+  (so relu behind a convolution costs nothing). Where ``out.q`` is None the result is plain integers or truth values of
+  ``out.dtype``; INT32 in place of INT8 or INT16 is wrapped behind it. An operator that has to have QParams says
+  ``out.qparams``, and is refused where there are none.
+- It changes nothing but ``b``: all that it knows of the result is in ``out``.
+- It raises Unsupported for what the target or TOSA cannot do. Any other exception is a defect and reaches the user.
+- The walk, not the lowering, stamps origins and checks the result's shape and QParams.
+
+The contract of a lowering of floats (``OpSpec.floats``) is the same with floats for codes: its tensors are floats, plain
+integers and constants, ``out.q`` is ``float_qparams(out.dtype)`` or None, and it may return a FloatTensor, or any float dtype,
+which is cast behind it. Of an operator without one, ``lower`` is called in this way: floats are codes that mean themselves.
+
+Bounds. ``OpSpec.bound`` is by how many steps of its output an operator may differ from fake-quantized PyTorch, over all of its
+samples in int8; ``OpSpec.bound16`` the same with int16 activations. ``python -m tests.support.ladder NAME``, and the same with
+``--int16``, prints what the samples need, in seconds. How to choose:
+
+- An operator that rounds once, at its end, needs 1: its one rounding and PyTorch's may fall on either side of a half.
+- A composite: each operator inside may round to the other side than PyTorch. What stands behind it turns that step into steps of
+  the output. In int8 that is rare, and 1 is mostly enough. The codes of int16 are so fine that it happens in some element of every
+  sample: it needs about as many as it has operators in a row, more where a function inside is steep.
+- A table of int16 is interpolated between 513 entries. It needs what its samples show: much where the function is steep.
+- A function that jumps may need all of a jump, if what it is given was rounded.
+
+A bound above 1 has its reason in the documentation. A step of int16 is 1/256 of a step of int8 over the same range: a ``bound16``
+below 256 is finer than int8 is. Where the ladder shows more than these rules explain, the lowering is wrong, not the bound.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from ethorch.builder.floats import FloatTensor
+from ethorch.builder.qparams import QTensor
 from ethorch.errors import Reason
+from ethorch.fx.node import op_name
 from ethorch.ops.quant_rules import EACH_INPUT, NOT_QUANTIZED, QuantRule
-from ethorch.qparams import QTensor
+from ethorch.ops.samples import I8, Sample
 
 #: A rule, or a function from the FX node to its rule where the arguments decide.
 Rule = QuantRule | Callable[[Any], QuantRule]
 Adapter = Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+Kind = Literal["operator", "table", "composite"]
 
 
-@dataclass(frozen=True)
-class I8:
-    """A sample's quantized activation (int8, or int16 where the test says so), uniform in ``low..high``."""
-
-    shape: tuple[int, ...]
-    low: float = -3.0
-    high: float = 3.0
-
-    def __init__(self, *shape: int, low: float = -3.0, high: float = 3.0):
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
-
-
-@dataclass(frozen=True)
-class Ints:
-    """A sample's plain integer tensor of that shape, uniform in ``low..high``: int32 unless ``dtype`` names another."""
-
-    shape: tuple[int, ...]
-    low: int
-    high: int
-    dtype: str
-
-    def __init__(self, *shape: int, low: int = -1000, high: int = 1000, dtype: str = "int32"):
-        for name, value in (("shape", shape), ("low", low), ("high", high), ("dtype", dtype)):
-            object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A sample's bool tensor of that shape, True with the probability ``chance``."""
-
-    shape: tuple[int, ...]
-    chance: float
-
-    def __init__(self, *shape: int, chance: float = 0.5):
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "chance", chance)
-
-
-@dataclass(frozen=True)
-class W:
-    """A sample's parameter (weight or bias) of that shape: a constant of the module, uniform in ``low..low + 1``."""
-
-    shape: tuple[int, ...]
-    low: float = -0.5
-
-    def __init__(self, *shape: int, low: float = -0.5):
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "low", low)
-
-    def positive(self) -> W:
-        """The same with values in 0.5..1.5, as a variance has."""
-        return W(*self.shape, low=0.5)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One call of an operator for tests and documentation: ATen arguments with I8, Ints, Truth and W in place of tensors."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    overload: str = ""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        object.__setattr__(self, "args", args)
-        object.__setattr__(self, "kwargs", kwargs)
-
-    def of(self, overload: str) -> Sample:
-        """The same call of another of the operator's names than its first."""
-        sample = Sample(*self.args, **self.kwargs)
-        object.__setattr__(sample, "overload", overload)
-        return sample
-
-    def __str__(self) -> str:
-        def show(arg: Any) -> str:
-            if isinstance(arg, (I8, Ints, Truth, W)):
-                return f"{type(arg).__name__}({', '.join(map(str, arg.shape))})"
-            return "[" + ", ".join(map(show, arg)) + "]" if isinstance(arg, (list, tuple)) else str(arg)
-
-        return ", ".join([*map(show, self.args), *(f"{k}={show(v)}" for k, v in self.kwargs.items())])
-
-
-@dataclass
+@dataclass(frozen=True, eq=False)
 class OpSpec:
-    """One operator of PyTorch on the NPU.
+    """One operator of PyTorch on the NPU. It is frozen: all of it is said in one place, where the operator is defined.
 
     Attributes:
         names: ATen names it answers to, the canonical one first; in-place forms answer by the name without underscore.
+        kind: ``operator``: it has a lowering. ``composite``: it is only ever decomposed. ``table``: a function of one tensor
+            that is a lookup table, its entries computed by running the function.
         quant: which of its inputs and outputs are quantized, and how.
-        lower: ``lower(b, *aten_args, out) -> QTensor``, or None for an operator that is only ever a table.
+        doc: its documentation; the first paragraph says what it computes.
+        source: file and line of its definition, below ``ethorch/``.
+        lower: ``lower(b, *aten_args, out) -> QTensor``, to the contract above; None for a composite, and for a table that needs
+            no other form.
+        check: a function of the operator's arguments that returns the Reason why TOSA cannot express them, or None.
+        floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``, the lowering of float tensors where ``lower`` is none.
+        decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``: draws other operators on the AtenBuilder
+            ``s`` that replace the node before annotation, so that what is inside is calibrated. It returns the node that stands
+            for the result, or one for each result; None leaves the node as it is (see ethorch.quantize.decompose).
+        decomposes_integers: ``decompose`` is to be called for integer results too.
         adapters: spelling -> function from its arguments to those of the canonical one.
         absorbs: it costs nothing behind an operator that has its own output scale (clamps, no-ops).
         pointwise: each output element depends on one element of each input: a chain on one input is one TABLE.
-        steps: the function jumps: interpolation between an int16 table's entries would round off the jumps.
+        moves: the result is the elements of its input, each once, in another place or under another shape.
+        homogeneous: f(s x) = s f(x) for any s > 0 that is one number along so many of the last axes: 0 for an operator of
+            single elements, 2 for one that mixes a map's; None where this does not hold.
+        steps: the function jumps. Interpolation between the entries of an int16 table would round off the jumps.
+        needs: the TOSA operator that reads a computed index for it. A target without it is the reason to refuse such an index.
         samples: calls that tests and documentation try.
-        bound: how many output steps the NPU may be from fake-quantized PyTorch: 1, or more with the reason in the doc.
-        bound16: the same with int16 activations; of a table its samples' interpolation error.
-        real: ``real(b, *aten_args) -> Real | QTensor``, the lowering of float tensors where ``lower`` is none;
-            keywords as ``lower``'s, without ``out``.
-        decompose: ``decompose(sketch, *aten_args) -> Node | tuple | None``, a replacement by other operators before
-            annotation, so that what is inside is calibrated; None leaves the node as it is (see ethorch.decompose).
-        decomposes_integers: it is to be called for integer results too.
-        needs: the TOSA operator that reads a computed index for it, so that a target without it is the reason to refuse one.
+        bound: by how many steps of its output it may differ from fake-quantized PyTorch in int8 (see above).
+        bound16: the same with int16 activations.
     """
 
     names: tuple[str, ...]
+    kind: Kind
     quant: Rule
-    lower: Callable[..., Any] | None
+    doc: str
+    source: str
+    lower: Callable[..., Any] | None = None
+    check: Callable[..., Reason | None] | None = None
+    floats: Callable[..., Any] | None = None
+    decompose: Callable[..., Any] | None = None
+    decomposes_integers: bool = False
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     absorbs: bool = False
     pointwise: bool = False
-    samples: Sequence[Sample] = ()
+    moves: bool = False
+    homogeneous: int | None = None
     steps: bool = False
-    checks: list[Callable[..., Reason | None]] = field(default_factory=list)
-    doc: str = ""
-    source: str = ""
+    needs: str = ""
+    samples: Sequence[Sample] = ()
     bound: int = 1
     bound16: int = 1
-    decompose: Callable[..., Any] | None = None
-    decomposes_integers: bool = False
-    needs: str = ""
-    real: Callable[..., Any] | None = None
-
-    @property
-    def composite(self) -> bool:
-        """Is it only ever decomposed?"""
-        return self.lower is None and self.decompose is not None
 
     @property
     def takes_floats(self) -> bool:
         """Has it a lowering of float tensors? Integer operators have none to have."""
-        return self.real is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
+        return self.floats is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
+
+    @property
+    def composite(self) -> bool:
+        """Is it only ever decomposed?"""
+        return self.kind == "composite"
 
     @property
     def name(self) -> str:
+        """The canonical ATen name."""
         return self.names[0]
 
     @property
@@ -160,29 +126,15 @@ class OpSpec:
         """TOSA dtypes of an input whose chain may be a TABLE."""
         return () if not self.pointwise else ("INT8",) if self.steps else ("INT8", "INT16")
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The decorated function: the lowering, or a composite's decomposition."""
+        function = self.decompose if self.kind == "composite" else self.lower
+        assert function is not None, f"{self.name} is only ever a table"
+        return function(*args, **kwargs)
+
     def rule(self, node: Any) -> QuantRule:
         """The quantization rule of that FX node."""
         return self.quant if isinstance(self.quant, QuantRule) else self.quant(node)
-
-    def check(self, function: Callable[..., Reason | None]) -> Callable[..., Reason | None]:
-        """Decorator: a function of the operator's arguments that returns the Reason why TOSA cannot express them."""
-        self.checks.append(function)
-        return function
-
-    def floats(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: ``function`` lowers float tensors."""
-        self.real = function
-        return function
-
-    def decomposition(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: ``function`` replaces nodes of this operator before annotation."""
-        self.decompose = function
-        return function
-
-    def integer_decomposition(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the same, of nodes with an integer result too."""
-        self.decomposes_integers = True
-        return self.decomposition(function)
 
     def canonical(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of spelling ``name`` as arguments of the canonical spelling."""
@@ -205,48 +157,94 @@ def register(spec: OpSpec) -> OpSpec:
 def op(
     *names: str,
     quant: Rule,
+    doc: str = "",
+    check: Callable[..., Reason | None] | None = None,
+    floats: Callable[..., Any] | None = None,
+    decompose: Callable[..., Any] | None = None,
+    decomposes_integers: bool = False,
     also: Mapping[str, Adapter] | None = None,
     absorbs: bool = False,
     pointwise: bool = False,
+    moves: bool = False,
+    homogeneous: int | None = None,
     steps: bool = False,
+    needs: str = "",
     samples: Sequence[Sample] = (),
     bound: int = 1,
     bound16: int = 1,
-    needs: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Decorator: the function is the lowering of the ATen operators ``names`` (and of ``also``, through an adapter)."""
+    """Decorator: the function is the lowering of the ATen operators ``names`` (and of ``also``, through an adapter).
+
+    ``doc`` stands in for the function's docstring; all other arguments are fields of OpSpec.
+    """
 
     def decorate(lower: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(
-            names, quant, lower, also or {}, absorbs, pointwise, samples,
-            doc=inspect.getdoc(lower) or "", source=_source(lower), bound=bound, bound16=bound16, steps=steps, needs=needs,
-        )  # fmt: skip
+            names,
+            "operator",
+            quant,
+            doc or inspect.getdoc(lower) or "",
+            _source(lower),
+            lower,
+            check,
+            floats,
+            decompose,
+            decomposes_integers,
+            also or {},
+            absorbs,
+            pointwise,
+            moves,
+            homogeneous,
+            steps,
+            needs,
+            samples,
+            bound,
+            bound16,
+        )
         return register(spec)
 
     return decorate
 
 
 def composite(
-    *names: str, also: Mapping[str, Adapter] | None = None, samples: Sequence[Sample] = (), bound: int = 1, bound16: int = 1
+    *names: str,
+    floats: Callable[..., Any] | None = None,
+    also: Mapping[str, Adapter] | None = None,
+    samples: Sequence[Sample] = (),
+    bound: int = 1,
+    bound16: int = 1,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Decorator: the function decomposes the ATen operators ``names`` before annotation; they have no lowering."""
+    """Decorator: the function decomposes the ATen operators ``names`` before annotation; they have no lowering of integers.
+
+    The arguments are fields of OpSpec.
+    """
 
     def decorate(function: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(
-            names, NOT_QUANTIZED, None, also or {}, samples=samples, doc=inspect.getdoc(function) or "",
-            source=_source(function), bound=bound, bound16=bound16, decompose=function,
-        )  # fmt: skip
+            names,
+            "composite",
+            NOT_QUANTIZED,
+            inspect.getdoc(function) or "",
+            _source(function),
+            floats=floats,
+            decompose=function,
+            adapters=also or {},
+            samples=samples,
+            bound=bound,
+            bound16=bound16,
+        )
         return register(spec)
 
     return decorate
 
 
 def _source(function: Callable[..., Any]) -> str:
+    """``ops/conv.py:60``: where a function is defined."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename.rpartition('/ethorch/')[2]}:{code.co_firstlineno}"
 
 
-#: Shapes of the samples of tables, of every rank in turn; a table does not care.
+#: Shapes of the samples of tables, of every rank; a table does not care, so each has one, chosen by its name.
 _TABLE_SHAPES = ((211,), (3, 71), (2, 5, 21), (1, 8, 5, 5), (2, 3, 1, 5, 7), (1, 2, 3, 2, 3, 6))
 
 
@@ -258,63 +256,54 @@ def table_op(
     high: float = 3.0,
     calls: Sequence[Sequence[Any] | Mapping[str, Any]] = ((),),
     samples: Sequence[Sample] = (),
+    homogeneous: int | None = None,
     steps: bool = False,
     bound16: int = 1,
-    real: str | Callable[..., Any] | None = None,
+    floats: str | Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
 ) -> OpSpec:
-    """An operator of one tensor that is only ever a lookup table, its entries computed by running it.
+    """An operator of one tensor that is a lookup table, its entries computed by running it.
 
     Args:
-        real: the TOSA operator that computes it of floats, or a formula of a Real and the further arguments.
+        floats: the TOSA operator that computes it of floats, or a formula of a FloatTensor and the further arguments.
+        lower: a lowering for the inputs that no table is made for: int16, of a function that jumps.
         low, high: where the samples' inputs lie.
         calls: what follows the tensor in each sample: arguments, or keywords. Instead of samples.
-        steps: the function jumps.
-        bound16: see OpSpec.
+        homogeneous, steps, bound16: see OpSpec.
     """
     caller = inspect.currentframe()
     assert caller is not None and caller.f_back is not None
     place = f"{caller.f_back.f_code.co_filename.rpartition('/ethorch/')[2]}:{caller.f_back.f_lineno}"
     if not samples:
-        x = I8(*_TABLE_SHAPES[len(OPS) % len(_TABLE_SHAPES)], low=low, high=high)
+        x = I8(*_TABLE_SHAPES[zlib.crc32(names[0].encode()) % len(_TABLE_SHAPES)], low=low, high=high)
         samples = [Sample(x, **call) if isinstance(call, Mapping) else Sample(x, *call) for call in calls]
-    spec = OpSpec(names, quant, None, pointwise=True, samples=samples, doc=doc, source=place, steps=steps, bound16=bound16)
-    spec.real = _operator(real) if isinstance(real, str) else None if real is None else _formula(real)
+    spec = OpSpec(
+        names,
+        "table",
+        quant,
+        doc,
+        place,
+        lower,
+        floats=_operator(floats) if isinstance(floats, str) else None if floats is None else _formula(floats),
+        pointwise=True,
+        homogeneous=homogeneous,
+        steps=steps,
+        samples=samples,
+        bound16=bound16,
+    )
     return register(spec)
 
 
 def _operator(name: str) -> Callable[..., QTensor]:
-    """One TOSA operator, in the dtype of its operand."""
+    """The lowering of floats that is one TOSA operator, in the dtype of its operand."""
     return lambda b, x, *_, **__: QTensor(b.emit(name, x.value), x.dims, x.q)
 
 
 def _formula(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula, its first argument made a Real."""
-    from ethorch.real import Real
-
-    return lambda b, x, *args, **kwargs: function(Real.of(b, x), *args, **kwargs)
-
-
-def overload_of(target: Any) -> Any:
-    """The OpOverload behind an operator of the edge dialect; anything else as it is."""
-    return target._op if type(target).__name__ == "EdgeOpOverload" else target
-
-
-def op_name(target: Any) -> str:
-    """``aten.conv2d.default`` for an OpOverload, its edge dialect form or its in-place form."""
-    return _functional(str(overload_of(target)))
-
-
-@functools.cache
-def _functional(name: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``."""
-    parts = name.split(".")
-    if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
-        parts[1] = parts[1][:-1]
-    return ".".join(parts)
+    """The lowering of floats that is a formula: its first argument is made a FloatTensor."""
+    return lambda b, x, *args, out, **kwargs: function(FloatTensor.of(b, x), *args, **kwargs)
 
 
 def find(target: Any) -> OpSpec | None:
     """The spec of an FX target, or None."""
-    import ethorch.ops  # noqa: F401  registers every family
-
     return OPS.get(op_name(target))

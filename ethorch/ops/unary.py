@@ -1,127 +1,172 @@
-"""Functions of one tensor, element by element: each is a lookup table, its entries computed by running the function.
+"""Functions of one tensor, element by element. Each is a lookup table, whose entries are computed by running the function.
 
-Alone or in a chain (with constants, or with each other on the same tensor) they are ONE TABLE: 256 entries for int8; 513
-for int16, between which the NPU interpolates, and where a function is steep or jumps the sum of a few (ethorch.tosa.tables).
-Where a function is not defined (the log of a negative code) the table continues with the nearest value it has; infinities
-saturate. ``bound16`` is the interpolation's error on the samples, in output codes: large only where a function goes further
-than that from one input code to the next.
+A chain of them on one tensor, with constants or with each other, is ONE TABLE:
 
-Of floats, ``real`` says what they are: a TOSA operator, or a formula of several.
+- int8: 256 entries.
+- int16: 513 entries, between which the NPU interpolates; where the function is steep or jumps, the sum of a few such tables
+  (ethorch.builder.int16_tables).
+
+Where a function is not defined, as the log of a negative code, the table continues with the nearest value it has. Infinities
+saturate.
+
+``floats`` says what a function is of floats: a TOSA operator, or a formula of several.
 """
 
 from __future__ import annotations
 
 import math
 
-from ethorch.ops import formulas as f
-from ethorch.ops.quant_rules import fixed_output
-from ethorch.ops.spec import I8, Sample, table_op
+from ethorch.builder import float_functions as f
+from ethorch.ops.quant_rules import UNIT_DOMAIN, fixed_output
+from ethorch.ops.samples import I8, Sample
+from ethorch.ops.spec import table_op
 
 # --- squashing functions: the output's range is known ---------------------------------------------------------------------
 
 table_op(
-    "aten.sigmoid.default", "aten.special_expit.default", quant=fixed_output(0.0, 255 / 256), doc="1 / (1 + exp(-x))",
-    real="SIGMOID",
-)  # fmt: skip
+    "aten.sigmoid.default",
+    "aten.special_expit.default",
+    quant=fixed_output(0.0, 255 / 256),
+    doc="1 / (1 + exp(-x))",
+    floats="SIGMOID",
+)
 table_op(
-    "aten.hardsigmoid.default", quant=fixed_output(0.0, 1.0), doc="min(max(x / 6 + 1/2, 0), 1)", bound16=2,
-    real=lambda x: (x / 6 + 0.5).clamp(0, 1),
-)  # fmt: skip
-table_op("aten.tanh.default", quant=fixed_output(-1.0, 127 / 128), doc="tanh(x)", bound16=2, real="TANH")
+    "aten.hardsigmoid.default",
+    quant=fixed_output(0.0, 1.0),
+    doc="min(max(x / 6 + 1/2, 0), 1)",
+    bound16=2,
+    floats=lambda x: (x / 6 + 0.5).clamp(0, 1),
+)
+table_op("aten.tanh.default", quant=fixed_output(-1.0, 127 / 128), doc="tanh(x)", bound16=2, floats="TANH")
 
 # --- activations ----------------------------------------------------------------------------------------------------------
 
-table_op("aten.silu.default", doc="x / (1 + exp(-x))", real=lambda x: x * x.sigmoid())
-table_op("aten.hardswish.default", doc="x * min(max(x + 3, 0), 6) / 6", bound16=2, real=lambda x: x * (x + 3).clamp(0, 6) / 6)
-table_op("aten.gelu.default", doc="x * P(X <= x), X standard normal; or by tanh", calls=[(), {"approximate": "tanh"}], real=f.gelu)
-table_op("aten.elu.default", doc="x, or alpha * (exp(x) - 1) below 0", calls=[(), (1.5,), (0.7, 1.2, 0.8)], real=f.elu)
-table_op("aten.selu.default", doc="1.0507 * elu(x, 1.6733)", real=lambda x: f.elu(x, 1.6732632423543772, 1.0507009873554805))
+table_op("aten.silu.default", doc="x / (1 + exp(-x))", floats=lambda x: x * x.sigmoid())
+table_op("aten.hardswish.default", doc="x * min(max(x + 3, 0), 6) / 6", bound16=2, floats=lambda x: x * (x + 3).clamp(0, 6) / 6)
 table_op(
-    "aten.celu.default", doc="max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)", calls=[(), (0.5,)], bound16=2,
-    real=lambda x, alpha=1: f.elu(x, alpha, 1, 1 / alpha),
-)  # fmt: skip
+    "aten.gelu.default", doc="x * P(X <= x), X standard normal; or by tanh", calls=[(), {"approximate": "tanh"}], floats=f.gelu
+)
+table_op("aten.elu.default", doc="x, or alpha * (exp(x) - 1) below 0", calls=[(), (1.5,), (0.7, 1.2, 0.8)], floats=f.elu)
+table_op("aten.selu.default", doc="1.0507 * elu(x, 1.6733)", floats=lambda x: f.elu(x, 1.6732632423543772, 1.0507009873554805))
 table_op(
-    "aten.leaky_relu.default", doc="x, or negative_slope * x below 0", calls=[(), (0.2,)],
-    real=lambda x, slope=0.01: (x > 0).then(x, x * slope),
-)  # fmt: skip
-table_op("aten.softplus.default", doc="log(1 + exp(beta * x)) / beta", calls=[(), (2.0, 4.0)], bound16=2, real=f.softplus)
-table_op("aten.mish.default", doc="x * tanh(log(1 + exp(x)))", bound16=2, real=lambda x: x * f.softplus(x).tanh())
-table_op("aten.log_sigmoid.default", "aten.log_sigmoid_forward.default", doc="-log(1 + exp(-x))", real=lambda x: -f.softplus(-x))
+    "aten.celu.default",
+    doc="max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)",
+    calls=[(), (0.5,)],
+    bound16=2,
+    floats=lambda x, alpha=1: f.elu(x, alpha, 1, 1 / alpha),
+)
 table_op(
-    "aten.hardshrink.default", doc="x, or 0 where |x| <= lambd", calls=[(), (1.0,)], steps=True,
-    real=lambda x, lambd=0.5: (x.abs() > lambd).then(x, 0),
-)  # fmt: skip
+    "aten.leaky_relu.default",
+    homogeneous=0,
+    doc="x, or negative_slope * x below 0",
+    calls=[(), (0.2,)],
+    floats=lambda x, slope=0.01: (x > 0).then(x, x * slope),
+)
+table_op("aten.softplus.default", doc="log(1 + exp(beta * x)) / beta", calls=[(), (2.0, 4.0)], bound16=2, floats=f.softplus)
+table_op("aten.mish.default", doc="x * tanh(log(1 + exp(x)))", bound16=2, floats=lambda x: x * f.softplus(x).tanh())
+table_op("aten.log_sigmoid.default", "aten.log_sigmoid_forward.default", doc="-log(1 + exp(-x))", floats=lambda x: -f.softplus(-x))
 table_op(
-    "aten.softshrink.default", doc="x moved towards 0 by lambd", calls=[(), (1.0,)], bound16=2,
-    real=lambda x, lambd=0.5: x - x.clamp(-lambd, lambd),
-)  # fmt: skip
+    "aten.hardshrink.default",
+    doc="x, or 0 where |x| <= lambd",
+    calls=[(), (1.0,)],
+    steps=True,
+    floats=lambda x, lambd=0.5: (x.abs() > lambd).then(x, 0),
+)
 table_op(
-    "aten.threshold.default", doc="x, or value where x <= threshold", calls=[(0.5, -1.0)], steps=True,
-    real=lambda x, threshold, value: (x > threshold).then(x, value),
-)  # fmt: skip
+    "aten.softshrink.default",
+    doc="x moved towards 0 by lambd",
+    calls=[(), (1.0,)],
+    bound16=2,
+    floats=lambda x, lambd=0.5: x - x.clamp(-lambd, lambd),
+)
 table_op(
-    "aten.rrelu.default", doc="in evaluation: x, or x times the middle of (lower, upper) below 0",
-    real=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
-)  # fmt: skip
+    "aten.threshold.default",
+    doc="x, or value where x <= threshold",
+    calls=[(0.5, -1.0)],
+    steps=True,
+    floats=lambda x, threshold, value: (x > threshold).then(x, value),
+)
+table_op(
+    "aten.rrelu.default",
+    doc="in evaluation: x, or x times the middle of (lower, upper) below 0",
+    floats=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
+)
 
 # --- exponentials, logarithms, powers --------------------------------------------------------------------------------------
 
-table_op("aten.exp.default", doc="e**x", bound16=2, real="EXP")
-table_op("aten.exp2.default", doc="2**x", bound16=2, real=lambda x: 2.0**x)
-table_op("aten.expm1.default", doc="e**x - 1", bound16=2, real=lambda x: x.expm1())
-table_op("aten.log.default", doc="natural logarithm of x", low=0.05, high=4.0, bound16=22, real="LOG")
+table_op("aten.exp.default", doc="e**x", bound16=2, floats="EXP")
+table_op("aten.exp2.default", doc="2**x", bound16=2, floats=lambda x: 2.0**x)
+table_op("aten.expm1.default", doc="e**x - 1", bound16=2, floats=lambda x: x.expm1())
+table_op("aten.log.default", doc="natural logarithm of x", low=0.05, high=4.0, bound16=22, floats="LOG")
 table_op(
-    "aten.log2.default", doc="logarithm of x to base 2", low=0.05, high=4.0, bound16=22,
-    real=lambda x: x.log() * (1 / math.log(2)),
-)  # fmt: skip
+    "aten.log2.default",
+    doc="logarithm of x to base 2",
+    low=0.05,
+    high=4.0,
+    bound16=22,
+    floats=lambda x: x.log() * (1 / math.log(2)),
+)
 table_op(
-    "aten.log10.default", doc="logarithm of x to base 10", low=0.05, high=4.0, bound16=22,
-    real=lambda x: x.log() * (1 / math.log(10)),
-)  # fmt: skip
-table_op("aten.log1p.default", doc="natural logarithm of 1 + x", low=-0.9, high=3.0, bound16=8, real=lambda x: x.log1p())
-table_op("aten.sqrt.default", doc="square root of x", low=0.0, high=4.0, bound16=4, real=lambda x: x.sqrt())
-table_op("aten.rsqrt.default", doc="1 / square root of x", low=0.1, high=4.0, bound16=14, real="RSQRT")
-table_op("aten.reciprocal.default", doc="1 / x", low=0.2, high=4.0, bound16=16, real="RECIPROCAL")
-table_op("aten.square.default", doc="x * x", bound16=2, real=lambda x: x * x)
-table_op("aten.pow.Tensor_Scalar", doc="x ** exponent", calls=[(2,), (3,), (1,)], bound16=2, real=f.power)
-table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2, real=lambda base, x: base**x)
+    "aten.log10.default",
+    doc="logarithm of x to base 10",
+    low=0.05,
+    high=4.0,
+    bound16=22,
+    floats=lambda x: x.log() * (1 / math.log(10)),
+)
+table_op("aten.log1p.default", doc="natural logarithm of 1 + x", low=-0.9, high=3.0, bound16=8, floats=lambda x: x.log1p())
+table_op("aten.sqrt.default", doc="square root of x", low=0.0, high=4.0, bound16=4, floats=lambda x: x.sqrt())
+table_op("aten.rsqrt.default", doc="1 / square root of x", low=0.1, high=4.0, bound16=14, floats="RSQRT")
+table_op("aten.reciprocal.default", doc="1 / x", low=0.2, high=4.0, bound16=16, floats="RECIPROCAL")
+table_op("aten.square.default", doc="x * x", bound16=2, floats=lambda x: x * x)
+table_op("aten.pow.Tensor_Scalar", doc="x ** exponent", calls=[(2,), (3,), (1,)], bound16=2, floats=f.power)
+table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2, floats=lambda base, x: base**x)
 table_op(
-    "aten.logit.default", doc="log(x / (1 - x)), x within eps..1-eps", low=0.05, high=0.95, calls=[(), (0.1,)], bound16=8,
-    real=f.logit,
-)  # fmt: skip
+    "aten.logit.default",
+    doc="log(x / (1 - x)), x within eps..1-eps",
+    low=0.05,
+    high=0.95,
+    calls=[(), (0.1,)],
+    bound16=8,
+    floats=f.logit,
+)
 
 # --- trigonometry and its kin ------------------------------------------------------------------------------------------------
 
-table_op("aten.sin.default", doc="sine of x", real="SIN")
-table_op("aten.cos.default", doc="cosine of x", real="COS")
-table_op("aten.tan.default", doc="tangent of x", low=-1.2, high=1.2, bound16=2, real=lambda x: x.sin() / x.cos())
-table_op("aten.asin.default", doc="inverse sine of x", low=-1.0, high=1.0, bound16=90, real=f.asin)
-table_op("aten.acos.default", doc="inverse cosine of x", low=-1.0, high=1.0, bound16=3, real=f.acos)
-table_op("aten.atan.default", doc="inverse tangent of x", real=f.atan)
-table_op("aten.sinh.default", doc="hyperbolic sine of x", bound16=2, real=f.sinh)
-table_op("aten.cosh.default", doc="hyperbolic cosine of x", bound16=2, real=lambda x: (x.exp() + (-x).exp()) * 0.5)
-table_op("aten.asinh.default", doc="inverse hyperbolic sine of x", real=f.asinh)
-table_op("aten.acosh.default", doc="inverse hyperbolic cosine of x", low=1.0, high=5.0, bound16=200, real=f.acosh)
-table_op("aten.atanh.default", doc="inverse hyperbolic tangent of x", low=-0.95, high=0.95, bound16=6, real=f.atanh)
+table_op("aten.sin.default", doc="sine of x", floats="SIN")
+table_op("aten.cos.default", doc="cosine of x", floats="COS")
+table_op("aten.tan.default", doc="tangent of x", low=-1.2, high=1.2, bound16=2, floats=lambda x: x.sin() / x.cos())
+table_op("aten.asin.default", quant=UNIT_DOMAIN, doc="inverse sine of x", low=-1.0, high=1.0, bound16=90, floats=f.asin)
+table_op("aten.acos.default", quant=UNIT_DOMAIN, doc="inverse cosine of x", low=-1.0, high=1.0, bound16=3, floats=f.acos)
+table_op("aten.atan.default", doc="inverse tangent of x", floats=f.atan)
+table_op("aten.sinh.default", doc="hyperbolic sine of x", bound16=2, floats=f.sinh)
+table_op("aten.cosh.default", doc="hyperbolic cosine of x", bound16=2, floats=lambda x: (x.exp() + (-x).exp()) * 0.5)
+table_op("aten.asinh.default", doc="inverse hyperbolic sine of x", floats=f.asinh)
+table_op("aten.acosh.default", doc="inverse hyperbolic cosine of x", low=1.0, high=5.0, bound16=200, floats=f.acosh)
 table_op(
-    "aten.sinc.default", doc="sin(pi * x) / (pi * x), 1 at 0", bound16=2,
-    real=lambda x: x.equals(0).then(1, (x * math.pi).sin() / (x * math.pi)),
-)  # fmt: skip
-table_op("aten.deg2rad.default", doc="x * pi / 180", real=lambda x: x * (math.pi / 180))
-table_op("aten.rad2deg.default", doc="x * 180 / pi", real=lambda x: x * (180 / math.pi))
+    "aten.atanh.default", quant=UNIT_DOMAIN, doc="inverse hyperbolic tangent of x", low=-0.95, high=0.95, bound16=6, floats=f.atanh
+)
+table_op(
+    "aten.sinc.default",
+    doc="sin(pi * x) / (pi * x), 1 at 0",
+    bound16=2,
+    floats=lambda x: x.equals(0).then(1, (x * math.pi).sin() / (x * math.pi)),
+)
+table_op("aten.deg2rad.default", doc="x * pi / 180", floats=lambda x: x * (math.pi / 180))
+table_op("aten.rad2deg.default", doc="x * 180 / pi", floats=lambda x: x * (180 / math.pi))
 
 # --- special functions --------------------------------------------------------------------------------------------------------
 
-table_op("aten.erf.default", doc="error function of x", bound16=2, real="ERF")
-table_op("aten.erfc.default", doc="1 - erf(x)", real=lambda x: 1 - x.erf())
-table_op("aten.erfinv.default", doc="inverse error function of x", low=-0.95, high=0.95, bound16=4, real=f.erfinv)
+table_op("aten.erf.default", doc="error function of x", bound16=2, floats="ERF")
+table_op("aten.erfc.default", doc="1 - erf(x)", floats=lambda x: 1 - x.erf())
+table_op("aten.erfinv.default", doc="inverse error function of x", low=-0.95, high=0.95, bound16=4, floats=f.erfinv)
 table_op("aten.lgamma.default", doc="log of |gamma(x)|", low=0.5, high=4.0, bound16=4)
 table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, bound16=8)
 
 # --- signs ---------------------------------------------------------------------------------------------------------------------
 
-table_op("aten.positive.default", doc="x", real=lambda x: x)
-table_op("aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], real=lambda x, other, alpha=1: other - x * alpha)
-table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)], real=lambda x, other: x / other)
-table_op("aten.nan_to_num.default", doc="x, with numbers in place of NaN and infinities", real=f.nan_to_num)
-table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True, real=lambda x: x.sign())
+table_op("aten.positive.default", doc="x", floats=lambda x: x)
+table_op("aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], floats=lambda x, other, alpha=1: other - x * alpha)
+table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)], floats=lambda x, other: x / other)
+table_op("aten.nan_to_num.default", doc="x, with numbers in place of NaN and infinities", floats=f.nan_to_num)
+table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True, floats=lambda x: x.sign())

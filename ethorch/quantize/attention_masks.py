@@ -2,7 +2,7 @@
 
 User code masks with -inf, -1e9 or the least float, by ``masked_fill``, by ``where`` or by adding a mask. None of these is a
 number to calibrate with: a range that holds it has no code left for the scores. They all become ``masked_fill`` with a value
-of at most ``HUGE``, whose observer leaves room below the scores instead (``wire`` tells it), and which takes the lowest code.
+of at most ``HUGE``, which takes the lowest code. The scores' observer leaves room for it instead (``link_observers`` tells it).
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.node import arguments, is_float, op_name, tensor_of
+from ethorch.ops.arithmetic import add
 from ethorch.ops.attention import MASKED
-from ethorch.ops.spec import op_name
-from ethorch.sketch import Sketch, attribute
+from ethorch.ops.selection import masked_fill, where
+from ethorch.ops.spec import find
 
 aten = torch.ops.aten
 
@@ -26,7 +29,7 @@ _APART = 100.0  #: a mask's numbers are at least that many times as large as all
 
 def is_mask_fill(node: Node) -> bool:
     """Does the node mask scores?"""
-    if op_name(node.target) != "aten.masked_fill.Scalar":
+    if find(node.target) is not masked_fill:
         return False
     value = node.args[2]
     return isinstance(value, (int, float)) and value <= HUGE
@@ -35,57 +38,60 @@ def is_mask_fill(node: Node) -> bool:
 def gather_masks(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
     """Write every way to mask with a number below ``HUGE`` as ``masked_fill``, but for nodes to ``keep``. In place."""
     for node in list(model.graph.nodes):
-        rewrite = _FORMS.get(op_name(node.target)) if node.op == "call_function" else None
-        value = node.meta.get("val")
-        if rewrite is None or keep(node) or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        spec = find(node.target) if node.op == "call_function" else None
+        if spec is None or spec not in _FORMS or keep(node) or not is_float(node):
             continue
-        made = rewrite(Sketch(model, node, None), node)
+        args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
+        made = _FORMS[spec](AtenBuilder(model, node, None), node, *args, **kwargs)
         if made is not None:
             node.replace_all_uses_with(made)
             model.graph.erase_node(node)
 
 
-def _constant(s: Sketch, arg: Any) -> torch.Tensor | None:
-    value = attribute(s.model, arg) if isinstance(arg, Node) and arg.op == "get_attr" else None
-    return value if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) else None
+def _constant(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
+    """A constant tensor that is no parameter."""
+    value = tensor_of(s.model, arg) if isinstance(arg, Node) else None
+    return None if isinstance(value, torch.nn.Parameter) else value
 
 
-def _number(s: Sketch, arg: Any) -> float | None:
+def _number(s: AtenBuilder, arg: Any) -> float | None:
     """The one number that ``arg`` is, if it is below ``HUGE``."""
     constant = _constant(s, arg)
     value = constant.item() if constant is not None and constant.numel() == 1 else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
 
 
-def _fill(s: Sketch, node: Node) -> Node | None:
-    x, mask, value = node.args
-    number = _number(s, value)
-    return None if number is None or value == MASKED else s(aten.masked_fill.Scalar, x, mask, MASKED)
+def _masked(s: AtenBuilder, x: Node, mask: Node) -> Node:
+    made: Node = s(aten.masked_fill.Scalar, x, mask, MASKED)
+    return made
 
 
-def _where(s: Sketch, node: Node) -> Node | None:
-    mask, x, y = node.args
+def _fill(s: AtenBuilder, node: Node, x: Any, mask: Any, value: Any) -> Node | None:
+    return None if _number(s, value) is None or value == MASKED else _masked(s, x, mask)
+
+
+def _where(s: AtenBuilder, node: Node, mask: Any, x: Any, y: Any) -> Node | None:
     if _number(s, x) is not None and _as_large(y, node):
-        return s(aten.masked_fill.Scalar, y, mask, MASKED)
+        return _masked(s, y, mask)
     if _number(s, y) is not None and _as_large(x, node):
-        return s(aten.masked_fill.Scalar, x, _inverted(s, mask), MASKED)
+        return _masked(s, x, _inverted(s, mask))
     return None
 
 
-def _add(s: Sketch, node: Node) -> Node | None:
-    if node.kwargs.get("alpha", 1) != 1:
+def _add(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Node | None:
+    if alpha != 1:
         return None
-    for x, other in (node.args, node.args[::-1]):
+    for scores, other in ((x, y), (y, x)):
         mask = _constant(s, other)
-        if mask is None or not mask.is_floating_point() or mask.numel() == 1 or not _as_large(x, node):
+        if mask is None or not mask.is_floating_point() or mask.numel() == 1 or not _as_large(scores, node):
             continue
         masked = mask <= HUGE
         rest = mask.masked_fill(masked, 0.0)
         if not masked.any() or mask[masked].max() > -_APART * max(1.0, float(rest.abs().max())):
             continue
         if rest.any():
-            x = s(aten.add.Tensor, x, s.constant(rest))
-        return s(aten.masked_fill.Scalar, x, s.constant(masked), MASKED)
+            scores = s(aten.add.Tensor, scores, s.constant(rest))
+        return _masked(s, scores, s.constant(masked))
     return None
 
 
@@ -93,12 +99,10 @@ def _as_large(arg: Any, node: Node) -> bool:
     return isinstance(arg, Node) and arg.meta["val"].shape == node.meta["val"].shape
 
 
-def _inverted(s: Sketch, mask: Any) -> Node:
+def _inverted(s: AtenBuilder, mask: Any) -> Node:
     constant = _constant(s, mask)
-    return s.constant(operator.invert(constant)) if constant is not None else s(aten.logical_not.default, mask)
+    made: Node = s.constant(operator.invert(constant)) if constant is not None else s(aten.logical_not.default, mask)
+    return made
 
 
-_FORMS = {
-    "aten.masked_fill.Scalar": _fill, "aten.masked_fill.Tensor": _fill, "aten.where.self": _where, "aten.where.ScalarSelf": _where,
-    "aten.where.ScalarOther": _where, "aten.add.Tensor": _add,
-}  # fmt: skip
+_FORMS = {masked_fill: _fill, where: _where, add: _add}

@@ -16,14 +16,9 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.observers import (
-    ACTIVATION_METHODS,
-    WEIGHT_METHODS,
-    ActivationObserver,
-    PerChannelWeightObserver,
-    WeightObserver,
-    check_method,
-)
+from ethorch.quantize.activation_observer import ACTIVATION_METHODS, ActivationObserver
+from ethorch.quantize.calibration_checks import check_method
+from ethorch.quantize.weight_observer import WEIGHT_METHODS, PerChannelWeightObserver, WeightObserver
 
 #: Smallest scale an observer may choose: a tensor that is always zero still gets a usable one.
 _EPS = 2.0**-24
@@ -51,6 +46,12 @@ class QuantizationConfig:
     is_qat: bool = False
     per_tensor_weight: Any = field(default=None, compare=False, repr=False)
 
+    @property
+    def is_static(self) -> bool:
+        """Are the ranges of activations known before the model runs?"""
+        spec = self.input_activation
+        return spec is not None and not spec.is_dynamic and self.output_activation is not None
+
     def get_input_act_qspec(self) -> QuantizationSpec | None:
         """The spec of inputs."""
         return self.input_activation
@@ -65,10 +66,20 @@ class QuantizationConfig:
 
 
 def get_symmetric_quantization_config(
-    is_per_channel: bool = True, is_qat: bool = False, is_dynamic: bool = False, act_qmin: int = -128, act_qmax: int = 127,
-    weight_qmin: int = -127, weight_qmax: int = 127, eps: float = _EPS, *, calibration: str = "mse",
-    weight_calibration: str = "max", percentile: float = 99.99, averaging_constant: float = 0.01,
-) -> QuantizationConfig:  # fmt: skip
+    is_per_channel: bool = True,
+    is_qat: bool = False,
+    is_dynamic: bool = False,
+    act_qmin: int = -128,
+    act_qmax: int = 127,
+    weight_qmin: int = -127,
+    weight_qmax: int = 127,
+    eps: float = _EPS,
+    *,
+    calibration: str = "mse",
+    weight_calibration: str = "max",
+    percentile: float = 99.99,
+    averaging_constant: float = 0.01,
+) -> QuantizationConfig:
     """int8 activations (affine, per tensor) and int8 weights (symmetric, per channel or per tensor).
 
     Args:
@@ -78,7 +89,7 @@ def get_symmetric_quantization_config(
         act_qmin, act_qmax, weight_qmin, weight_qmax: codes that may be used, within int8.
         eps: least scale of activations and weights.
         calibration: how an activation's range is found: ``mse``, ``minmax``, ``moving_average``, ``percentile``;
-            see ``ethorch.quantize.observers.ActivationObserver``.
+            see ``ethorch.quantize.activation_observer.ActivationObserver``.
         weight_calibration: ``max`` (the largest weight fits) or ``mse`` (least squared error).
         percentile: percent of an activation's values inside its range, for ``calibration="percentile"``.
         averaging_constant: weight of the newest input, for ``calibration="moving_average"`` and QAT.
@@ -89,40 +100,74 @@ def get_symmetric_quantization_config(
     _check_range("activation", act_qmin, act_qmax, 8)
     _check_range("weight", weight_qmin, weight_qmax, 8)
     act = _activation(
-        torch.int8, torch.per_tensor_affine, act_qmin, act_qmax, eps, is_qat, is_dynamic, calibration, percentile,
+        torch.int8,
+        torch.per_tensor_affine,
+        act_qmin,
+        act_qmax,
+        eps,
+        is_qat,
+        is_dynamic,
+        calibration,
+        percentile,
         averaging_constant,
-    )  # fmt: skip
+    )
     return _with_weights(act, is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps, weight_calibration)
 
 
 def get_symmetric_a16w8_quantization_config(
-    is_per_channel: bool = True, is_qat: bool = False, is_dynamic: bool = False, weight_qmin: int = -127,
-    weight_qmax: int = 127, eps: float = _EPS, *, calibration: str = "mse", weight_calibration: str = "max",
-    percentile: float = 99.99, averaging_constant: float = 0.01,
-) -> QuantizationConfig:  # fmt: skip
+    is_per_channel: bool = True,
+    is_qat: bool = False,
+    is_dynamic: bool = False,
+    weight_qmin: int = -127,
+    weight_qmax: int = 127,
+    eps: float = _EPS,
+    *,
+    calibration: str = "mse",
+    weight_calibration: str = "max",
+    percentile: float = 99.99,
+    averaging_constant: float = 0.01,
+    epsilon: float | None = None,
+) -> QuantizationConfig:
     """int16 activations (symmetric, codes -32767..32767) and int8 weights: about 25 dB better, at two to four times the cycles.
 
     Args:
         is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps, calibration, weight_calibration, percentile,
             averaging_constant: as in ``get_symmetric_quantization_config``.
+        epsilon: the Arm backend's name of ``eps`` in this function; give one of the two.
 
     Raises:
-        QuantizationError: as there; and for ``is_dynamic``, which torchao has for 8 bits only.
+        QuantizationError: as there; and for ``is_dynamic``, which torchao has for 8 bits only; and for two different least scales.
     """
+    if epsilon is not None:
+        if eps not in (_EPS, epsilon):
+            raise QuantizationError("config.epsilon", f"eps={eps} and epsilon={epsilon}: two names of one number, give one of them")
+        eps = epsilon
     _check_range("weight", weight_qmin, weight_qmax, 8)
     if is_dynamic:
         raise QuantizationError("config.dynamic_int16", "is_dynamic: torchao has dynamic ranges for 8 bits only")
     act = _activation(
-        torch.int16, torch.per_tensor_symmetric, -32767, 32767, eps, is_qat, is_dynamic, calibration, percentile,
+        torch.int16,
+        torch.per_tensor_symmetric,
+        -32767,
+        32767,
+        eps,
+        is_qat,
+        is_dynamic,
+        calibration,
+        percentile,
         averaging_constant,
-    )  # fmt: skip
+    )
     return _with_weights(act, is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps, weight_calibration)
 
 
 def get_symmetric_a8w4_quantization_config(
-    is_per_channel: bool = True, is_qat: bool = True, is_dynamic: bool = False, *, calibration: str = "mse",
+    is_per_channel: bool = True,
+    is_qat: bool = True,
+    is_dynamic: bool = False,
+    *,
+    calibration: str = "mse",
     weight_calibration: str = "mse",
-) -> QuantizationConfig:  # fmt: skip
+) -> QuantizationConfig:
     """int8 activations and weights of four bits (codes -7..7), which the NPU's weight decoder packs.
 
     Made for training by default: few networks survive four-bit weights without.
@@ -131,9 +176,14 @@ def get_symmetric_a8w4_quantization_config(
         is_per_channel, is_qat, is_dynamic, calibration, weight_calibration: as in ``get_symmetric_quantization_config``.
     """
     return get_symmetric_quantization_config(
-        is_per_channel, is_qat, is_dynamic, weight_qmin=-7, weight_qmax=7, calibration=calibration,
+        is_per_channel,
+        is_qat,
+        is_dynamic,
+        weight_qmin=-7,
+        weight_qmax=7,
+        calibration=calibration,
         weight_calibration=weight_calibration,
-    )  # fmt: skip
+    )
 
 
 def get_uint8_io_quantization_config(
@@ -153,14 +203,22 @@ def _check_range(what: str, low: int, high: int, bits: int) -> None:
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
             "config.range",
-            f"{what} range {low}..{high} has to lie in {allowed[0]}..{allowed[1]} of int{bits} and to hold zero and one more code"
+            f"{what} range {low}..{high} has to lie in {allowed[0]}..{allowed[1]} of int{bits} and to hold zero and one more code",
         )
 
 
 def _activation(
-    dtype: torch.dtype, qscheme: torch.qscheme, qmin: int, qmax: int, eps: float, is_qat: bool, is_dynamic: bool,
-    calibration: str, percentile: float, averaging_constant: float,
-) -> QuantizationSpec:  # fmt: skip
+    dtype: torch.dtype,
+    qscheme: torch.qscheme,
+    qmin: int,
+    qmax: int,
+    eps: float,
+    is_qat: bool,
+    is_dynamic: bool,
+    calibration: str,
+    percentile: float,
+    averaging_constant: float,
+) -> QuantizationSpec:
     check_method(calibration, ACTIVATION_METHODS)
     common = {"dtype": dtype, "quant_min": qmin, "quant_max": qmax, "qscheme": qscheme, "eps": eps}
     if is_dynamic and is_qat:
@@ -188,14 +246,20 @@ def _with_weights(
 ) -> QuantizationConfig:
     check_method(method, WEIGHT_METHODS)
     weight = QuantizationSpec(
-        dtype=torch.int8, quant_min=qmin, quant_max=qmax, ch_axis=0 if is_per_channel else None,
+        dtype=torch.int8,
+        quant_min=qmin,
+        quant_max=qmax,
+        ch_axis=0 if is_per_channel else None,
         qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
         observer_or_fake_quant_ctr=_weight_observer(is_qat, is_per_channel, qmin, qmax, eps, method),
-    )  # fmt: skip
+    )
     return QuantizationConfig(
-        act, None if is_dynamic else act, weight, is_qat=is_qat,
+        act,
+        None if is_dynamic else act,
+        weight,
+        is_qat=is_qat,
         per_tensor_weight=_weight_observer(is_qat, False, qmin, qmax, eps, method),
-    )  # fmt: skip
+    )
 
 
 def _weight_observer(is_qat: bool, is_per_channel: bool, qmin: int, qmax: int, eps: float, method: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,10 +12,79 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from ethorch.branches import held, is_control_flow
 from ethorch.errors import QuantizationError
+from ethorch.fx.control_flow import held, is_control_flow
+from ethorch.fx.node import is_in_place, tensor_of
+from ethorch.quantize.activation_observer import ActivationObserver, Follower
 from ethorch.quantize.annotate import BRANCHES
-from ethorch.quantize.borders import join_control_flow
+from ethorch.quantize.link_observers import leading
+
+
+def join_control_flow(model: GraphModule) -> None:
+    """Let a tensor have one scale on its way into the graphs that control flow holds, and one on its way out.
+
+    It would be rescaled at the border otherwise. What a loop carries has one scale in all rounds.
+    """
+    for node in model.graph.nodes:
+        if not is_control_flow(node):
+            continue
+        graphs = [part.of(model) for part in held(node)]
+        results: dict[int, list[ActivationObserver]] = {}
+        for user in node.users:
+            if user.target is operator.getitem:
+                results[user.args[1]] = list(_readers(model, user))
+        loops = node.target is torch.ops.higher_order.while_loop
+        carried: Any = node.args[2] if loops else ()
+        captured: Any = node.args[3]
+        operands = [*carried, *captured]
+        returned: Any = graphs[-1].graph.output_node().args[0]
+        for index, operand in enumerate(operands):
+            outside = _observer(model, operand)
+            inside = [reader for graph in graphs for reader in _readers(graph, _placeholder(graph, index))]
+            if index < len(carried):
+                leader = next(iter(_readers(graphs[1], _placeholder(graphs[1], index))), outside)
+                _lead(leader, [outside, *inside, _observer(graphs[1], returned[index])])
+                _lead(leader, results.get(index, []), feed=True)  # what the last round returns
+            else:
+                _lead(outside, inside)
+        if not loops:
+            for index, readers in results.items():
+                ends: list[Any] = [graph.graph.output_node().args[0] for graph in graphs]
+                _lead(next(iter(readers), None), [_observer(graph, end[index]) for graph, end in zip(graphs, ends, strict=True)])
+        for graph in graphs:
+            join_control_flow(graph)
+
+
+def _placeholder(graph: GraphModule, index: int) -> Node:
+    places: list[Node] = graph.graph.find_nodes(op="placeholder")
+    return places[index]
+
+
+def _observer(model: GraphModule, node: Any) -> Any:
+    """The module that ``node`` calls."""
+    return model.get_submodule(str(node.target)) if isinstance(node, Node) and node.op == "call_module" else None
+
+
+def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
+    """Observers of a value."""
+    for user in node.users:
+        observer = _observer(model, user)
+        if isinstance(observer, ActivationObserver):
+            yield observer
+
+
+def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
+    """Have the observers follow the leader: those of the same kind that follow nobody and watch nothing special."""
+    kind = ("dtype", "qscheme", "quant_min", "quant_max")
+    if not isinstance(leader, (ActivationObserver, Follower)):
+        return
+    for observer in observers:
+        plain = isinstance(observer, ActivationObserver) and observer.leader is None and not observer.masked
+        if not plain or observer is leading(leader) or observer.domain != (-math.inf, math.inf):
+            continue
+        if all(getattr(observer, name) == getattr(leader, name) for name in kind):
+            observer.follow(leader, feed)
+
 
 #: Prepared by torchao itself, together with the graph they are in.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
@@ -67,7 +138,7 @@ def _inline(model: GraphModule) -> None:
         operands = list(node.args[3])  # type: ignore[arg-type]
         for index in range(len(operands) - 1, -1, -1):
             operand = operands[index]
-            tensor = _attribute(model, operand) if isinstance(operand, Node) and operand.op == "get_attr" else None
+            tensor = tensor_of(model, operand) if isinstance(operand, Node) else None
             if tensor is None or _is_written(operand):
                 continue
             del operands[index]
@@ -90,8 +161,8 @@ def _lift(model: GraphModule) -> None:
     for node in _control_flow(model):
         graphs = _graphs(model, node)
         for number, owner in enumerate(graphs):
-            for inner in [n for n in owner.graph.nodes if n.op == "get_attr" and _attribute(owner, n) is not None]:
-                tensor = _attribute(owner, inner)
+            for inner in [n for n in owner.graph.nodes if tensor_of(owner, n) is not None]:
+                tensor = tensor_of(owner, inner)
                 assert tensor is not None
                 with model.graph.inserting_before(node):
                     name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # no name of a branch's node
@@ -127,13 +198,6 @@ def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
     return list(dict.fromkeys(part.of(model) for part in held(node)))
 
 
-def _attribute(model: GraphModule, node: Node) -> torch.Tensor | None:
-    value: object = model
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def _register(model: GraphModule, wanted: str, tensor: torch.Tensor) -> str:
     """Make the tensor a parameter or buffer of the model, under that name or one like it."""
     name, number = wanted, 0
@@ -148,11 +212,11 @@ def _register(model: GraphModule, wanted: str, tensor: torch.Tensor) -> str:
 
 
 def _is_written(node: Node) -> bool:
-    return any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users)
+    return any(map(is_in_place, node.users))
 
 
 def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphModule:
-    prepared = (prepare_qat_pt2e if is_qat else prepare_pt2e)(model, quantizer)
+    prepared: GraphModule = (prepare_qat_pt2e if is_qat else prepare_pt2e)(model, quantizer)
     for node, index, name, _ in branches(prepared):
         branch = prepared.get_submodule(name)
         done = (node.target, index) in _BY_TORCHAO and not is_qat
@@ -174,7 +238,7 @@ def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
             assert isinstance(branch, GraphModule)
             setattr(prepared, name, _stub(branch))
             graphs[name] = _convert(branch, fold_quantize)
-    converted = convert_pt2e(prepared, fold_quantize=fold_quantize)
+    converted: GraphModule = convert_pt2e(prepared, fold_quantize=fold_quantize)
     for name, graph in graphs.items():
         setattr(converted, name, graph)
     _lift(converted)

@@ -6,32 +6,19 @@ parameters and metadata stay as they are; a graph without in-place operators is 
 
 from __future__ import annotations
 
-import logging
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.errors import QuantizationError
+from ethorch.fx.node import is_in_place
+from ethorch.quantize.view_steps import RESHAPE_IN_PLACE, Step, functional_of, name_of, parts_of, shape_of, step_of
 
-logger = logging.getLogger(__name__)
 aten = torch.ops.aten
 
-_SAME_ORDER = {
-    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as",
-    "_reshape_alias", "ravel",
-}  # fmt: skip
-_PERMUTATIONS = {
-    "permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "matrix_H", "mT", "mH", "adjoint",
-}  # fmt: skip
-_IDENTITIES = {
-    "alias", "detach", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout", "lift_fresh", "type_as", "positive",
-    "resolve_conj", "resolve_neg", "expand", "expand_as", "atleast_1d",
-}  # fmt: skip
-_RESHAPE_IN_PLACE = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_"}
 #: Pointwise operators whose functional form returns bool, whatever it reads.
 _TRUTHS = {
     "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_", "logical_and_",
@@ -64,20 +51,11 @@ def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
 
 def _is_write(node: Node) -> bool:
     """An in-place operator whose effect someone can see; a counter that is only counted up is left as it is."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    if not is_in_place(node):
         return False
     written = node.args[0] if node.args else None
     counter = isinstance(written, Node) and written.op == "get_attr" and not node.users and len(written.users) == 1
     return not counter
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One view: how to take it, and how to put a new value of it back into what it was taken from."""
-
-    key: tuple[Any, ...]
-    take: Callable[[Node], Node]
-    put: Callable[[Node, Node], Node]
 
 
 @dataclass
@@ -94,7 +72,7 @@ class _View:
     """A node's tensor as a place in memory: the steps that lead there from the root."""
 
     memory: _Memory
-    steps: tuple[_Step, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -185,22 +163,20 @@ class _Functionalizer:
             self.enter(node, views[index], taken_at)
 
     def parts(self, node: Node, source: Node) -> list[_View]:
-        """The views that split, chunk and unbind return, as slices and selects."""
-        place, values = self.place(source), node.meta["val"]
-        name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-        shape = _shape(self.current(source))
-        if name == "unbind":
-            dim = _argument(node, "dim") % len(shape)
-            return [_View(place.memory, (*place.steps, self.select(shape, dim, i))) for i in range(len(values))]
-        if name not in ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"):
-            raise self.refusal(node, "its results are views that cannot be written back")
-        dim = _argument(node, "dim") % len(shape)
-        views, start = [], 0
-        for value in values:
-            end = start + int(value.shape[dim])
-            views.append(_View(place.memory, (*place.steps, self.slice(shape, dim, start, end, 1))))
-            start = end
-        return views
+        """The views that an operator of several results returns."""
+        place = self.place(source)
+        steps = parts_of(node, shape_of(self.current(source)), self.emit)
+        if steps is None:
+            self.refuse(node, "its results are views that cannot be written back")
+        return [_View(place.memory, (*place.steps, step)) for step in steps]
+
+    def step(self, node: Node, source: Node) -> Step:
+        """The view that ``node`` is of ``source``; a write through it is refused in the name of the node that writes."""
+
+        def refuse(why: str) -> NoReturn:
+            self.refuse(self.origin, why)
+
+        return step_of(node, source, shape_of(self.current(source)), self.emit, refuse)
 
     def shares_memory_with(self, node: Node) -> Node | None:
         """The argument whose memory the result is, found by running the operator on tensors without data."""
@@ -230,102 +206,18 @@ class _Functionalizer:
                 return arg
         return None
 
-    def step(self, node: Node, source: Node) -> _Step:
-        """The view that ``node`` is of ``source``."""
-        assert isinstance(node.target, torch._ops.OpOverload)
-        name, shape = node.target._schema.name.split("::")[1], _shape(self.current(source))
-        if name in _RESHAPE_IN_PLACE:
-            name = name[:-1]
-        if name in ("slice", "narrow"):
-            dim = _argument(node, "dim") % len(shape)
-            if name == "narrow":
-                start, end, step = _argument(node, "start"), _argument(node, "start") + _argument(node, "length"), 1
-                start, end = (start, end) if start >= 0 else (start + shape[dim], end + shape[dim])
-            else:
-                bounds = slice(_argument(node, "start"), _argument(node, "end"), _argument(node, "step"))
-                start, end, step = bounds.indices(shape[dim])
-            return self.slice(shape, dim, start, end, step)
-        if name == "select":
-            dim = _argument(node, "dim") % len(shape)
-            return self.select(shape, dim, _argument(node, "index") % shape[dim])
-        if name in _SAME_ORDER:
-            wanted = list(_shape(node))
-            return _Step(
-                ("view", *wanted), lambda x: self.emit(aten.reshape.default, x, wanted),
-                lambda _, new: self.emit(aten.reshape.default, new, list(shape)),
-            )  # fmt: skip
-        if name in _PERMUTATIONS:
-            order = self.permutation(node, len(shape))
-            back = [order.index(dim) for dim in range(len(order))]
-            return _Step(
-                ("permute", *order), lambda x: self.emit(aten.permute.default, x, order),
-                lambda _, new: self.emit(aten.permute.default, new, back),
-            )  # fmt: skip
-        if name in _IDENTITIES and _shape(node) == shape:
-            return _Step(("same",), lambda x: x, lambda _, new: new)
-        if name == "diagonal":
-            rest = [_argument(node, key) for key in ("offset", "dim1", "dim2")]
-            return _Step(
-                ("diagonal", *rest), lambda x: self.emit(aten.diagonal_copy.default, x, *rest),
-                lambda old, new: self.emit(aten.diagonal_scatter.default, old, new, *rest),
-            )  # fmt: skip
-        target, args, kwargs = node.target, node.args, node.kwargs
-
-        def take(x: Node) -> Node:
-            def follow(arg: Node) -> Node:
-                return x if arg is source else arg
-
-            return self.emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
-
-        def put(_: Node, __: Node) -> Node:
-            raise self.refusal(self.origin, f"it writes through a view that {target} made")
-
-        return _Step((str(target), str(args[1:]), str(kwargs)), take, put)
-
-    @staticmethod
-    def permutation(node: Node, rank: int) -> list[int]:
-        """Source dimension of each result dimension, from running the operator on extents that all differ."""
-        probe = torch.empty(tuple(range(2, 2 + rank)), device="meta")
-        result = _functional(node.target)(probe, *node.args[1:], **node.kwargs)
-        return [int(extent) - 2 for extent in result.shape]
-
-    def slice(self, shape: Sequence[int], dim: int, start: int, end: int, step: int) -> _Step:
-        end = max(start, end)
-
-        def take(x: Node) -> Node:
-            return self.emit(aten.slice.Tensor, x, dim, start, end, step)
-
-        def put(old: Node, new: Node) -> Node:
-            if step != 1:
-                return self.emit(aten.slice_scatter.default, old, new, dim, start, end, step)
-            parts = [self.emit(aten.slice.Tensor, old, dim, 0, start)] if start else []
-            parts.append(new)
-            if end < shape[dim]:
-                parts.append(self.emit(aten.slice.Tensor, old, dim, end, shape[dim]))
-            return self.emit(aten.cat.default, parts, dim) if len(parts) > 1 else new
-
-        return _Step(("slice", dim, start, end, step), take, put)
-
-    def select(self, shape: Sequence[int], dim: int, index: int) -> _Step:
-        whole = self.slice(shape, dim, index, index + 1, 1)
-        return _Step(
-            ("select", dim, index), lambda x: self.emit(aten.select.int, x, dim, index),
-            lambda old, new: whole.put(old, self.emit(aten.unsqueeze.default, new, dim)),
-        )  # fmt: skip
-
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
         """``dest.op_(...)`` -> ``new = op(dest, ...)``, and ``new`` put back into the memory dest is a view of."""
-        schema = node.target._schema  # type: ignore[union-attr]
-        name = schema.name.split("::")[1]
+        schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None
         if written != [0] or not isinstance(dest, Node) or not name.endswith("_"):
-            raise self.refusal(node, "it writes into something other than its first argument")
+            self.refuse(node, "it writes into something other than its first argument")
         place = self.place(dest)
-        if name in _RESHAPE_IN_PLACE:
-            node.target = _functional(node.target)
+        if name in RESHAPE_IN_PLACE:
+            node.target = functional_of(node.target)
             self.reshaped(node, dest)
             return
         new = self.new_value(node, name, dest)
@@ -372,9 +264,9 @@ class _Functionalizer:
                     aten.full.default, list(value.shape), filled, dtype=value.dtype, device=value.device, pin_memory=False
                 )
             return self.fitted(filled, value)
-        functional = _functional(node.target)
+        functional = functional_of(node.target)
         if functional is None:
-            raise self.refusal(node, f"aten.{name} has no functional form")
+            self.refuse(node, f"aten.{name} has no functional form")
         keeps = _keeps_type(node, name)
         node.target = functional
         if not keeps:
@@ -404,22 +296,15 @@ class _Functionalizer:
         return node
 
     @staticmethod
-    def refusal(node: Node, why: str) -> QuantizationError:
+    def refuse(node: Node, why: str) -> NoReturn:
+        """Raise, with the node and the line of the user's code that it comes from."""
         trace = (node.meta.get("stack_trace") or "").strip().splitlines()
         where = f" ({trace[-1].strip()})" if trace else ""
-        return QuantizationError(
+        raise QuantizationError(
             "quantize.in_place",
             f"{node.format_node()}{where}: {why}, so the quantized model would not do what the float model does. "
             "Write this line without an in-place operator.",
         )
-
-
-def _functional(target: Any) -> Any:
-    """``aten.relu_.default`` -> ``aten.relu.default``, or None."""
-    name = target._schema.name.split("::")[1]
-    packet = getattr(aten, name.removesuffix("_"), None)
-    overload = "int" if name == "transpose_" else target._overloadname
-    return getattr(packet, overload, None) if packet is not None else None
 
 
 def _keeps_type(node: Node, name: str) -> bool:
@@ -428,18 +313,6 @@ def _keeps_type(node: Node, name: str) -> bool:
         return False
     values = [arg.meta.get("val") for arg in node.all_input_nodes]
     return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1
-
-
-def _argument(node: Node, name: str) -> Any:
-    """An argument by name, its default where the call leaves it out."""
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == name:
-            return node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
-    raise KeyError(name)
-
-
-def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in node.meta["val"].shape)
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

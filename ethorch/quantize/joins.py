@@ -1,78 +1,63 @@
-"""Control flow whose graphs are quantized: one scale for a tensor on its way in, and one on its way out."""
+"""Concatenations: what only a concatenation reads gets the concatenation's qparams.
+
+It would be rounded twice otherwise, once to qparams of its own and once to those of the result, by a RESCALE that is not needed.
+"""
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
+from torchao.quantization.pt2e.quantizer import QuantizationSpec, SharedQuantizationSpec
 
-from ethorch.branches import held, is_control_flow
-from ethorch.quantize.observers import ActivationObserver, Follower
-from ethorch.quantize.wiring import leading
+from ethorch.ops.spec import find
+from ethorch.quantize.specs import ANNOTATION
 
 
-def join_control_flow(model: GraphModule) -> None:
-    """Let a tensor have one scale on its way into the graphs that control flow holds, and one on its way out.
+def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
+    """Let what only a concatenation reads share its observer. All nodes of a group share the observer of the first one.
 
-    It would be rescaled at the border otherwise. What a loop carries has one scale in all rounds.
+    Args:
+        nodes: of the graph, in order; annotated.
+        is_absorbed: is a node's result observed one node later, behind a clamp?
     """
-    for node in model.graph.nodes:
-        if not is_control_flow(node):
+    groups: list[set[Node]] = []
+    for node in nodes:
+        spec = find(node.target) if node.op == "call_function" else None
+        annotation = node.meta.get(ANNOTATION)
+        if spec is None or annotation is None or not spec.rule(node).joins:
             continue
-        graphs = [part.of(model) for part in held(node)]
-        results: dict[int, list[ActivationObserver]] = {}
-        for user in node.users:
-            if user.target is operator.getitem:
-                results[user.args[1]] = list(_readers(model, user))
-        loops = node.target is torch.ops.higher_order.while_loop
-        operands: Any = [*node.args[2], *node.args[3]] if loops else node.args[3]
-        returned: Any = graphs[-1].graph.output_node().args[0]
-        for index, operand in enumerate(operands):
-            outside = _observer(model, operand)
-            inside = [reader for graph in graphs for reader in _readers(graph, _placeholder(graph, index))]
-            if loops and index < len(node.args[2]):  # type: ignore[arg-type]
-                leader = next(iter(_readers(graphs[1], _placeholder(graphs[1], index))), outside)
-                _lead(leader, [outside, *inside, _observer(graphs[1], returned[index])])
-                _lead(leader, results.get(index, []), feed=True)  # what the last round returns
-            else:
-                _lead(outside, inside)
-        if not loops:
-            for index, readers in results.items():
-                ends: list[Any] = [graph.graph.output_node().args[0] for graph in graphs]
-                _lead(next(iter(readers), None), [_observer(graph, end[index]) for graph, end in zip(graphs, ends, strict=True)])
-        for graph in graphs:
-            join_control_flow(graph)
-
-
-def _placeholder(graph: GraphModule, index: int) -> Node:
-    return [node for node in graph.graph.nodes if node.op == "placeholder"][index]
-
-
-def _observer(model: GraphModule, node: Any) -> Any:
-    """The module that ``node`` calls."""
-    return model.get_submodule(str(node.target)) if isinstance(node, Node) and node.op == "call_module" else None
-
-
-def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
-    """Observers of a value."""
-    for user in node.users:
-        observer = _observer(model, user)
-        if isinstance(observer, ActivationObserver):
-            yield observer
-
-
-def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Have the observers follow the leader: those of the same kind that follow nobody and watch nothing special."""
-    kind = ("dtype", "qscheme", "quant_min", "quant_max")
-    if not isinstance(leader, (ActivationObserver, Follower)):
-        return
-    for observer in observers:
-        plain = isinstance(observer, ActivationObserver) and observer.leader is None and not observer.masked
-        if not plain or observer is leading(leader) or observer.domain != (-math.inf, math.inf):
+        whole = node
+        while is_absorbed(whole):
+            (whole,) = whole.users
+        qspec = whole.meta[ANNOTATION].output_qspec if ANNOTATION in whole.meta else None
+        if type(qspec) is not QuantizationSpec:
             continue
-        if all(getattr(observer, name) == getattr(leader, name) for name in kind):
-            observer.follow(leader, feed)
+        found = [_observed(arg) for arg in annotation.input_qspec_map]
+        alike = len({part for part, _ in found}) == 1  # one tensor and what was moved or pooled of it
+        parts = {part for part, alone in found if part and (alone or alike)}
+        group = {whole} | {part for part in parts if part.meta[ANNOTATION].output_qspec == qspec}
+        for other in [other for other in groups if other & group]:
+            group |= other
+            groups.remove(other)
+        groups.append(group)
+    place = {node: number for number, node in enumerate(nodes)}
+    for group in groups:
+        first, *rest = sorted(group, key=place.__getitem__)
+        for node in rest:
+            node.meta[ANNOTATION].output_qspec = SharedQuantizationSpec(first)
+
+
+def _observed(value: Node) -> tuple[Node | None, bool]:
+    """(the node whose observer gives ``value`` its qparams, followed through moved data; does nobody else read it?)"""
+    alone = True
+    while ANNOTATION in value.meta:
+        alone = alone and len(value.users) == 1
+        qspec = value.meta[ANNOTATION].output_qspec
+        if not isinstance(qspec, SharedQuantizationSpec):
+            return (value if qspec is not None else None), alone
+        shared = qspec.edge_or_node
+        if not isinstance(shared, tuple) or shared[1] is not value:
+            break
+        value = shared[0]
+    return None, False

@@ -1,4 +1,4 @@
-"""After torchao made the observers: names for their messages, biases for weight scales, and no observing of moved data."""
+"""What observers are told once torchao has made them: their names, the biases that weights must fit, whom they follow."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
-from ethorch.masks import HUGE, is_mask_fill
+from ethorch.fx.node import tensor_of
+from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
-from ethorch.quantize.observers import ROOM_INT8, ActivationObserver, Follower, PerChannelWeightObserver
+from ethorch.quantize.activation_observer import ROOM_INT8, ActivationObserver, Follower
+from ethorch.quantize.attention_masks import HUGE, is_mask_fill
+from ethorch.quantize.weight_observer import PerChannelWeightObserver
 
 #: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
 INNER = "ethorch_inner"
-#: Functions of -1..1 alone: room beyond would hold codes that mean nothing.
-_UNIT_DOMAIN = {"aten.asin.default", "aten.acos.default", "aten.atanh.default"}
 Edge = Node | tuple[Node, Node]
 
 
-def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Tell our observers what they watch.
+def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
+    """Tell ethorch's observers what they watch; observers of moved data become followers.
 
     Args:
         model: the annotated graph.
@@ -36,10 +37,11 @@ def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None:
             continue
-        if spec.name in _UNIT_DOMAIN:
+        rule = spec.rule(node)
+        if rule.domain is not None:
             watcher = observers.get((node.all_input_nodes[0], node))
             if isinstance(watcher, ActivationObserver):
-                watcher.domain = (-1.0, 1.0)
+                watcher.domain = rule.domain
         if is_mask_fill(node):
             watcher = leading(observers.get((node.all_input_nodes[0], node)))
             trained = observers.get(node)
@@ -47,39 +49,28 @@ def wire(model: GraphModule, observers: dict[Edge, Any]) -> None:
                 watcher.masked = True
             elif isinstance(trained, FakeQuantizeBase):
                 trained.register_forward_pre_hook(lift_masked)
-        rule = spec.rule(node)
-        if rule.weight >= 0:
-            _tell_bias(model, node, rule.weight, rule.bias, observers)
+        if rule.layer is not None:
+            _tell_bias(model, node, rule.layer, observers)
         elif rule.output == "same":
             _follow(node, observers)
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Scores as a fake-quantize in training is to see them: masked ones just below the others, which keeps the range small."""
+    """Scores for a fake-quantize in training: masked ones lie just below the others, which keeps the range small."""
     x = inputs[0]
     seen = x.detach()[x.detach() > HUGE]
     return (torch.where(x <= HUGE, seen.min() - ROOM_INT8, x), *inputs[1:]) if seen.numel() else inputs
 
 
-def _tell_bias(model: GraphModule, node: Node, weight: int, bias: int, observers: dict[Edge, Any]) -> None:
+def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
     """Let the weight's observer know the bias and the input's observer: their scales have to fit together."""
     args: list[Any] = [*node.args, *[None] * 3]
-    if not all(isinstance(arg, Node) for arg in (args[0], args[weight], args[bias])):
+    if not all(isinstance(arg, Node) for arg in (args[0], args[layer.weight], args[layer.bias])):
         return
-    watcher, source = observers.get((args[weight], node)), observers.get((args[0], node))
-    value = constant_of(model, args[bias])
+    watcher, source = observers.get((args[layer.weight], node)), observers.get((args[0], node))
+    value = tensor_of(model, args[layer.bias])
     if isinstance(watcher, PerChannelWeightObserver) and isinstance(source, (ActivationObserver, Follower)) and value is not None:
         watcher.uses.append((value, [source]))
-
-
-def constant_of(model: GraphModule, node: Any) -> torch.Tensor | None:
-    """The tensor behind a get_attr node."""
-    if node.op != "get_attr":
-        return None
-    value: Any = model
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
-    return value if isinstance(value, torch.Tensor) else None
 
 
 def leading(observer: Any) -> Any:

@@ -5,6 +5,7 @@ What they do is in ``ethorch/quantize``: in-place operators as values, which con
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,21 +14,23 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
-from ethorch.compile_spec import ArmCompileSpec, EthosUCompileSpec
-from ethorch.decompose import decompose, settle_batch_norms
 from ethorch.errors import SpecError
-from ethorch.quantization_config import QuantizationConfig
-from ethorch.quantize.annotate import ANNOTATION, Scan
-from ethorch.quantize.functionalize import functionalize
+from ethorch.quantize.annotate import Scan
+from ethorch.quantize.calibration_checks import check_shapes
+from ethorch.quantize.config import QuantizationConfig
+from ethorch.quantize.control_flow import quantize_with_submodules
+from ethorch.quantize.link_observers import INNER, link_observers
+from ethorch.quantize.passes import Scope, run_passes
 from ethorch.quantize.selection import NodeFinder, Settings
-from ethorch.quantize.wiring import INNER, wire
+from ethorch.quantize.specs import ANNOTATION
+from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 
 logger = logging.getLogger(__name__)
 
 Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
 
 
-class TOSAQuantizer(Quantizer):
+class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
     """Annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
 
     Setters return the quantizer, so they chain. Where several match a node, the narrower wins, also when it says None:
@@ -107,33 +110,22 @@ class TOSAQuantizer(Quantizer):
         Raises:
             QuantizationError: there is no sample, or none reached a branch; it is named.
         """
-        from ethorch.quantize.submodules import quantize_with_submodules
-
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 
     # --- torchao's interface ------------------------------------------------------------------------------------------
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph one that can be annotated: no guards, no in-place operators, no composites to be calibrated inside.
-
-        Guards of torch.export break re-export. In-place operators become values, so that quantizing a view loses no write.
-        Composite operators that some config is for are replaced by what they are made of.
+        """Make the graph one that can be annotated: ``ethorch.quantize.passes`` says by which steps, and why in that order.
 
         Raises:
             QuantizationError: an in-place operator has no functional form.
         """
-        for node in list(model.graph.nodes):
-            if node.op == "call_module" and node.target == "_guards_fn":
-                model.graph.erase_node(node)
-        functionalize(model, recompile=False)
         for child in model.children():
             if isinstance(child, GraphModule):
                 child.meta[INNER] = True
-        config = self.settings.of(model, warn=False)
-        if not self.settings.trains:
-            settle_batch_norms(model)
+        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
-        return decompose(model, keep=lambda node: config(node) is None, limits=limits, trains=self.settings.trains)
+        return run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every operator that a config matches and that the table of operators knows."""
@@ -149,8 +141,10 @@ class TOSAQuantizer(Quantizer):
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Called by prepare with the observers it made: tell them what they watch."""
-        wire(model, edge_or_node_to_obs_or_fq)
+        """Called by prepare with the observers it made: tell them what they watch, and have samples' shapes checked."""
+        link_observers(model, edge_or_node_to_obs_or_fq)
+        if not model.meta.get(INNER) and not self.settings.trains:
+            check_shapes(model)
 
 
 class EthosUQuantizer(TOSAQuantizer):

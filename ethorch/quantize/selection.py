@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from torch.fx import GraphModule, Node
 
-from ethorch.quantization_config import QuantizationConfig
-from ethorch.sketch import MADE_FOR
+from ethorch.fx.aten_builder import MADE_FOR
+from ethorch.quantize.config import QuantizationConfig
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ethorch.backend.partition_report import PartitionReport
 from ethorch.flow import Build
-from ethorch.partitioner import PartitionReport
-from ethorch.vela import Performance
+from ethorch.vela.compiled_model import Performance
 
 
 def to_json(build: Build) -> dict[str, Any]:

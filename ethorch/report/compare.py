@@ -1,4 +1,4 @@
-"""The ladder: one input through the float model, the quantized model, the TOSA reference model and the NPU machine.
+"""The ladder: one input through the float model, the quantized model, the TOSA reference model and the simulator.
 
 The first rung that differs from the one before by more than it may says where a wrong result comes from: quantization
 costs dB, lowering may move a value by one step, and from TOSA on every bit is the same.
@@ -11,13 +11,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ethorch import host
-from ethorch.flow import Build, Delegate, Inputs
-from ethorch.payload import DelegatePayload, IoTensor
-from ethorch.tosa.run import run as run_tosa
+from ethorch.backend import Lowered
+from ethorch.flow import Build
+from ethorch.formats.payload import DelegatePayload, IoTensor
+from ethorch.metrics import sqnr_db
+from ethorch.model_files import Inputs
+from ethorch.tosa.reference_model import run as run_tosa
 
 _DTYPES = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "BOOL": np.bool_}
 
@@ -42,7 +46,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """One delegate's NPU machine against the TOSA reference model: how many output elements differ, and of how many."""
+    """One delegate in the simulator against the TOSA reference model: how many output elements differ, and of how many."""
 
     elements: int
     different: int
@@ -58,7 +62,7 @@ class Ladder:
 
     @property
     def bit_exact(self) -> bool:
-        """Does the machine compute what the TOSA reference model computes?"""
+        """Does the simulator compute what the TOSA reference model computes?"""
         return all(delegate.different == 0 for delegate in self.delegates)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +77,7 @@ class Ladder:
             )
         for number, d in enumerate(self.delegates):
             same = "all equal" if not d.different else f"{d.different} DIFFER, first {d.first_difference}"
-            lines.append(f"delegate {number}: NPU machine vs TOSA reference model, {d.elements} elements: {same}")
+            lines.append(f"delegate {number}: simulator vs TOSA reference model, {d.elements} elements: {same}")
         return "\n".join(lines)
 
 
@@ -108,25 +112,16 @@ def _compare_output(floats: Tensor, fakes: Tensor, npu: Tensor) -> OutputCompari
     )
 
 
-def sqnr_db(reference: Tensor, other: Tensor) -> float:
-    """10 log10(energy of the reference / energy of the difference), in dB; inf where they are equal."""
-    noise = float(((reference.double() - other.double()) ** 2).sum())
-    energy = float((reference.double() ** 2).sum())
-    if noise == 0:
-        return float("inf")
-    return 10 * float(np.log10(energy / noise)) if energy else float("-inf")
-
-
 class Recorder:
-    """An NPU machine for `ethorch.host` that keeps what went into its last run and what came out."""
+    """A machine for ``ethorch.host`` that keeps what went into its last run and what came out."""
 
     def __init__(self, payload: DelegatePayload):
         self.payload = payload
         self.machine = host.npu_machine(payload)
-        self.inputs: list[np.ndarray] = []
-        self.outputs: list[np.ndarray] = []
+        self.inputs: list[npt.NDArray[Any]] = []
+        self.outputs: list[npt.NDArray[Any]] = []
 
-    def region(self, index: int) -> np.ndarray:
+    def region(self, index: int) -> npt.NDArray[Any]:
         return self.machine.region(index)
 
     def run(self) -> None:
@@ -134,16 +129,16 @@ class Recorder:
         self.machine.run()
         self.outputs = [self._bytes(tensor) for tensor in self.payload.outputs]
 
-    def _bytes(self, tensor: IoTensor) -> np.ndarray:
+    def _bytes(self, tensor: IoTensor) -> npt.NDArray[Any]:
         return self.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes].copy()
 
 
-def delegate_arrays(delegate: Delegate, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def delegate_arrays(delegate: Lowered, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     """Bytes as a Recorder keeps them, as the arrays the TOSA graph takes."""
     return [x.view(_DTYPES[v.dtype]).reshape(v.shape) for x, v in zip(inputs, delegate.inputs, strict=True)]
 
 
-def _compare_delegate(delegate: Delegate, recorder: Recorder) -> DelegateComparison:
+def _compare_delegate(delegate: Lowered, recorder: Recorder) -> DelegateComparison:
     arrays = delegate_arrays(delegate, recorder.inputs)
     elements, different, first = 0, 0, ""
     for number, (wanted, found) in enumerate(zip(run_tosa(delegate.tosa, arrays), recorder.outputs, strict=True)):
@@ -152,6 +147,6 @@ def _compare_delegate(delegate: Delegate, recorder: Recorder) -> DelegateCompari
         where = np.argwhere(got != wanted)
         if len(where) and not different:
             index = tuple(int(i) for i in where[0])
-            first = f"output {number} at {list(index)}: reference {wanted[index]}, machine {got[index]}"
+            first = f"output {number} at {list(index)}: reference {wanted[index]}, simulator {got[index]}"
         different += len(where)
     return DelegateComparison(elements, different, first)

@@ -6,25 +6,16 @@ channels are one column of six, and a kernel of 7 columns, on which they need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ethorch.tosa.ir import Graph, Op, Value
-from ethorch.tosa.uses import Context
-
-#: Places of a picture from which squares pay on U85: 32x32x3 is as fast either way, 96x96x3 takes 0.58 of the cycles; of INT16
-#: 96x96 takes 1.2 of them, and 224x224, which SRAM does not hold, 0.62.
-_LEAST_PLACES: Mapping[str, int] = {"INT8": 2048, "INT16": 20_000}
-#: Taps of a kernel that U55 and U65 take at once where channels are few.
-_TAPS = 4
-#: Channels of a block that the multipliers take at once where channels are few; on U85, of a brick in memory.
-_CHANNELS_U55, _CHANNELS_U85 = 8, 16
+from ethorch.rewrite.rewriter import Place, Rewriter
+from ethorch.target.tuning import FoldColumns, FoldSquares
+from ethorch.tosa.ir import Op, Value
 
 
-class _Way(NamedTuple):
+class _FoldedAxis(NamedTuple):
     """One direction of a convolution: how ``fold`` neighbours of the input are read as one."""
 
     fold: int
@@ -35,7 +26,7 @@ class _Way(NamedTuple):
     lead: int  # taps of zeros before the kernel's own
 
     @classmethod
-    def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _Way:
+    def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _FoldedAxis:
         """Of a direction with stride ``fold``; ``extent`` may leave a remainder, if the caller fills it with padding."""
         places = (extent + before + after - kernel) // fold + 1
         folded, front = -(-extent // fold), -(-before // fold)
@@ -45,109 +36,73 @@ class _Way(NamedTuple):
         return cls(fold, folded + min(behind, 0), taps, front, max(behind, 0), lead)
 
 
-class _Steps:
-    """Operators in a row, each of which reads the one before."""
-
-    def __init__(self, source: Value, op: Op):
-        self.value, self.ops, self._of = source, list[Op](), op.result
-
-    def then(self, name: str, extents: tuple[int, ...], /, **attrs: Any) -> None:
-        result = Value(f"{self._of.name}_folded_{len(self.ops)}", extents, self.value.dtype, self._of.origin)
-        self.ops.append(Op(name, (self.value,), attrs, (result,)))
-        self.value = result
-
-    def reshape(self, *shape: int) -> None:
-        self.then("RESHAPE", shape, shape=shape)
-
-    def transpose(self, *perms: int) -> None:
-        self.then("TRANSPOSE", tuple(self.value.shape[axis] for axis in perms), perms=perms)
-
-    def crop(self, high: _Way, wide: _Way) -> None:
-        """Leave out what no window reads."""
-        n, height, width, channels = self.value.shape
-        if (shape := (n, high.extent, wide.extent, channels)) != (n, height, width, channels):
-            self.then("SLICE", shape, start=(0, 0, 0, 0), size=shape)
+def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
+    """Fold each strided CONV2D of few channels that the NPU then runs faster. No bit changes."""
+    for op in r.named("CONV2D"):
+        if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
+            if isinstance(fold, FoldColumns):
+                _fold_columns(r, op, fold)
+            else:
+                _fold_squares(r, op, fold)
 
 
-def fold_strides(graph: Graph, form: str | None) -> bool:
-    """Fold each strided CONV2D of few channels that the NPU then runs faster. True if there was one; no bit changes.
-
-    Args:
-        form: the target's ``forms["stride"]``; None leaves the graph as it is.
-    """
-    if form is None:
-        return False
-    context, ops = Context(graph), list[Op]()
-    for op in graph.ops:
-        fits = op.name == "CONV2D" and op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const
-        ops.extend((fits and FOLDS[form](op, context)) or [op])
-    folded = len(ops) != len(graph.ops)
-    graph.ops = ops
-    return folded
-
-
-def _columns(op: Op, context: Context, least: int) -> list[Op] | None:
-    """Columns alone, which are neighbours in memory: a RESHAPE. ``least`` taps times channels of the result are worth it."""
+def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
+    """Columns alone, which are neighbours in memory: a RESHAPE."""
     read = op.operands[0]
-    cut = context.before(read, "SLICE")
+    cut = r.producer(read, "SLICE", sole=True)
     source = cut.operands[0] if cut and not any(cut.attrs["start"]) and cut.operands[0].shape[3] == read.shape[3] else read
     n, height, width, channels = source.shape
     outputs, rows, taps, _ = op.operands[1].shape
     (top, bottom, left, right), stride = op.attrs["pad"], op.attrs["stride"][1]
-    if stride == 1 or width % stride or channels * stride > _CHANNELS_U55 or n != read.shape[0]:
-        return None
-    high, wide = _Way(1, read.shape[1], rows, top, bottom, 0), _Way.of(stride, width, taps, left, right + read.shape[2] - width)
-    now, then = (_TAPS * -(-rows * columns // _TAPS) for columns in (taps, wide.kernel))
-    if then >= now or (now * outputs < least and channels * stride < _CHANNELS_U55):
-        return None
-    steps = _Steps(source, op)
-    steps.reshape(n, height, width // stride, channels * stride)
-    steps.crop(high, wide)
-    return [*steps.ops, _folded(op, steps.value, high, wide, "hwc")]
+    if stride == 1 or width % stride or channels * stride > fold.channels or n != read.shape[0]:
+        return
+    high = _FoldedAxis(1, read.shape[1], rows, top, bottom, 0)
+    wide = _FoldedAxis.of(stride, width, taps, left, right + read.shape[2] - width)
+    now, then = (fold.taps * -(-rows * columns // fold.taps) for columns in (taps, wide.kernel))
+    if then >= now or (now * outputs < fold.least_products and channels * stride < fold.channels):
+        return
+    at = r.before(op)
+    folded = at.reshape(source, n, height, width // stride, channels * stride)
+    r.replace(op, _folded(at, op, folded, high, wide, "hwc"))
 
 
-def _squares(op: Op, context: Context) -> list[Op] | None:
+def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
     """Rows and columns, on the way from NCHW to NHWC: three TRANSPOSEs that fill bricks, for one that leaves them mostly empty."""
-    turn = context.before(op.operands[0], "TRANSPOSE")
+    turn = r.producer(op.operands[0], "TRANSPOSE", sole=True)
     sy, sx = op.attrs["stride"]
     if turn is None or tuple(turn.attrs["perms"]) != (0, 2, 3, 1) or min(sy, sx) == 1:
-        return None
+        return
     n, channels, height, width = turn.operands[0].shape
-    if channels * sy * sx > _CHANNELS_U85 or height % sy or width % sx:
-        return None
-    if op.operands[0].dtype not in _LEAST_PLACES or height * width < _LEAST_PLACES[op.operands[0].dtype]:
-        return None
+    if channels * sy * sx > fold.channels or height % sy or width % sx:
+        return
+    least = {"INT8": fold.least_places_int8, "INT16": fold.least_places_int16}.get(op.operands[0].dtype)
+    if least is None or height * width < least:
+        return
     _, rows, columns, _ = op.operands[1].shape
-    high, wide = _Way.of(sy, height, rows, *op.attrs["pad"][:2]), _Way.of(sx, width, columns, *op.attrs["pad"][2:])
-    steps = _Steps(turn.operands[0], op)
-    steps.reshape(n * channels * height, width // sx, sx)
-    steps.transpose(0, 2, 1)
-    steps.reshape(n, channels, height // sy, sy * width)
-    steps.transpose(0, 2, 1, 3)
-    steps.reshape(n, height // sy, channels * sy * sx, width // sx)
-    steps.transpose(0, 1, 3, 2)
-    steps.crop(high, wide)
-    return [*steps.ops, _folded(op, steps.value, high, wide, "chw")]
+    high, wide = _FoldedAxis.of(sy, height, rows, *op.attrs["pad"][:2]), _FoldedAxis.of(sx, width, columns, *op.attrs["pad"][2:])
+    at = r.before(op)
+    value = at.reshape(turn.operands[0], n * channels * height, width // sx, sx)
+    value = at.emit("TRANSPOSE", value, perms=(0, 2, 1))
+    value = at.reshape(value, n, channels, height // sy, sy * width)
+    value = at.emit("TRANSPOSE", value, perms=(0, 2, 1, 3))
+    value = at.reshape(value, n, height // sy, channels * sy * sx, width // sx)
+    value = at.emit("TRANSPOSE", value, perms=(0, 1, 3, 2))
+    r.replace(op, _folded(at, op, value, high, wide, "chw"))
 
 
-def _folded(op: Op, source: Value, high: _Way, wide: _Way, order: str) -> Op:
+def _folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
     """The CONV2D on ``source``, whose channels are, as ``order`` says, rows (h), columns (w) and channels (c) of the input."""
-    weight = op.operands[1]
-    assert weight.data is not None
+    n, *_, depth = source.shape
+    if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # leave out what no window reads
+        source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)
+    weight = op.operands[1].data
+    assert weight is not None
     outputs, rows, columns, channels = weight.shape
-    whole = np.full((outputs, high.kernel * high.fold, wide.kernel * wide.fold, channels), op.attrs["weight_zp"], weight.data.dtype)
-    whole[:, high.lead : high.lead + rows, wide.lead : wide.lead + columns] = weight.data
+    whole = np.full((outputs, high.kernel * high.fold, wide.kernel * wide.fold, channels), op.attrs["weight_zp"], weight.dtype)
+    whole[:, high.lead : high.lead + rows, wide.lead : wide.lead + columns] = weight
     parts = whole.reshape(outputs, high.kernel, high.fold, wide.kernel, wide.fold, channels)
     inner = [{"h": 2, "w": 4, "c": 5}[letter] for letter in order]
     data = np.ascontiguousarray(parts.transpose(0, 1, 3, *inner).reshape(outputs, high.kernel, wide.kernel, -1))
-    folded = Value(f"{weight.name}_of_{op.result.name}", data.shape, weight.dtype, weight.origin, data)
     stride = tuple(s // way.fold for s, way in zip(op.attrs["stride"], (high, wide), strict=True))
-    attrs = {**op.attrs, "stride": stride, "pad": (high.before, high.after, wide.before, wide.after)}
-    return Op(op.name, (source, folded, *op.operands[2:]), attrs, op.results)
-
-
-#: What ``forms["stride"]`` names. From 224x224x3, kernel 7x7, to 64 channels: u55-128 2,611,234 cycles, by columns 1,410,497;
-#: u65-256 with few channels is bound by memory; u85-256 1,951,149 with the transpose of the input, by squares 1,083,866.
-FOLDS: Mapping[str, Callable[[Op, Context], list[Op] | None]] = {
-    "u55": partial(_columns, least=192), "u65": partial(_columns, least=1024), "u85": _squares,
-}  # fmt: skip
+    pad = (high.before, high.after, wide.before, wide.after)
+    return at.again(op, source, at.constant(data, op.operands[1].dtype), stride=stride, pad=pad)

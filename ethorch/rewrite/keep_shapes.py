@@ -8,34 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ethorch.tosa.ir import Graph, Op, Value
+from ethorch.rewrite.rewriter import Place, Rewriter
+from ethorch.tosa.ir import Op, Value
 
-_ELEMENTWISE = {"RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"}
+_ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
-def keep_shapes(graph: Graph) -> bool:
+def keep_shapes(r: Rewriter) -> None:
     """Run each elementwise operator of fewer than four axes in the shape of a four-axis operand that a RESHAPE removed
-    axes of extent 1 from, and reshape its result instead. True if there was one; no bit changes."""
-    ops: list[Op] = []
-    made_by: dict[int, Op] = {}
-    for op in graph.ops:
-        shape = _kept(op, made_by)
-        new = _widened(op, shape) if shape else [op]
-        ops += new
-        made_by.update((id(value), one) for one in new for value in one.results)
-    changed = len(ops) != len(graph.ops)
-    graph.ops = ops
-    return changed
+    axes of extent 1 from, and reshape its result instead. No bit changes."""
+    for op in r.named(*_ELEMENTWISE):
+        if shape := _kept(r, op):
+            at = r.before(op)
+            elements = op.operands[:1] if op.name == "TABLE" else op.operands
+            wide = at.again(op, *(_expanded(at, value, op.result.shape, shape) for value in elements))
+            r.replace(op, at.reshape(wide, *op.result.shape))
 
 
-def _kept(op: Op, made_by: dict[int, Op]) -> tuple[int, ...] | None:
+def _kept(r: Rewriter, op: Op) -> tuple[int, ...] | None:
     """The shape that the result of ``op`` takes over, if one of its operands was reshaped from it."""
     result = op.result.shape
-    if op.name not in _ELEMENTWISE or len(result) >= 4 or any(v.rank != len(result) for v in op.operands if v.rank > 1):
+    if len(result) >= 4 or any(value.rank != len(result) for value in op.operands if value.rank > 1):
         return None
     for value in op.operands:
-        reshape = made_by.get(id(value))
-        if reshape is None or reshape.name != "RESHAPE" or value.shape != result:
+        reshape = r.producer(value, "RESHAPE")
+        if reshape is None or value.shape != result:
             continue
         shape = reshape.operands[0].shape
         if len(shape) == 4 and [n for n in shape if n != 1] == [n for n in result if n != 1] and shape[-1] == result[-1]:
@@ -43,24 +40,8 @@ def _kept(op: Op, made_by: dict[int, Op]) -> tuple[int, ...] | None:
     return None
 
 
-def _expanded(value: Sequence[int], result: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an operand that has the shape ``value`` where the result has ``result``, once that has ``shape``."""
+def _expanded(at: Place, value: Value, result: Sequence[int], shape: Sequence[int]) -> Value:
+    """``value``, an operand where the result has the shape ``result``, as one where that has ``shape``."""
     axes = iter([axis for axis, extent in enumerate(result) if extent != 1])
-    return tuple(1 if extent == 1 else value[next(axes)] for extent in shape)
-
-
-def _widened(op: Op, shape: tuple[int, ...]) -> list[Op]:
-    ops: list[Op] = []
-    operands: list[Value] = []
-    for index, value in enumerate(op.operands):
-        if op.name == "TABLE" and index == 1:
-            operands.append(value)
-            continue
-        expanded = _expanded(value.shape, op.result.shape, shape)
-        data = None if value.data is None else value.data.reshape(expanded)
-        operands.append(Value(f"{op.result.name}_wide_{index}", expanded, value.dtype, value.origin, data))
-        if data is None:
-            ops.append(Op("RESHAPE", (value,), {"shape": expanded}, (operands[-1],)))
-    wide = Value(f"{op.result.name}_wide", shape, op.result.dtype, op.result.origin)
-    ops.append(Op(op.name, tuple(operands), op.attrs, (wide,)))
-    return [*ops, Op("RESHAPE", (wide,), {"shape": op.result.shape}, op.results)]
+    expanded = tuple(1 if extent == 1 else value.shape[next(axes)] for extent in shape)
+    return at.reshape(value, *expanded) if value.data is None else at.constant(value.data.reshape(expanded), value.dtype)

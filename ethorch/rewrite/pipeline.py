@@ -1,198 +1,198 @@
-"""The few peephole rules, each of which preserves every bit, and the driver that runs them to a fixed point.
+"""``PIPELINE``: the steps from TOSA as it was lowered to TOSA as Vela gets it, and ``rewrite``, which runs them.
 
-What Vela would get wrong is then led around it: see ``detours``.
+No step changes a bit of what the graph computes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Generic, TypeVar
 
-import numpy as np
+from ethorch.rewrite.fold_strides import fold_strides
+from ethorch.rewrite.fold_wide_moves import fold_wide_moves
+from ethorch.rewrite.insert_copies import copy_broadcast_constants
+from ethorch.rewrite.keep_shapes import keep_shapes
+from ethorch.rewrite.peephole import merge_neighbours, move_reshapes_before_pads, move_tables_before_transposes
+from ethorch.rewrite.rescale_to_depthwise import rescale_to_depthwise
+from ethorch.rewrite.rewriter import Names, Rewriter
+from ethorch.rewrite.select_channels import select_channels
+from ethorch.rewrite.split_convolutions import split_convolutions
+from ethorch.rewrite.split_tiles import split_tiles
+from ethorch.rewrite.split_transposes import split_transposes
+from ethorch.rewrite.vela_bugs import work_around
+from ethorch.target.tuning import UNTUNED, FoldColumns, FoldSquares, Tuning
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.text import to_text
+from ethorch.tosa.verify import verify
 
-from ethorch.tosa.channels import pick_channels
-from ethorch.tosa.copies import rescales_as_convolutions
-from ethorch.tosa.detours import ELEMENTWISE, copied, fold_wide_moves, tables_before_transposes, take_detours
-from ethorch.tosa.ir import Graph, Op, Value
-from ethorch.tosa.opset import OPSET
-from ethorch.tosa.ranks import keep_shapes
-from ethorch.tosa.splits import split_convolutions
-from ethorch.tosa.strides import fold_strides
-from ethorch.tosa.tiles import tiles_in_steps
-from ethorch.tosa.transposes import transposes_in_steps
-from ethorch.tosa.uses import Context, drop_dead
-
-#: A rule looks at one operator and its producers and returns its replacement, or None.
-Rule = Callable[[Op, Context], "Op | Value | None"]
-
-
-def merge_reshapes(op: Op, context: Context) -> Op | Value | None:
-    """RESHAPE of RESHAPE is the outer one; RESHAPE to the same shape is nothing."""
-    if op.name != "RESHAPE":
-        return None
-    if op.operands[0].shape == op.result.shape:
-        return op.operands[0]
-    inner = context.before(op.operands[0], "RESHAPE", sole=False)
-    return Op("RESHAPE", inner.operands, op.attrs, op.results) if inner else None
-
-
-def merge_transposes(op: Op, context: Context) -> Op | Value | None:
-    """TRANSPOSE of TRANSPOSE is one, or nothing where they cancel."""
-    if op.name != "TRANSPOSE":
-        return None
-    inner = context.before(op.operands[0], "TRANSPOSE", sole=False)
-    if not inner:
-        return op.operands[0] if list(op.attrs["perms"]) == sorted(op.attrs["perms"]) else None
-    perms = tuple(inner.attrs["perms"][axis] for axis in op.attrs["perms"])
-    return Op("TRANSPOSE", inner.operands, {"perms": perms}, op.results)
+Setting = TypeVar("Setting")
+Run = Callable[[Rewriter, Tuning], None]
+#: Gets the name of a step that changed the graph, and the graph as it then is.
+Dump = Callable[[str, Graph], None]
 
 
-def merge_clamps(op: Op, context: Context) -> Op | Value | None:
-    """CLAMP of CLAMP is one with the tighter bounds, where the ranges overlap."""
-    if op.name != "CLAMP":
-        return None
-    inner = context.before(op.operands[0], "CLAMP")
-    if not inner:
-        return None
-    low, high = (max(inner.attrs["min_val"], op.attrs["min_val"]), min(inner.attrs["max_val"], op.attrs["max_val"]))
-    if low > high:
-        return None
-    return Op("CLAMP", inner.operands, {"min_val": low, "max_val": high}, op.results)
+@dataclass(frozen=True)
+class Step:
+    """One rewrite: what it does, the function that does it, and why it stands where it stands."""
+
+    name: str
+    run: Run
+    why_here: str
 
 
-def compose_tables(op: Op, context: Context) -> Op | Value | None:
-    """TABLE of TABLE, int8, is one table."""
-    if op.name != "TABLE" or op.operands[0].dtype != "INT8":
-        return None
-    inner = context.before(op.operands[0], "TABLE")
-    if not inner:
-        return None
-    first, second = inner.operands[1].data, op.operands[1].data
-    assert first is not None and second is not None
-    composed = second[first.astype(np.int32) + 128]
-    table = Value(f"{op.operands[1].name}_of_{inner.operands[1].name}", composed.shape, "INT8", op.result.origin, composed)
-    return Op("TABLE", (inner.operands[0], table), {}, op.results)
+@dataclass(frozen=True)
+class Repeat:
+    """Steps of which the first is tried again after each that changed something, until none does."""
+
+    steps: tuple[Step, ...]
+    why_here: str
 
 
-def pad_into_convolution(op: Op, context: Context) -> Op | Value | None:
-    """PAD of height and width with the zero point, before a convolution, is the convolution's own padding."""
-    if op.name not in ("CONV2D", "DEPTHWISE_CONV2D"):
-        return None
-    pad = context.before(op.operands[0], "PAD")
-    if not pad or pad.attrs["pad_const"] != op.attrs["input_zp"]:
-        return None
-    n0, n1, top, bottom, left, right, c0, c1 = pad.attrs["padding"]
-    if n0 or n1 or c0 or c1:
-        return None
-    total = tuple(a + b for a, b in zip(op.attrs["pad"], (top, bottom, left, right), strict=True))
-    kernel_axes = (1, 2) if op.name == "CONV2D" else (0, 1)
-    spans = [(op.operands[1].shape[axis] - 1) * d + 1 for axis, d in zip(kernel_axes, op.attrs["dilation"], strict=True)]
-    if max(total[:2]) >= spans[0] or max(total[2:]) >= spans[1]:  # a window of padding only: Vela may refuse it
-        return None
-    return Op(op.name, (pad.operands[0], *op.operands[1:]), {**op.attrs, "pad": total}, op.results)
+def always(rewrite: Callable[[Rewriter], None]) -> Run:
+    """``rewrite`` for every target."""
+    return lambda r, tuning: rewrite(r)
 
 
-RULES: tuple[Rule, ...] = (merge_reshapes, merge_transposes, merge_clamps, compose_tables, pad_into_convolution)
+@dataclass(frozen=True)
+class Tuned(Generic[Setting]):
+    """``rewrite`` with a field of the target's tuning; where that is None, not at all."""
+
+    rewrite: Callable[[Rewriter, Setting], None]
+    setting: Callable[[Tuning], Setting | None]
+
+    def __call__(self, r: Rewriter, tuning: Tuning) -> None:
+        if (setting := self.setting(tuning)) is not None:
+            self.rewrite(r, setting)
 
 
-def rewrite(graph: Graph, rules: tuple[Rule, ...] = RULES, forms: Mapping[str, str] | None = None) -> Graph:
-    """Apply ``rules`` until none applies, and drop what nobody reads. The graph's outputs keep every bit.
+def where(condition: Callable[[Tuning], bool], rewrite: Callable[[Rewriter], None]) -> Run:
+    """``rewrite`` for the targets whose tuning says so."""
+
+    def run(r: Rewriter, tuning: Tuning) -> None:
+        if condition(tuning):
+            rewrite(r)
+
+    return run
+
+
+PIPELINE: tuple[Step | Repeat, ...] = (
+    Step(
+        "fold wide moves",
+        always(fold_wide_moves),
+        "First: the RESHAPEs that it adds merge with their neighbours in the steps behind.",
+    ),
+    Step(
+        "move tables before transposes",
+        always(move_tables_before_transposes),
+        "Before neighbours are merged: TABLEs and TRANSPOSEs meet their like.",
+    ),
+    Step(
+        "move reshapes before pads",
+        always(move_reshapes_before_pads),
+        "Before neighbours are merged: only then does a convolution find the PAD that it can take over.",
+    ),
+    Repeat(
+        (
+            Step("merge neighbours", always(merge_neighbours), "The cheapest, and it brings together what the others look for."),
+            Step("split convolutions", always(split_convolutions), "Before shapes are kept, which moves the RESHAPE it looks for."),
+            Step(
+                "fold strides",
+                Tuned[FoldColumns | FoldSquares](fold_strides, lambda t: t.fold_strides),
+                "After padding is merged into the convolutions: it folds the padding, too.",
+            ),
+            Step("keep shapes", always(keep_shapes), "Last: it moves RESHAPEs on, which then merge with others."),
+        ),
+        "Each of these makes room for the others.",
+    ),
+    Step(
+        "select channels",
+        Tuned(select_channels, lambda t: t.largest_selection),
+        "After neighbours are merged: it follows RESHAPEs and TRANSPOSEs back, and the fewer there are the more it understands.",
+    ),
+    Step(
+        "split transposes",
+        Tuned(split_transposes, lambda t: t.transpose_steps),
+        "After channels are selected, which leaves fewer of them; after neighbours are merged, which would join the steps.",
+    ),
+    Step(
+        "split tiles",
+        Tuned(split_tiles, lambda t: t.tile_steps),
+        "Before Vela's bugs, some of which are about the SLICE that it adds where steps make too many copies.",
+    ),
+    Step(
+        "copy broadcast constants",
+        where(lambda t: t.copies_broadcast_constants, copy_broadcast_constants),
+        "After shapes are kept, which gives constants the shape that they are broadcast from.",
+    ),
+    Step(
+        "rescale by depthwise convolutions",
+        Tuned(rescale_to_depthwise, lambda t: t.smallest_rescale_by_depthwise),
+        "After channels are selected: that turns RESCALEs into convolutions that move channels, too.",
+    ),
+    Step(
+        "work around Vela's bugs",
+        lambda r, t: work_around(r, t.vela_family),
+        "Last: its copies stand between operators that Vela must not see side by side.",
+    ),
+)
+
+
+def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
+    """Run ``PIPELINE`` on the regions of ``graph``, the innermost first, and on itself; the graph. Its outputs keep every bit.
+
+    After each entry of ``PIPELINE`` what nothing reads any more is dropped; after each step the graph is verified.
 
     Args:
-        forms: the target's row of ``limits.FORMS``.
+        graph: is changed.
+        tuning: the target's; without one, nothing is done for the sake of an NPU.
+        dump: gets the graph as it is now, and each step's name with what it left behind. ``dump_to(folder)`` makes one that writes
+            files; lowering makes that one where the compile spec's ``dump_intermediate_artifacts_to`` names a folder.
+
+    Raises:
+        AssertionError: a step left a graph that is not TOSA.
     """
-    for region in list(graph.regions())[:0:-1]:
-        _rewrite(region, rules, forms or {}, is_region=True)
-    return _rewrite(graph, rules, forms or {}, is_region=False)
+    names = Names(graph)
 
+    def run(step: Step, r: Rewriter, *, dead_goes: bool) -> bool:
+        """True if the step changed something."""
+        before = r.changes
+        step.run(r, tuning)
+        if r.changes == before:
+            return False
+        if dead_goes:
+            r.drop_dead()
+        r.finish()
+        verify(graph)
+        if dump is not None:
+            dump(f"{step.name} in {r.graph.name}" if r.is_region else step.name, graph)
+        return True
 
-def _rewrite(graph: Graph, rules: tuple[Rule, ...], forms: Mapping[str, str], is_region: bool) -> Graph:
-    """``rewrite`` of one graph without its regions."""
-    fold_wide_moves(graph)
-    tables_before_transposes(graph)
-    reshapes_before_pads(graph)
-    while _once(graph, rules) or split_convolutions(graph) or fold_strides(graph, forms.get("stride")) or keep_shapes(graph):
-        pass
-    drop_dead(graph)
-    pick_channels(graph, forms.get("channels"))
-    transposes_in_steps(graph, forms.get("permute"))
-    tiles_in_steps(graph, forms.get("tile"))
-    if forms.get("broadcast") == "copied":
-        copy_broadcast_constants(graph)
-    rescales_as_convolutions(graph, forms.get("rescale"))
-    take_detours(graph, forms, is_region)
+    if dump is not None:
+        dump("as lowered", graph)
+    for region in reversed(list(graph.regions())):
+        r = Rewriter(region, names, is_region=region is not graph)
+        for step in PIPELINE:
+            if isinstance(step, Step):
+                run(step, r, dead_goes=True)
+                continue
+            while any(run(inner, r, dead_goes=False) for inner in step.steps):
+                pass
+            r.drop_dead()
+            r.finish()
+    verify(graph)
     return graph
 
 
-def reshapes_before_pads(graph: Graph) -> None:
-    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over."""
-    context = Context(graph)
-    swapped: dict[int, list[Op]] = {}
-    for op in graph.ops:
-        pad = context.before(op.operands[0], "PAD") if op.name == "RESHAPE" else None
-        if pad is None:
-            continue
-        padded, shape = pad.result.shape, op.result.shape
-        axes = [axis for axis, extent in enumerate(padded) if extent != 1]
-        if [padded[axis] for axis in axes] != [extent for extent in shape if extent != 1]:
-            continue
-        source, following = pad.operands[0], iter(axes)
-        kept = [next(following) if extent != 1 else None for extent in shape]
-        before = tuple(1 if axis is None else source.shape[axis] for axis in kept)
-        padding = tuple(n for axis in kept for n in ((0, 0) if axis is None else pad.attrs["padding"][2 * axis : 2 * axis + 2]))
-        moved = Value(f"{op.result.name}_moved", before, source.dtype, op.result.origin)
-        swapped[id(op)] = [
-            Op("RESHAPE", (source,), {"shape": before}, (moved,)),
-            Op("PAD", (moved,), {**pad.attrs, "padding": padding}, op.results),
-        ]
-        swapped[id(pad)] = []
-    graph.ops = [new for op in graph.ops for new in swapped.get(id(op), [op])]
+def dump_to(folder: str | os.PathLike[str]) -> Dump:
+    """A ``dump`` that writes files into ``folder``: ``00_as_lowered.txt``, ``01_merge_neighbours.txt`` and so on."""
+    directory, numbers = Path(folder), count()
 
+    def write(name: str, graph: Graph) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{next(numbers):02}_{name.replace(' ', '_')}.txt").write_text(to_text(graph))
 
-def copy_broadcast_constants(graph: Graph) -> None:
-    """A constant that an elementwise operator reads again and again is copied first, so that flash is read once."""
-    context = Context(graph)
-    near: dict[int, list[Op]] = {}
-    for op in graph.ops:
-        wide = [context.before(value, "RESCALE") for value in op.operands] if op.name in ELEMENTWISE else []
-        for rescale in wide:
-            if rescale is None or not (source := rescale.operands[0]).is_const:
-                continue
-            if 1 < math.prod(source.shape) <= math.prod(op.result.shape) // 2:
-                made, value = copied(source, f"{rescale.result.name}_near")
-                near[id(rescale)] = [*made, Op("RESCALE", (value,), rescale.attrs, rescale.results)]
-    graph.ops = [new for op in graph.ops for new in near.get(id(op), [op])]
-
-
-def _once(graph: Graph, rules: tuple[Rule, ...]) -> bool:
-    context = Context(graph)
-    replaced: dict[int, Value] = {}
-    changed = False
-    ops: list[Op] = []
-    outputs = {id(value) for value in graph.outputs}
-    for op in graph.ops:
-        op.operands = tuple(replaced.get(id(value), value) for value in op.operands)
-        for rule in rules:
-            found = rule(op, context)
-            if found is None:
-                continue
-            if isinstance(found, Value):
-                if id(op.result) in outputs:  # an output needs an operator of its own
-                    continue
-                replaced[id(op.result)] = found
-                context.uses[id(found)] = context.uses.get(id(found), 0) + context.uses.get(id(op.result), 0)
-            else:
-                assert OPSET[found.name].infer(found.operands, found.attrs) == [(v.shape, v.dtype) for v in found.results], (
-                    rule.__name__
-                )
-                for value in found.operands:
-                    context.uses[id(value)] = context.uses.get(id(value), 0) + 1
-                op = found
-                context.producer[id(op.result)] = op
-            changed = True
-            if isinstance(found, Value):
-                break
-        else:
-            ops.append(op)
-    graph.ops = ops
-    return changed
+    return write

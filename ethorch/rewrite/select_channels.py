@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ethorch.tosa.ir import Graph, Op, Value
-from ethorch.tosa.uses import Context, drop_dead
+from ethorch.rewrite.rescale_to_depthwise import is_plain
+from ethorch.rewrite.rewriter import Place, Rewriter
+from ethorch.tosa.ir import Op, Value
 
 _MOVES = ("RESHAPE", "TRANSPOSE", "SLICE", "CONCAT")
-
-#: What ``forms["channels"]`` names: the most channels that are read for a copy of some of them. Of [1,28,28,116] two halves are
-#: shuffled in 230,000 cycles and picked in 70,000 (u55-128).
-MOST: Mapping[str, int] = {"u55": 512, "u85": 1024}
-
-
+#: A convolution with a kernel of one.
+_WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "weight_zp": 0}
 #: A RESCALE that changes nothing.
 _ONE: dict[str, Any] = {
     "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
     "input_unsigned": False, "output_unsigned": False,
 }  # fmt: skip
+
+Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Found:
     """Where each channel of an NHWC value comes from: the sources, NHWC, and for each channel its number in them, joined."""
 
     sources: tuple[Value, ...]
-    channels: np.ndarray
+    channels: Places
 
     @property
     def count(self) -> int:
@@ -51,146 +51,120 @@ class _Found:
         """Is a channel there twice? Its two weights have a sum that may be no weight."""
         return len(np.unique(self.channels)) < len(self.channels)
 
+    @property
+    def is_order(self) -> bool:
+        """Are these all channels of the sources, in another order?"""
+        return not self.is_source and self.count == self.channels.size and not self.is_double
 
-def pick_channels(graph: Graph, form: str | None) -> None:
+
+def select_channels(r: Rewriter, most: int) -> None:
     """Let convolutions and rescales of rearranged channels read them where they are, if that is estimated to be faster.
 
     No bit changes: sums get terms of zero, and a copy is a product with one.
 
     Args:
-        form: the target's ``forms["channels"]``; None leaves the graph as it is.
+        most: channels that are read for a copy of some of them.
     """
-    if form is None or not any(op.name == "CONCAT" for op in graph.ops):
-        return
-    picker = _Picker(graph, MOST[form])
-    before = graph.ops
-    graph.ops = [new for op in before for new in picker.replaced(op)]
-    if picker.picked:
-        drop_dead(graph)
-    else:
-        graph.ops = before
+    if any(True for _ in r.named("CONCAT")):
+        selection = _Selection(r, most)
+        for op in r:
+            selection.try_on(op)
 
 
-class _Picker:
-    def __init__(self, graph: Graph, most: int):
-        self.context, self.most = Context(graph), most
-        self.picked = 0
-        self.twins: dict[int, tuple[Value, np.ndarray]] = {}  # of a value: an NHWC one, and where in it each element is
-        self.joined: dict[tuple[int, ...], Value] = {}
-        self.wide: dict[int, tuple[Value, np.ndarray]] = {}  # of a DEPTHWISE_CONV2D's result: the new one, its channels' order
+class _Selection:
+    def __init__(self, r: Rewriter, most: int):
+        self.r, self.most = r, most
+        self.twins: dict[Value, tuple[Value, Places]] = {}  # of a value: an NHWC one, and where in it each element is
+        self.joined: dict[tuple[Value, ...], Value] = {}
+        self.mixed: dict[Value, tuple[Value, Places]] = {}  # of a DEPTHWISE_CONV2D's result: the new one, its channels' order
 
-    def replaced(self, op: Op) -> list[Op]:
+    def try_on(self, op: Op) -> None:
         source = op.operands[0] if op.operands else None
         if source is None or source.rank != 4:
-            return [op]
-        if op.name == "CONV2D" and source.dtype == "INT8" and op.operands[1].data is not None and op.attrs["weight_zp"] == 0:
-            return self.convolution(op)
-        if op.name == "DEPTHWISE_CONV2D" and source.dtype == "INT8" and op.operands[1].data is not None:
-            return self.depthwise(op)
-        if op.name == "RESCALE" and id(source) in self.wide:
-            return self.rescale_of_depthwise(op)
-        if op.name == "CONCAT" and op.result.dtype == "INT8":
-            return self.concatenation(op)
-        plain = op.name == "RESCALE" and source.dtype == op.result.dtype == "INT8" and not op.attrs["per_channel"]
-        if plain and not (op.attrs["input_unsigned"] or op.attrs["output_unsigned"]):
-            return self.rescale(op)
-        return [op]
+            return
+        convolves = source.dtype == "INT8" and len(op.operands) > 1 and op.operands[1].is_const
+        if op.name == "CONV2D" and convolves and op.attrs["weight_zp"] == 0:
+            self.convolution(op)
+        elif op.name == "DEPTHWISE_CONV2D" and convolves:
+            self.depthwise(op)
+        elif op.name == "RESCALE" and source in self.mixed:
+            self.rescale_of_depthwise(op)
+        elif op.name == "CONCAT" and op.result.dtype == "INT8":
+            self.concatenation(op)
+        elif is_plain(op):
+            self.rescale(op)
 
     # --- what is replaced ---------------------------------------------------------------------------------------------
 
-    def convolution(self, op: Op) -> list[Op]:
-        weight = op.operands[1]
+    def convolution(self, op: Op) -> None:
+        weight = op.operands[1].data
         found = self.found(op.operands[0])
-        if found is None or weight.data is None:
-            return [op]
+        if found is None or weight is None:
+            return
         taps = math.prod(weight.shape[1:3])
         if not found.is_source and (taps > 1 or found.is_double or found.count > min(self.most, 2 * weight.shape[3])):
-            return [op]
-        ops, source = self.join(found, op)
-        data = np.zeros((*weight.shape[:3], found.count), weight.data.dtype)
-        data[..., found.channels] = weight.data
-        picked = Value(f"{weight.name}_of_{op.result.name}", data.shape, weight.dtype, weight.origin, data)
-        self.picked += 1
-        return [*ops, Op(op.name, (source, picked, *op.operands[2:]), op.attrs, op.results)]
+            return
+        at = self.r.before(op)
+        picking = np.zeros((*weight.shape[:3], found.count), weight.dtype)
+        picking[..., found.channels] = weight
+        self.r.replace(op, at.again(op, self.join(at, found), at.constant(picking, op.operands[1].dtype)))
 
-    def depthwise(self, op: Op) -> list[Op]:
+    def depthwise(self, op: Op) -> None:
         """In the order of the sources; who reads the result is told."""
-        weight = op.operands[1]
+        weight, bias = (value.data for value in op.operands[1:])
         found = self.found(op.operands[0])
-        bias = op.operands[2]
-        if found is None or weight.data is None or bias.data is None or weight.shape[3] != 1:
-            return [op]
-        if not self.is_order(found) or self.context.uses[id(op.result)] > 1:
-            return [op]
-        order = np.argsort(found.channels)
-        ops, source = self.join(found, op)
-        data = weight.data[:, :, order]
-        mixed = Value(f"{weight.name}_of_{op.result.name}", data.shape, weight.dtype, weight.origin, np.ascontiguousarray(data))
-        if bias.data.size > 1:
-            bias = Value(f"{bias.name}_of_{op.result.name}", bias.shape, bias.dtype, bias.origin, bias.data[order])
-        result = Value(f"{op.result.name}_mixed", op.result.shape, op.result.dtype, op.result.origin)
-        self.wide[id(op.result)] = result, order
-        return [*ops, Op(op.name, (source, mixed, bias), op.attrs, (result,)), op]
+        if found is None or weight is None or bias is None or weight.shape[3] != 1:
+            return
+        if not found.is_order or self.r.uses(op.result) > 1:
+            return
+        order, at = np.argsort(found.channels), self.r.before(op)
+        weights = at.constant(np.ascontiguousarray(weight[:, :, order]), op.operands[1].dtype)
+        biases = at.constant(bias[order], op.operands[2].dtype) if bias.size > 1 else op.operands[2]
+        self.mixed[op.result] = at.again(op, self.join(at, found), weights, biases), order
 
-    def rescale_of_depthwise(self, op: Op) -> list[Op]:
-        source, order = self.wide[id(op.operands[0])]
-        attrs = dict(op.attrs)
-        if attrs["per_channel"]:
-            attrs |= {key: tuple(attrs[key][channel] for channel in order) for key in ("multiplier", "shift")}
-        result = Value(f"{op.result.name}_mixed", op.result.shape, op.result.dtype, op.result.origin)
-        places = np.arange(math.prod(result.shape)).reshape(result.shape)[..., np.argsort(order)]
-        self.twins[id(op.result)] = result, places
-        return [Op("RESCALE", (source,), attrs, (result,)), op]
+    def rescale_of_depthwise(self, op: Op) -> None:
+        source, order = self.mixed[op.operands[0]]
+        factors: dict[str, Any] = {}
+        if op.attrs["per_channel"]:
+            factors = {key: tuple(op.attrs[key][channel] for channel in order) for key in ("multiplier", "shift")}
+        result = self.r.before(op).again(op, source, **factors)
+        self.twins[op.result] = result, _counted(result.shape)[..., np.argsort(order)]
 
-    def rescale(self, op: Op) -> list[Op]:
+    def rescale(self, op: Op) -> None:
         """Its result in NCHW is transposed from NHWC, if anyone wants it."""
-        ops = self.pick(op.operands[0], op.result, op.attrs, op)
-        return [*ops, Op("TRANSPOSE", (ops[-1].result,), {"perms": (0, 3, 1, 2)}, op.results)] if ops else [op]
+        at = self.r.before(op)
+        if (picked := self.pick(at, op.operands[0], op.result, op.attrs)) is not None:
+            self.r.replace(op, at.emit("TRANSPOSE", picked, perms=(0, 3, 1, 2)))
 
-    def concatenation(self, op: Op) -> list[Op]:
+    def concatenation(self, op: Op) -> None:
         """What it puts together of channels of several tensors is one tensor first, or every later one would read them all."""
-        ops: list[Op] = []
         for value in op.operands:
-            if id(value) not in self.twins:
-                ops += self.pick(value, value, _ONE, op)
-        return [*ops, op]
+            if value not in self.twins:
+                self.pick(self.r.before(op, of=value), value, value, _ONE)
 
-    def pick(self, moved: Value, value: Value, attrs: dict[str, Any], op: Op) -> list[Op]:
+    def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
         """``value``, NCHW, the RESCALE of ``moved`` with ``attrs``, as a convolution that picks and has an NHWC result."""
-        n, c, h, w = moved.shape
+        _, c, h, w = moved.shape
         found = self.found(moved, (0, 2, 3, 1))
         if found is None or found.is_source or found.count > self.most or h * w == 1:
-            return []
-        ops, source = self.join(found, op)
-        data = np.zeros((c, 1, 1, found.count), np.int8)
-        data[np.arange(c), 0, 0, found.channels] = 1
-        name, origin = value.name, value.origin
-        one = Value(f"{name}_one", data.shape, "INT8", origin, data)
-        zero = Value(f"{name}_zero", (1,), "INT32", origin, np.zeros(1, np.int32))
-        wide = Value(f"{name}_picked", (n, h, w, c), "INT32", origin)
-        result = Value(f"{name}_picked_again", (n, h, w, c), "INT8", origin)
-        window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": attrs["input_zp"], "weight_zp": 0}
-        self.twins[id(value)] = result, np.arange(math.prod(result.shape)).reshape(result.shape).transpose(0, 3, 1, 2)
-        self.picked += 1
-        ops.append(Op("CONV2D", (source, one, zero), window, (wide,)))
-        return [*ops, Op("RESCALE", (wide,), {**attrs, "input_zp": 0}, (result,))]
+            return None
+        picking = np.zeros((c, 1, 1, found.count), np.int8)
+        picking[np.arange(c), 0, 0, found.channels] = 1
+        one, zero = at.constant(picking, "INT8"), at.constant(np.zeros(1, np.int32), "INT32")
+        wide = at.emit("CONV2D", self.join(at, found), one, zero, input_zp=attrs["input_zp"], **_WINDOW)
+        result = at.emit("RESCALE", wide, **{**attrs, "input_zp": 0})
+        self.twins[value] = result, _counted(result.shape).transpose(0, 3, 1, 2)
+        return result
 
     # --- where channels come from -------------------------------------------------------------------------------------
 
-    def is_order(self, found: _Found) -> bool:
-        return not found.is_source and found.count == found.channels.size and not found.is_double
-
-    def join(self, found: _Found, op: Op) -> tuple[list[Op], Value]:
+    def join(self, at: Place, found: _Found) -> Value:
         """The sources next to each other, made once."""
         if len(found.sources) == 1:
-            return [], found.sources[0]
-        key = tuple(id(source) for source in found.sources)
-        if key in self.joined:
-            return [], self.joined[key]
-        shape = (*found.sources[0].shape[:3], found.count)
-        value = Value(f"{op.result.name}_joined", shape, found.sources[0].dtype, op.result.origin)
-        self.joined[key] = value
-        return [Op("CONCAT", found.sources, {"axis": 3}, (value,))], value
+            return found.sources[0]
+        if found.sources not in self.joined:
+            self.joined[found.sources] = at.emit("CONCAT", *found.sources, axis=3)
+        return self.joined[found.sources]
 
     def found(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Found | None:
         """Where the channels of ``value``, transposed by ``perms`` to NHWC, come from.
@@ -203,13 +177,13 @@ class _Picker:
         shape = tuple(value.shape[axis] for axis in perms)
         sources: list[Value] = []
         for leaf in leaves:
-            nhwc = self.twins[id(leaf)][0] if id(leaf) in self.twins else leaf
+            nhwc = self.twins[leaf][0] if leaf in self.twins else leaf
             if nhwc.rank != 4 or nhwc.shape[:3] != shape[:3]:
                 return None
-            if all(nhwc is not known for known in sources):
+            if nhwc not in sources:
                 sources.append(nhwc)
         bases = np.cumsum([0, *(math.prod(source.shape) for source in sources)])
-        places = self.places(value, {id(source): base for source, base in zip(sources, bases, strict=False)}).transpose(perms)
+        places = self.places(value, dict(zip(sources, bases, strict=False))).transpose(perms)
         first = places[0, 0, 0]
         which = np.searchsorted(bases, first, side="right") - 1
         extents = np.array([source.shape[3] for source in sources])
@@ -220,22 +194,22 @@ class _Picker:
 
     def moved(self, value: Value, leaves: list[Value]) -> bool:
         """Has ``value``, or a part of it, been through a TRANSPOSE? ``leaves`` are what its moves start from."""
-        op = self.context.producer.get(id(value))
-        if op is None or op.name not in _MOVES or id(value) in self.twins:
-            if all(value is not leaf for leaf in leaves):
+        op = self.r.producer(value, *_MOVES)
+        if op is None or value in self.twins:
+            if value not in leaves:
                 leaves.append(value)
-            return id(value) in self.twins
+            return value in self.twins
         parts = [self.moved(operand, leaves) for operand in op.operands]
         return any(parts) or op.name == "TRANSPOSE"
 
-    def places(self, value: Value, bases: Mapping[int, int]) -> np.ndarray:
+    def places(self, value: Value, bases: Mapping[Value, int]) -> Places:
         """For each element of ``value`` its place in the sources, one after the other."""
-        if id(value) in self.twins:
-            source, places = self.twins[id(value)]
-            return places + bases[id(source)]
-        op = self.context.producer.get(id(value))
-        if op is None or op.name not in _MOVES:
-            return np.arange(math.prod(value.shape)).reshape(value.shape) + bases[id(value)]
+        if value in self.twins:
+            source, places = self.twins[value]
+            return places + bases[source]
+        op = self.r.producer(value, *_MOVES)
+        if op is None:
+            return _counted(value.shape) + bases[value]
         parts = [self.places(operand, bases) for operand in op.operands]
         if op.name == "RESHAPE":
             return parts[0].reshape(value.shape)
@@ -244,3 +218,8 @@ class _Picker:
         if op.name == "CONCAT":
             return np.concatenate(parts, op.attrs["axis"])
         return parts[0][tuple(slice(s, s + n) for s, n in zip(op.attrs["start"], op.attrs["size"], strict=True))]
+
+
+def _counted(shape: Sequence[int]) -> Places:
+    """The places of a tensor's elements, in its shape."""
+    return np.arange(math.prod(shape)).reshape(shape)

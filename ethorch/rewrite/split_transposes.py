@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from ethorch.layout import arrangement
-from ethorch.tosa.ir import Graph, Op, Value
+from ethorch.rewrite.rewriter import Rewriter
+from ethorch.target.tuning import TransposeCost
+from ethorch.tosa.ir import Op
+from ethorch.tosa.layout import arrangement
 
 #: Bytes of an element, as the NPU holds it.
 _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
@@ -16,84 +18,44 @@ _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 _LONGEST = 65536
 
 Axes = tuple[int, ...]
+Shape = tuple[int, int, int]
 
 
-def _u55(first: int, second: int, inner: int) -> float:
-    """Cycles to bring [first, second, inner], in bytes, to [second, first, inner]: 0.25 to 0.38 a byte on u55-128.
-
-    Measured over [24,16,40], [100,7,16], [6,10,320] and others; a fixed part lets a small tensor stay as it is.
-    """
-    return 0.4 * first * second * inner + 100
-
-
-def _u85(first: int, second: int, inner: int) -> float:
-    """As ``_u55``, on u85-256: a row of ``inner`` bytes takes 10 cycles or 0.77 a byte, more where a block is narrow.
-
-    Measured over extents of 2 to 672 and rows of 1 to 256 bytes: [64,64,16] takes 9 cycles a row, [100,7,16] 78, [3,100,16]
-    83, [672,14,16] 153, [14,672,16] 33.
-    """
-    narrow = 2200 / min(first, second) ** 2
-    uneven = max(3.2 * first / second, 0.7 * second / first) if inner < 64 else 0.0
-    return first * second * max(10.0, 0.77 * inner, narrow, uneven) + 2000
-
-
-#: What ``forms["permute"]`` names: (cycles of a step, cycles a byte that Vela's own way takes at least; where it is more than
-#: an exchange of axes in pairs, twice that).
-#: Of [8,7,8,7,96] to [8,8,7,7,96], a window partition, U55 takes 827,904 cycles and in steps 338,688, U85 2,397,726 and 613,335.
-COSTS: Mapping[str, tuple[Callable[[int, int, int], float], float]] = {"u55": (_u55, 1.5), "u85": (_u85, 3.0)}
-
-
-def transposes_in_steps(graph: Graph, form: str | None) -> None:
+def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
     """Each TRANSPOSE that keeps its last axis and moves three or more becomes several, if they are estimated to be faster.
 
-    So does one on U55 and U65 with an axis that is too long for Vela.
-
-    Args:
-        form: the target's ``forms["permute"]``; None leaves the graph as it is.
+    So does one with an axis that is too long for Vela.
     """
-    if form is None:
-        return
-    cycles, own = COSTS[form]
-    ops: list[Op] = []
-    for op in graph.ops:
-        steps = _steps(op, cycles, own, form) if op.name == "TRANSPOSE" and op.result.dtype in _BYTES else []
-        ops.extend(steps or [op])
-    graph.ops = ops
+    for op in r.named("TRANSPOSE"):
+        if op.result.dtype in _BYTES and (steps := _steps(op, cost)):
+            at, value = r.before(op), op.operands[0]
+            for shape in steps:
+                value = at.emit("TRANSPOSE", at.reshape(value, *shape), perms=(1, 0, 2))
+            r.replace(op, at.reshape(value, *op.result.shape))
 
 
-def _steps(op: Op, cycles: Callable[[int, int, int], float], own: float, form: str) -> list[Op]:
-    """The steps that replace ``op``; none if it is best as it is."""
-    source, result = op.operands[0], op.result
-    arranged = arrangement(source.shape, op.attrs["perms"])
+def _steps(op: Op, cost: TransposeCost) -> list[Shape]:
+    """What is reshaped to and has its first two axes exchanged, step by step; nothing if ``op`` is best as it is."""
+    arranged = arrangement(op.operands[0].shape, op.attrs["perms"])
     if arranged is None:
         return []
-    refused = form == "u55" and max(arranged[0]) > _LONGEST
+    refused = cost.refuses_long_axes and max(arranged[0]) > _LONGEST
     if refused:
         arranged = _shortened(*arranged)
     elif len(arranged[1]) < 4 or arranged[1][-1] != len(arranged[1]) - 1:
         return []
     (*extents, row), perm = arranged
-    row_bytes = row * _BYTES[result.dtype]
+    row_bytes = row * _BYTES[op.result.dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)
-    most = math.inf if refused else (own if pairs else 2 * own) * math.prod(extents) * row_bytes
+    own = cost.vela_cycles_per_byte * (1 if pairs else 2)
+    most = math.inf if refused else own * math.prod(extents) * row_bytes
 
     def estimate(first: int, second: int, inner: int) -> float:
         fits = max(first, second, inner * row) <= _LONGEST
-        return cycles(first, second, inner * row_bytes) if fits else math.inf
+        return cost.cycles(first, second, inner * row_bytes) if fits else math.inf
 
     path = _cheapest(extents, tuple(perm[:-1]), estimate, most)
-    ops: list[Op] = []
-    value = source
-    for number, (first, second, inner) in enumerate(path):
-        shape = (first, second, inner * row)
-        flat, moved = (
-            Value(f"{result.name}_step_{number}{end}", extent, result.dtype, result.origin)
-            for end, extent in (("", shape), ("_done", (shape[1], shape[0], shape[2])))
-        )
-        ops.append(Op("RESHAPE", (value,), {"shape": flat.shape}, (flat,)))
-        ops.append(Op("TRANSPOSE", (flat,), {"perms": (1, 0, 2)}, (moved,)))
-        value = moved
-    return [*ops, Op("RESHAPE", (value,), {"shape": result.shape}, (result,))] if ops else []
+    return [(first, second, inner * row) for first, second, inner in path]
 
 
 def _shortened(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:

@@ -6,18 +6,18 @@ import enum
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ethorch import target as targets
-from ethorch import vela_config
 from ethorch.errors import SpecError, unknown_name
-from ethorch.target import Target
-from ethorch.vela_config import MemorySystem, VelaConfig
+from ethorch.target import vela_ini
+from ethorch.target.npus import Target, lookup
+from ethorch.target.vela_flags import FLAGS, parse_flags
+from ethorch.target.vela_ini import MemorySystem, VelaConfig
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
+
 
 DEFAULT_INI = "Arm/vela.ini"
 
@@ -63,7 +63,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa and text dumps into this folder; None stops it. Returns self."""
+        """Write each delegate's .tosa, its text, and its text after each rewrite into this folder; None stops it. Returns self."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -106,8 +106,7 @@ class ArmCompileSpec:
 
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
-                "dump_debug_info() needs a folder: call dump_intermediate_artifacts_to(path) too, or "
-                "dump_debug_info(None)."
+                "dump_debug_info() needs a folder: call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
             )
         items = {_FORMAT: self._OUTPUT_FORMAT, **self._own_items()}
         if self.path_for_intermediates is not None:
@@ -119,14 +118,25 @@ class ArmCompileSpec:
     @classmethod
     def from_list(cls: type[SpecT], compile_specs: Iterable[CompileSpec]) -> SpecT:
         """The spec that ``to_list`` wrote, or ExecuTorch's own Arm backend did. SpecError for anything else."""
+        return cls.from_pairs(
+            (item.key, item.value if isinstance(item.value, str) else bytes(item.value)) for item in compile_specs
+        )
+
+    @classmethod
+    def from_pairs(cls: type[SpecT], pairs: Iterable[tuple[str, bytes | str]]) -> SpecT:
+        """As ``from_list``, of the keys and values alone: a .pte holds them, and no ExecuTorch is needed to read it.
+
+        Raises:
+            SpecError: a key is there twice, unknown or missing, or a value is not what its key takes.
+        """
         items: dict[str, str] = {}
-        for item in compile_specs:
-            if item.key in items:
-                raise SpecError(f"compile spec list holds {item.key!r} twice.")
+        for key, value in pairs:
+            if key in items:
+                raise SpecError(f"compile spec list holds {key!r} twice.")
             try:
-                items[item.key] = item.value if isinstance(item.value, str) else bytes(item.value).decode()
+                items[key] = value if isinstance(value, str) else value.decode()
             except UnicodeDecodeError:
-                raise SpecError(f"compile spec {item.key!r} is not text: {bytes(item.value)[:32]!r}.") from None
+                raise SpecError(f"compile spec {key!r} is not text: {value[:32]!r}.") from None
         kinds = {name: kind for name, kind in ArmCompileSpec._KINDS.items() if issubclass(kind, cls)}
         if (found := items.pop(_FORMAT, None)) is None:
             raise SpecError(f"compile spec list has no {_FORMAT!r}; it holds {', '.join(sorted(items)) or 'nothing'}.")
@@ -163,170 +173,6 @@ class ArmCompileSpec:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
-class _Flag:
-    """One option of Vela's command line (Vela 5.2, vela.py, ``main``; the same in 5.1).
-
-    ``read`` turns the text after the flag into a value, raising ValueError with what is allowed; None for a switch.
-    ``effect``: ``used``, or why the flag changes nothing here, or (``refused``) why it cannot be honoured.
-    """
-
-    read: Callable[[str], Any] | None = None
-    effect: str = "used"
-    refused: str = ""
-
-
-def _one_of(*allowed: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"allowed: {', '.join(allowed)}")
-        return text
-
-    return read
-
-
-def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        allowed = f"allowed: an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(allowed) from None
-        if value < low or (high is not None and value > high):
-            raise ValueError(allowed)
-        return value
-
-    return read
-
-
-def _alignment(text: str) -> int:
-    value = _integer(16)(text)
-    if value & (value - 1):
-        raise ValueError("allowed: a power of two of at least 16")
-    return value
-
-
-def _softmax_range(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 65535:
-        raise ValueError("allowed: a number above 0 and below 65535")
-    return value
-
-
-_DRIVER = "it only changes what Vela's command line prints"
-_LEGACY = "it belongs to Vela's old Python core, which never sees TOSA"
-_COMMAND = "it asks Vela's command line for something other than compiling: run vela itself"
-
-FLAGS: Mapping[str, _Flag] = {
-    "--accelerator-config": _Flag(str),
-    "--arena-cache-size": _Flag(_integer(0)),
-    "--config": _Flag(str),
-    "--cop-format": _Flag(_one_of("COP1", "COP2")),
-    "--cpu-tensor-alignment": _Flag(_alignment),
-    "--disable-buffering": _Flag(),
-    "--disable-cascading": _Flag(),
-    "--disable-chaining": _Flag(),
-    "--disable-fwd": _Flag(),
-    "--disable-ifm-reuse": _Flag(),
-    "--experimental-softmax-int16-neg-exp-range": _Flag(_softmax_range),
-    "--memory-mode": _Flag(str),
-    "--optimise": _Flag(_one_of("Performance", "Size")),
-    "--output-format": _Flag(_one_of("raw"), effect="raw is the only format a delegate payload is made from"),
-    "--system-config": _Flag(str),
-    "--tensor-allocator": _Flag(_one_of("LinearAlloc", "Greedy", "HillClimb")),
-    "--verbose-all": _Flag(),
-    "--verbose-allocation": _Flag(),
-    "--verbose-graph": _Flag(),
-    "--verbose-high-level-command-stream": _Flag(),
-    "--verbose-quantization": _Flag(),
-    "--verbose-register-command-stream": _Flag(),
-    "--verbose-schedule": _Flag(),
-    # Accepted, without effect.
-    "--debug-force-regor": _Flag(effect="TOSA is always compiled by regor"),
-    "--enable-debug-db": _Flag(effect="the database of operators and command offsets is always kept"),
-    "--force-symmetric-int-weights": _Flag(effect=_LEGACY),
-    "--hillclimb-max-iterations": _Flag(_integer(0), effect=_LEGACY),
-    "--ignore-ops": _Flag(str, effect="it names TFLite operators; the partitioner decides what stays on the CPU"),
-    "--max-block-dependency": _Flag(_integer(0, 3), effect=_LEGACY),
-    "--output-dir": _Flag(str, effect="Vela writes no files here; see dump_intermediate_artifacts_to()"),
-    "--recursion-limit": _Flag(_integer(1), effect=_LEGACY),
-    "--show-cpu-operations": _Flag(effect=_DRIVER),
-    "--show-subgraph-io-summary": _Flag(effect=_DRIVER),
-    "--timing": _Flag(effect=_DRIVER),
-    "--verbose-config": _Flag(effect=_DRIVER),
-    "--verbose-cycle-estimate": _Flag(effect=_DRIVER),
-    "--verbose-operators": _Flag(effect=_LEGACY),
-    "--verbose-packing": _Flag(effect=_LEGACY),
-    "--verbose-performance": _Flag(effect=_DRIVER),
-    "--verbose-progress": _Flag(effect=_LEGACY),
-    "--verbose-tensor-format": _Flag(effect=_LEGACY),
-    "--verbose-tensor-purpose": _Flag(effect=_LEGACY),
-    "--verbose-weights": _Flag(effect=_DRIVER),
-    # Known, and refused.
-    "--api-version": _Flag(refused=_COMMAND),
-    "--debug-force-legacy-core": _Flag(refused="Vela's old Python core cannot read TOSA; leave the flag out"),
-    "--help": _Flag(refused=_COMMAND),
-    "--list-config-files": _Flag(refused=_COMMAND),
-    "--list-configs": _Flag(str, refused=_COMMAND),
-    "--separate-io-regions": _Flag(
-        refused="readers of the delegate payload expect inputs and outputs in the scratch region; leave the flag out"
-    ),
-    "--supported-ops-report": _Flag(refused=_COMMAND),
-    "--version": _Flag(refused=_COMMAND),
-}
-
-
-def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
-    """Vela flags to values: ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
-
-    A string is split as a shell would; so is a list entry such as ``"--optimise Size"``. A flag given twice keeps its
-    last value, ``--config`` all of them, as in Vela. SpecError for a flag or value Vela does not know.
-    """
-    words: list[str] = []
-    for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
-        if not isinstance(entry, str):
-            raise SpecError(f"extra_flags holds {entry!r} of type {type(entry).__name__}; every flag is a string.")
-        try:
-            value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
-            words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
-        except ValueError as error:
-            raise SpecError(f"extra_flags {entry!r} cannot be split into words: {error}.") from None
-    values: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        name, equals, text = word.partition("=")
-        if not name.startswith("-"):
-            raise SpecError(
-                f"extra_flags: {word!r} is not a flag and follows none that takes a value. The network is not named "
-                "here: ethorch hands Vela the graph itself."
-            )
-        flag = FLAGS.get(name)
-        if flag is None:
-            raise unknown_name("Vela flag", name, (known for known, row in FLAGS.items() if not row.refused))
-        if flag.refused:
-            raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
-        if flag.read is None:
-            if equals:
-                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {text!r}.")
-            values[name] = True
-            continue
-        given = text if equals else next(rest, "")
-        if not given or (not equals and given.startswith("--")):
-            raise SpecError(f"extra_flags: {name} needs a value, found {given or 'none'!r}.")
-        try:
-            read = flag.read(given)
-        except ValueError as error:
-            raise SpecError(f"extra_flags: {name} {given!r}: {error}.") from None
-        if name == "--config":
-            values.setdefault(name, []).append(read)
-        else:
-            values[name] = read
-    return values
-
-
 class EthosUCompileSpec(ArmCompileSpec):
     """Compile for an Ethos-U NPU.
 
@@ -352,10 +198,10 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: str | None = DEFAULT_INI,
     ):
         super().__init__()
-        self.target: Target = targets.lookup(target)
+        self.target: Target = lookup(target)
         self.flags: dict[str, Any] = parse_flags(extra_flags)
         accelerator = self.flags.pop("--accelerator-config", self.target.name)
-        if targets.lookup(accelerator) != self.target:
+        if lookup(accelerator) != self.target:
             raise SpecError(
                 f"extra_flags: --accelerator-config {accelerator} contradicts target {self.target.name!r}. "
                 "Change target and leave the flag out."
@@ -394,7 +240,7 @@ class EthosUCompileSpec(ArmCompileSpec):
     @property
     def vela_config(self) -> VelaConfig:
         """The ini files, read."""
-        return vela_config.load(self.config_files)
+        return vela_ini.load(self.config_files)
 
     @property
     def memory_system(self) -> MemorySystem:

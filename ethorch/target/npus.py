@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ethorch.errors import unknown_name
-from ethorch.limits import FORMS, LIMITS, Limits
+from ethorch.target.family import Family
+from ethorch.target.tuning import UNTUNED, Tuning
+from ethorch.target.u55 import U55, U65
+from ethorch.target.u85 import U85
+from ethorch.tosa.limits import Limits
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in (U55, U65, U85)})
+#: Family -> TOSA operator -> limits; family -> tuning.
+LIMITS: Mapping[str, Mapping[str, Limits]] = MappingProxyType({name: family.limits for name, family in FAMILIES.items()})
+TUNING: Mapping[str, Tuning] = MappingProxyType({name: family.tuning for name, family in FAMILIES.items()})
 
 
 @dataclass(frozen=True)
@@ -16,15 +25,9 @@ class Target:
 
     Attributes:
         name: as Vela's ``--accelerator-config`` spells it, e.g. ``ethos-u55-128``.
-        family: ``u55``, ``u65`` or ``u85``.
+        family: ``u55``, ``u65`` or ``u85``; what follows ``cores`` is the family's (see ``Family``).
         macs: 8-bit multiply-accumulates per cycle, all cores together.
         cores: MAC engines; Vela is told ``macs / cores`` for each (its accelerator_configs table).
-        vela_arch: the architecture name that Vela's in-process compiler takes.
-        default_system_config, default_memory_mode: sections of Vela's vela.ini that a user gets who names none; the
-            same as ExecuTorch's own EthosUCompileSpec gives (executorch 1.4.1, backends/arm/ethosu/compile_spec.py).
-        address_bits: width of an address on the NPU's memory ports (Vela's axi_port_address_width).
-        limits: TOSA operator name -> what this NPU can run of it.
-        forms: which of several ways to say the same in TOSA the NPU runs fastest, e.g. ``mean`` -> ``AVG_POOL2D``.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Target:
     default_memory_mode: str
     address_bits: int
     limits: Mapping[str, Limits] = field(default_factory=dict, compare=False, repr=False)
-    forms: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    tuning: Tuning = field(default=UNTUNED, compare=False, repr=False)
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -51,13 +54,6 @@ class Target:
     def __str__(self) -> str:
         return self.name
 
-
-# family: Vela's architecture, default system config, default memory mode, address bits
-_FAMILIES = {
-    "u55": ("EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32),
-    "u65": ("EthosU65", "Ethos_U65_High_End", "Dedicated_Sram_384KB", 40),
-    "u85": ("EthosU85", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", 40),
-}
 
 # name, family, MACs per cycle, cores. Source: Vela 5.2 architecture_features.py, accelerator_configs.
 _CONFIGURATIONS = (
@@ -74,11 +70,24 @@ _CONFIGURATIONS = (
     ("ethos-u85-2048", "u85", 2048, 1),
 )
 
+
+def _configuration(name: str, family: Family, macs: int, cores: int) -> Target:
+    return Target(
+        name,
+        family.name,
+        macs,
+        cores,
+        family.vela_arch,
+        family.default_system_config,
+        family.default_memory_mode,
+        family.address_bits,
+        family.limits,
+        family.tuning,
+    )
+
+
 TARGETS: Mapping[str, Target] = MappingProxyType(
-    {
-        name: Target(name, family, macs, cores, *_FAMILIES[family], LIMITS[family], FORMS[family])
-        for name, family, macs, cores in _CONFIGURATIONS
-    }
+    {name: _configuration(name, FAMILIES[family], macs, cores) for name, family, macs, cores in _CONFIGURATIONS}
 )
 
 

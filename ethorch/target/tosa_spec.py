@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ethorch.compile_spec import ArmCompileSpec
 from ethorch.errors import SpecError, unknown_name
-from ethorch.limits import FORMS, LIMITS, Limits
-from ethorch.tosa.ir import REGIONS
+from ethorch.target.compile_spec import ArmCompileSpec
+from ethorch.target.npus import LIMITS, TUNING
+from ethorch.target.tuning import UNTUNED, Tuning
+from ethorch.tosa.limits import Limits
+from ethorch.tosa.opset import OPSET
 
 #: Version -> profile -> its extensions (TOSA 1.0 and 1.1, profiles and extensions). ``u55`` is no TOSA extension: it asks for
 #: what Ethos-U55 can compile, as ExecuTorch's own Arm backend spells it.
@@ -19,6 +21,16 @@ PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "INT": ("shape", "int64", "int16", "int4", "var", "cf", "u55"),
         "FP": ("shape", "int64", "bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf", "random", "mxfp", "blockscale_ue5m3"),
     },
+}
+
+#: Extension -> what it adds, none of which any lowering emits. ExecuTorch's own Arm backend has some of them.
+_NOT_LOWERED: Mapping[str, str] = {
+    "fp8e4m3": "FP8 tensors",
+    "fp8e5m2": "FP8 tensors",
+    "fft": "FFT2D and RFFT2D",
+    "random": "random numbers",
+    "mxfp": "block-scaled tensors",
+    "blockscale_ue5m3": "block-scaled tensors",
 }
 
 _FORM = re.compile(r"TOSA-(\d+\.\d+)(?:\.\d+)?((?:\+\w+)*)")
@@ -38,7 +50,8 @@ class TosaSpecification:
         """``"TOSA-1.0+INT+int16"`` as a specification.
 
         Raises:
-            SpecError: another form, an unknown version or extension, or no profile; the known ones are listed.
+            SpecError: another form, an unknown version or extension, or no profile; the known ones are listed. Or an extension
+                that ethorch lowers nothing to.
         """
         match = _FORM.fullmatch(text)
         if not match:
@@ -53,16 +66,24 @@ class TosaSpecification:
         extensions = tuple(part for part in parts if part not in profiles and part != "8k")
         for extension in extensions:
             if extension not in known:
-                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, known)
+                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, known - _NOT_LOWERED.keys())
+            if extension in _NOT_LOWERED:
+                raise SpecError(
+                    f"{text!r}: ethorch lowers nothing to {_NOT_LOWERED[extension]}, the extension {extension}. Leave +{extension} "
+                    "out: what needs it stays on the CPU, the rest is lowered."
+                )
         return TosaSpecification(version, profiles, extensions, "8k" in parts)
 
     def support_integer(self) -> bool:
+        """Is the profile INT there, for quantized tensors?"""
         return "INT" in self.profiles
 
     def support_float(self) -> bool:
+        """Is the profile FP there, for float tensors?"""
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:
+        """Was ``extension`` asked for, e.g. ``int16``?"""
         return extension in self.extensions
 
     def __str__(self) -> str:
@@ -75,7 +96,7 @@ class TosaTarget:
 
     name: str
     limits: Mapping[str, Limits]
-    forms: Mapping[str, str]
+    tuning: Tuning
     floats: tuple[str, ...] = ()
     integers: bool = True
 
@@ -102,18 +123,17 @@ class TosaCompileSpec(ArmCompileSpec):
     @property
     def target(self) -> TosaTarget:
         """Limits: none but the extensions that were not asked for; ``u55`` brings those of Ethos-U55."""
-        from ethorch.tosa.opset import OPSET
-
         family = "u55" if self.tosa_spec.support_extension("u55") else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):
             narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Ask for +int16.")
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
-        if not self.tosa_spec.support_extension("cf"):
-            limits |= dict.fromkeys(REGIONS, Limits(present=False, way_out="Ask for +cf."))
+        for name, row in OPSET.items():
+            if row.extension and not self.tosa_spec.support_extension(row.extension):
+                limits[name] = Limits(present=False, way_out=f"Ask for +{row.extension}.")
         floats: tuple[str, ...] = ("FP32", "FP16") if self.tosa_spec.support_float() else ()
         floats += ("BF16",) if self.tosa_spec.support_extension("bf16") else ()
-        return TosaTarget(str(self.tosa_spec), limits, FORMS.get(family, {}), floats, self.tosa_spec.support_integer())
+        return TosaTarget(str(self.tosa_spec), limits, TUNING.get(family, UNTUNED), floats, self.tosa_spec.support_integer())
 
     def _own_items(self) -> dict[str, str]:
         return {"tosa_spec": str(self.tosa_spec)}

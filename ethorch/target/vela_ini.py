@@ -42,13 +42,19 @@ class MemorySystem:
 
     @property
     def staged(self) -> bool:
-        """Whether staging has a memory of its own (Dedicated_Sram): then region 2 is used."""
+        """Has staging a memory of its own (Dedicated_Sram)? Then region 2 is used."""
         return self.cache_area != self.arena_area
 
 
 @dataclass(frozen=True)
 class VelaConfig:
-    """One or more ini files read as a group, as Vela reads them."""
+    """One or more ini files read as a group, as Vela reads them.
+
+    Attributes:
+        names: as the user gave them.
+        text: of all files, one after the other.
+        sections: section -> key -> value.
+    """
 
     names: tuple[str, ...]
     text: str
@@ -56,10 +62,12 @@ class VelaConfig:
 
     @property
     def system_configs(self) -> list[str]:
+        """Names of its system configurations, as ``--system-config`` takes them."""
         return sorted(name.removeprefix(_SYSTEM) for name in self.sections if name.startswith(_SYSTEM))
 
     @property
     def memory_modes(self) -> list[str]:
+        """Names of its memory modes, as ``--memory-mode`` takes them."""
         return sorted(name.removeprefix(_MEMORY) for name in self.sections if name.startswith(_MEMORY))
 
     def memory_system(self, system_config: str, memory_mode: str) -> MemorySystem:
@@ -73,9 +81,7 @@ class VelaConfig:
         for port in ("axi0_port", "axi1_port"):
             memory = self._get(_SYSTEM + system_config, port, "")
             if memory not in _MEMORIES:
-                raise SpecError(
-                    f"system config {system_config!r} {where}: {port}={memory!r} is not one of {', '.join(_MEMORIES)}."
-                )
+                raise SpecError(f"system config {system_config!r} {where}: {port}={memory!r} is not one of {', '.join(_MEMORIES)}.")
             ports[port.removesuffix("_port")] = memory
         chosen = {}
         for area in _ALLOWED:
@@ -103,9 +109,7 @@ class VelaConfig:
                 f"{system_config!r} with {memory_mode!r} {where}: core_clock={clock_hz}, arena_cache_size="
                 f"{size or None}; the clock must be positive and the size not negative."
             )
-        return MemorySystem(
-            clock_hz, chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"], cache_bytes
-        )
+        return MemorySystem(clock_hz, chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"], cache_bytes)
 
     def _get(self, section: str, key: str, default: str) -> str:
         """A key of a section or of the section it inherits from."""
@@ -125,7 +129,7 @@ class VelaConfig:
 
 def shipped_configs() -> list[str]:
     """The ini files inside the installed Vela, as ``--config`` takes them: ``["Arm/vela.ini"]``."""
-    root = _shipped_root()
+    root = shipped_root()
     return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.ini"))
 
 
@@ -161,7 +165,7 @@ def _find(name: str) -> Path:
     parts = Path(os.path.normpath(name)).parts
     candidates = [path]
     if len(parts) == 2 and not path.is_absolute() and not name.startswith("."):
-        candidates.insert(0, _shipped_root() / path)
+        candidates.insert(0, shipped_root() / path)
     for candidate in candidates:
         if candidate.is_file():
             return candidate
@@ -172,7 +176,7 @@ def _find(name: str) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _shipped_root() -> Path:
+def shipped_root() -> Path:
     """Vela's folder of configuration files, found without importing Vela."""
     spec = find_spec("ethosu")
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -1,5 +1,10 @@
-"""TOSA 1.0: operators, graph, builder, rewrites, flatbuffers; ``run`` executes one in the reference model."""
+"""TOSA 1.0 alone: operators, graphs, their text and flatbuffers; ``run`` executes one in the reference model.
 
-from ethorch.tosa.run import run
+``run`` is loaded on first use: whoever reads ``tosa.limits`` alone needs no NumPy.
+"""
 
-__all__ = ["run"]
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"reference_model": ["run"]})

@@ -6,35 +6,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ethorch.tosa.ir import Value
 
 Attrs = Mapping[str, Any]
+Array = npt.NDArray[Any]
 
 
-def _slice(a: Attrs, x: np.ndarray) -> np.ndarray:
+def _slice(a: Attrs, x: Array) -> Array:
     return x[tuple(slice(start, start + size) for start, size in zip(a["start"], a["size"], strict=True))]
 
 
-def _pad(a: Attrs, x: np.ndarray) -> np.ndarray:
+def _pad(a: Attrs, x: Array) -> Array:
     pads = np.asarray(a["padding"]).reshape(-1, 2)
     return np.pad(x, pads, constant_values=a["pad_const"])
 
 
-def _table(a: Attrs, x: np.ndarray, table: np.ndarray) -> np.ndarray:
-    return table[x.astype(np.int32) + 128]
+def _table(a: Attrs, x: Array, table: Array) -> Array:
+    return np.take(table, x.astype(np.int32) + 128)
 
 
-def _rescale(a: Attrs, x: np.ndarray) -> np.ndarray:
+def _rescale(a: Attrs, x: Array) -> Array:
     """TOSA 1.0 RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
     multiplier, shift = (np.asarray(a[key], np.int64) for key in ("multiplier", "shift"))
-    product = (x.astype(np.int64) - a["input_zp"]) * multiplier + (np.int64(1) << (shift - 1))
+    product: npt.NDArray[np.int64] = (x.astype(np.int64) - a["input_zp"]) * multiplier + (np.int64(1) << (shift - 1))
     bits = {"INT8": 8, "INT16": 16, "INT32": 32}[a["dtype"]]
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
-    return np.clip((product >> shift) + a["output_zp"], low, high).astype(f"int{bits}")
+    return np.asarray(np.clip((product >> shift) + a["output_zp"], low, high), f"int{bits}")
 
 
-FOLDABLE: Mapping[str, Callable[..., np.ndarray]] = {
+FOLDABLE: Mapping[str, Callable[..., Array]] = {
     "RESHAPE": lambda a, x: x.reshape(a["shape"]),
     "TRANSPOSE": lambda a, x: x.transpose(a["perms"]),
     "CONCAT": lambda a, *xs: np.concatenate(xs, a["axis"]),
@@ -59,6 +61,6 @@ def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     return name in FOLDABLE and all(value.is_const for value in operands) and (name, operands[0].dtype) != ("TABLE", "INT16")
 
 
-def evaluate(name: str, operands: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def evaluate(name: str, operands: Sequence[Array], attrs: Attrs) -> Array:
     """The result of one operator of ``FOLDABLE``."""
     return np.asarray(FOLDABLE[name](attrs, *operands))

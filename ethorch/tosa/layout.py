@@ -9,7 +9,7 @@ axis of extent > 1 belongs to exactly one logical dimension; axes of extent 1 ma
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 Dims = tuple[tuple[int, ...], ...]
 Shape = tuple[int, ...]
@@ -81,3 +81,24 @@ def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, 
     in_memory = sorted(runs, key=lambda run: position[run[0]])
     shape = tuple(math.prod(stored[axis] for axis in run) for run in in_memory)
     return shape, tuple(in_memory.index(run) for run in runs)
+
+
+def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """(elements before ``axis``, its extent, elements behind it): the shape in three axes, the middle one ``axis``."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def joined_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
+    """Neighbours among ``axes`` joined to one: (shape to reshape to, the places of the joined axes in it).
+
+    Axes of extent 1 are no place: nothing needs to be done along them.
+    """
+    counted = {axis for axis in axes if shape[axis] > 1}
+    runs: list[list[int]] = []
+    for axis in range(len(shape)):
+        if axis in counted and axis - 1 in counted:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    joined = tuple(math.prod(shape[axis] for axis in run) for run in runs)
+    return joined, tuple(place for place, run in enumerate(runs) if run[0] in counted)

@@ -257,10 +257,17 @@ def _conv_features(values: Sequence[Value], attrs: Attrs, results: Results, kern
     (dy, dx), (sy, sx) = attrs.get("dilation", (1, 1)), attrs["stride"]
     height, width = (kh - 1) * dy + 1, (kw - 1) * dx + 1
     return {
-        "batch": values[0].shape[0], "kernel_h": height, "kernel_w": width, "kernel_area": height * width,
-        "stride": max(sy, sx), "stride_h": sy, "stride_w": sx, "dilation": max(dy, dx), "ifm_c": values[0].shape[3],
+        "batch": values[0].shape[0],
+        "kernel_h": height,
+        "kernel_w": width,
+        "kernel_area": height * width,
+        "stride": max(sy, sx),
+        "stride_h": sy,
+        "stride_w": sx,
+        "dilation": max(dy, dx),
+        "ifm_c": values[0].shape[3],
         **_of_wide_stride(attrs, max(dy, dx)),
-    }  # fmt: skip
+    }
 
 
 def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
@@ -269,16 +276,21 @@ def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
     return {
         "padding_of_wide_stride": max(attrs.get("pad", (0,))) if wide else 0,
         "dilation_of_wide_stride": dilation if wide else 1,
-    }  # fmt: skip
+    }
 
 
 def _pool_features(values: Sequence[Value], attrs: Attrs, results: Results) -> dict[str, int]:
     (kh, kw), (sy, sx) = attrs["kernel"], attrs["stride"]
     return {
-        "batch": values[0].shape[0], "kernel_h": kh, "kernel_w": kw, "kernel_area": kh * kw, "stride": max(sy, sx),
-        "padded_kernel": max(kh, kw) if any(attrs["pad"]) else 1, "ifm_c": values[0].shape[3],
+        "batch": values[0].shape[0],
+        "kernel_h": kh,
+        "kernel_w": kw,
+        "kernel_area": kh * kw,
+        "stride": max(sy, sx),
+        "padded_kernel": max(kh, kw) if any(attrs["pad"]) else 1,
+        "ifm_c": values[0].shape[3],
         **_of_wide_stride(attrs),
-    }  # fmt: skip
+    }
 
 
 def _reduce_features(values: Sequence[Value], attrs: Attrs, results: Results) -> dict[str, int]:
@@ -298,39 +310,109 @@ _ZERO_POINTS = {"input_zp": "@0", "weight_zp": "@1"}
 _ANY_FLOAT = "FP32 FP16 BF16"
 
 for _name, _infer, _axes in (
-    ("CONV2D", _conv2d, (1, 2)), ("DEPTHWISE_CONV2D", _depthwise, (0, 1)), ("CONV3D", _conv3d, None),
-):  # fmt: skip
-    _row(_name, "input weight bias", _infer, const_operands=_ZERO_POINTS, attrs="pad stride dilation",
-         dtypes=f"INT8 INT16 {_ANY_FLOAT}",
-         features=None if _axes is None else lambda v, a, r, axes=_axes: _conv_features(v, a, r, axes))  # fmt: skip
-_row("TRANSPOSE_CONV2D", "input weight bias", _transpose_conv2d, const_operands=_ZERO_POINTS, attrs="out_pad stride",
-     dtypes=f"INT8 INT16 {_ANY_FLOAT}", features=lambda v, a, r: _conv_features(v, a, r, (1, 2)))  # fmt: skip
+    ("CONV2D", _conv2d, (1, 2)),
+    ("DEPTHWISE_CONV2D", _depthwise, (0, 1)),
+    ("CONV3D", _conv3d, None),
+):
+    _row(
+        _name,
+        "input weight bias",
+        _infer,
+        const_operands=_ZERO_POINTS,
+        attrs="pad stride dilation",
+        dtypes=f"INT8 INT16 {_ANY_FLOAT}",
+        features=None if _axes is None else lambda v, a, r, axes=_axes: _conv_features(v, a, r, axes),
+    )
+_row(
+    "TRANSPOSE_CONV2D",
+    "input weight bias",
+    _transpose_conv2d,
+    const_operands=_ZERO_POINTS,
+    attrs="out_pad stride",
+    dtypes=f"INT8 INT16 {_ANY_FLOAT}",
+    features=lambda v, a, r: _conv_features(v, a, r, (1, 2)),
+)
 _row("MATMUL", "a b", _matmul, const_operands={"a_zp": "@0", "b_zp": "@1"}, dtypes=f"INT8 INT16 {_ANY_FLOAT}")
-_row("AVG_POOL2D", "input", _pool, const_operands={"input_zp": "@0", "output_zp": "@out"}, attrs="kernel stride pad",
-     dtypes=f"INT8 INT16 {_ANY_FLOAT}", features=_pool_features)  # fmt: skip
+_row(
+    "AVG_POOL2D",
+    "input",
+    _pool,
+    const_operands={"input_zp": "@0", "output_zp": "@out"},
+    attrs="kernel stride pad",
+    dtypes=f"INT8 INT16 {_ANY_FLOAT}",
+    features=_pool_features,
+)
 _row("MAX_POOL2D", "input", _pool, attrs="kernel stride pad", dtypes=f"INT8 INT16 {_ANY_FLOAT}", features=_pool_features)
-_row("RESCALE", "input", _to_dtype, const_operands={"multiplier": "@scale", "shift": "INT8", "input_zp": "@0", "output_zp": "@out"},
-     attrs="dtype per_channel input_unsigned output_unsigned", dtypes="INT8 INT16 INT32 INT48")  # fmt: skip
+_row(
+    "RESCALE",
+    "input",
+    _to_dtype,
+    const_operands={"multiplier": "@scale", "shift": "INT8", "input_zp": "@0", "output_zp": "@out"},
+    attrs="dtype per_channel input_unsigned output_unsigned",
+    dtypes="INT8 INT16 INT32 INT48",
+)
 _row("CAST", "input", _to_dtype, attrs="dtype")
 _row("CLAMP", "input", _same, attrs="min_val max_val", dtypes=f"INT8 INT16 {_ANY_FLOAT}")
 _row("TABLE", "input table", _table, dtypes="INT8 INT16")
-for _name in ("ADD", "SUB", "INTDIV", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "POW", "MAXIMUM", "MINIMUM", "BITWISE_AND",
-              "BITWISE_OR", "BITWISE_XOR", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR"):  # fmt: skip
+for _name in (
+    "ADD",
+    "SUB",
+    "INTDIV",
+    "LOGICAL_LEFT_SHIFT",
+    "LOGICAL_RIGHT_SHIFT",
+    "POW",
+    "MAXIMUM",
+    "MINIMUM",
+    "BITWISE_AND",
+    "BITWISE_OR",
+    "BITWISE_XOR",
+    "LOGICAL_AND",
+    "LOGICAL_OR",
+    "LOGICAL_XOR",
+):
     _row(_name, "input1 input2", _broadcast)
-_row("ARITHMETIC_RIGHT_SHIFT", "input1 input2", _broadcast, attrs="round", dtypes="INT8 INT16 INT32",
-     features=lambda v, a, r: {"rounds": int(a["round"])})  # fmt: skip
+_row(
+    "ARITHMETIC_RIGHT_SHIFT",
+    "input1 input2",
+    _broadcast,
+    attrs="round",
+    dtypes="INT8 INT16 INT32",
+    features=lambda v, a, r: {"rounds": int(a["round"])},
+)
 _row("MUL", "input1 input2", _mul, const_operands={"shift": "INT8"})
 for _name in ("EQUAL", "GREATER", "GREATER_EQUAL"):
     _row(_name, "input1 input2", _compare)
-for _name in ("ABS", "BITWISE_NOT", "CEIL", "CLZ", "COS", "ERF", "EXP", "FLOOR", "IDENTITY", "LOG", "LOGICAL_NOT", "RECIPROCAL",
-              "RSQRT", "SIGMOID", "SIN", "TANH"):  # fmt: skip
+for _name in (
+    "ABS",
+    "BITWISE_NOT",
+    "CEIL",
+    "CLZ",
+    "COS",
+    "ERF",
+    "EXP",
+    "FLOOR",
+    "IDENTITY",
+    "LOG",
+    "LOGICAL_NOT",
+    "RECIPROCAL",
+    "RSQRT",
+    "SIGMOID",
+    "SIN",
+    "TANH",
+):
     _row(_name, "input", _same)
 _row("NEGATE", "input", _same, const_operands={"input_zp": "@0", "output_zp": "@out"})
 _row("SELECT", "condition on_true on_false", _select)
 for _name in ("REDUCE_SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PRODUCT", "REDUCE_ALL", "REDUCE_ANY"):
     _row(_name, "input", _reduce, attrs="axis", features=_reduce_features)
-_row("ARGMAX", "input", _argmax, attrs="axis", dtypes=f"INT8 INT16 {_ANY_FLOAT}",
-     features=lambda v, a, r: {"extent": v[0].shape[a["axis"]], "others": math.prod(r[0][0])})  # fmt: skip
+_row(
+    "ARGMAX",
+    "input",
+    _argmax,
+    attrs="axis",
+    dtypes=f"INT8 INT16 {_ANY_FLOAT}",
+    features=lambda v, a, r: {"extent": v[0].shape[a["axis"]], "others": math.prod(r[0][0])},
+)
 _row("RESHAPE", "input", _reshape, const_operands={"shape": "SHAPE"})
 _row("TRANSPOSE", "input", _transpose, attrs="perms", features=_shape_features)
 _row("CONCAT", None, _concat, attrs="axis", features=_shape_features)
@@ -340,7 +422,13 @@ _row("TILE", "input", _tile, const_operands={"multiples": "SHAPE"}, features=_sh
 _row("REVERSE", "input", _same, attrs="axis", features=_reduce_features)
 _row("GATHER", "values indices", _gather)
 _row("SCATTER", "values_in indices input", _scatter)
-_row("RESIZE", "input", _resize, const_operands={"scale": "SHAPE", "offset": "SHAPE", "border": "SHAPE"}, attrs="mode",
-     features=lambda v, a, r: {"batch": v[0].shape[0]})  # fmt: skip
+_row(
+    "RESIZE",
+    "input",
+    _resize,
+    const_operands={"scale": "SHAPE", "offset": "SHAPE", "border": "SHAPE"},
+    attrs="mode",
+    features=lambda v, a, r: {"batch": v[0].shape[0]},
+)
 _row("COND_IF", None, _cond_if, attrs="then_graph else_graph", dtypes="BOOL", extension="cf")
 _row("WHILE_LOOP", None, _while_loop, attrs="cond_graph body_graph", extension="cf")

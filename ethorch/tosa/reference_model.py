@@ -8,9 +8,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from ethorch.errors import EthorchError
 
@@ -27,8 +29,8 @@ numpy.savez(outputs, *results)
 
 
 def run(
-    tosa: bytes | str | os.PathLike[str], inputs: Sequence[np.ndarray], timeout_seconds: float = 600
-) -> list[np.ndarray]:
+    tosa: bytes | str | os.PathLike[str], inputs: Sequence[npt.NDArray[Any]], timeout_seconds: float = 600
+) -> list[npt.NDArray[Any]]:
     """The TOSA reference model's outputs; in a process of its own, since it aborts on what it does not like.
 
     Args:
@@ -58,12 +60,12 @@ def run(
             return [from_bits(stored[f"arr_{i}"]) for i in range(len(stored.files))]
 
 
-def as_bits(array: np.ndarray) -> np.ndarray:
+def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """What the reference model's Python module takes: BF16, which it cannot read from an array, as 16-bit numbers."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 
 
-def from_bits(array: np.ndarray) -> np.ndarray:
+def from_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The inverse: it gives BF16 back as two bytes of no type."""
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array

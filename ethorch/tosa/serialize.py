@@ -122,9 +122,15 @@ def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
 
     no_nans = ts.NanPropagationMode.PROPAGATE
     special = {
-        "RESHAPE": "Reshape", "MATMUL": "MatMul", "REDUCE_ANY": "ReduceAny", "CLZ": "Clz", "INTDIV": "IntDiv",
-        "CONV2D": "Conv2d", "DEPTHWISE_CONV2D": "DepthwiseConv2d", "CONV3D": "Conv3d",
-    }  # fmt: skip
+        "RESHAPE": "Reshape",
+        "MATMUL": "MatMul",
+        "REDUCE_ANY": "ReduceAny",
+        "CLZ": "Clz",
+        "INTDIV": "IntDiv",
+        "CONV2D": "Conv2d",
+        "DEPTHWISE_CONV2D": "DepthwiseConv2d",
+        "CONV3D": "Conv3d",
+    }
 
     def method(name: str) -> str:
         return (special.get(name) or "".join(part.capitalize() for part in name.split("_"))) + "Attribute"

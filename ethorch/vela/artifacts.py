@@ -8,28 +8,44 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ethorch.errors import EthorchError
+from ethorch.formats.files import write_whole
+from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Sources
-from ethorch.payload import DelegatePayload
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.text import to_text
+from ethorch.vela import compiler
 
-if TYPE_CHECKING:
-    from ethorch.backend import Lowered
-    from ethorch.tosa.ir import Graph
 
+def write(folder: Path, graph: Graph, tosa: bytes, payload: DelegatePayload | None = None, sources: Sources | None = None) -> None:
+    """Write one delegate's artifacts under the first free number in ``folder``, each file whole or not at all.
 
-def write(folder: Path, graph: Graph, tosa: bytes, lowered: Lowered | None = None) -> None:
-    """Write one delegate's TOSA (flatbuffer and text), payload and sources under the first free number in ``folder``."""
+    ``delegate_N.tosa`` comes last: a number that an interrupted call has left without it is free.
+
+    Args:
+        folder: made if need be.
+        graph, tosa: the TOSA as text and as a flatbuffer.
+        payload, sources: what firmware gets, and which operator each of its commands works for; None writes none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    contents = {".txt": to_text(graph).encode()}
+    if payload is not None:
+        contents[".payload"] = payload.pack()
+    if sources is not None:
+        contents[".sources.json"] = sources.to_json().encode()
+    delegate = next_delegate(folder)
+    for suffix, content in {**contents, ".tosa": tosa}.items():
+        write_whole(delegate.with_suffix(suffix), content)
+
+
+def next_delegate(folder: Path) -> Path:
+    """``folder/delegate_0``, or the first number of which there is no .tosa yet."""
     number = 0
     while (folder / f"delegate_{number}.tosa").exists():
         number += 1
-    (folder / f"delegate_{number}.tosa").write_bytes(tosa)
-    (folder / f"delegate_{number}.txt").write_text(graph.to_text())
-    if lowered is not None:
-        (folder / f"delegate_{number}.payload").write_bytes(lowered.payload.pack())
-        (folder / f"delegate_{number}.sources.json").write_text(lowered.sources.to_json())
+    return folder / f"delegate_{number}"
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
@@ -56,14 +72,9 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
 def _compiled_again(paths: list[Path], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources | None:
     if not paths:
         return None
-    from executorch.exir.backend.compile_spec_schema import CompileSpec
-
-    from ethorch import vela
-    from ethorch.compile_spec import EthosUCompileSpec
-
-    spec = EthosUCompileSpec.from_list([CompileSpec(key, value) for key, value in specs])
+    spec = EthosUCompileSpec.from_pairs(specs)
     for path in paths:
-        compiled = vela.compile(path.read_bytes(), spec)
-        if DelegatePayload.from_compiled(compiled) == payload:
+        compiled = compiler.compile(path.read_bytes(), spec)
+        if compiled.payload == payload:
             return Sources.from_schedule(compiled.rows())
     return None

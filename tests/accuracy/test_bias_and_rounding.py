@@ -1,4 +1,4 @@
-"""The accuracy options: each keeps the float function and gains where it says it does."""
+"""Corrected biases and rounded weights: each keeps its promise, with few bits."""
 
 from __future__ import annotations
 
@@ -10,56 +10,12 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 import ethorch
-from ethorch import get_symmetric_quantization_config
-from ethorch.errors import QuantizationError
-from ethorch.quantize.refine import compensated
-from tests.quantizer.models import exported, prepared, quantizer, sqnr_db
+from ethorch import get_symmetric_quantization_config, sqnr_db
+from ethorch.accuracy.weight_rounding import compensated
+from tests.accuracy.networks import CALIBRATION, FOUR_BITS, Uneven, quality
+from tests.support.quantized import prepared, quantizer
 
-
-class Uneven(nn.Module):
-    """Convolutions whose channels differ a hundredfold, one of them depthwise, batch normalization in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)
-        self.depthwise = nn.Conv2d(16, 16, 3, groups=16)
-        self.last = nn.Conv2d(16, 4, 1)
-        with torch.no_grad():
-            self.norm.weight.copy_(torch.logspace(-1, 1, 16))
-            self.last.weight.div_(torch.logspace(-1, 1, 16).reshape(1, -1, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.relu(self.depthwise(torch.relu(self.norm(self.first(x))))))
-
-
-CALIBRATION = [(torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)),) for i in range(8)]
-FRESH = [(torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(100 + i)),) for i in range(8)]
-PER_TENSOR = get_symmetric_quantization_config(is_per_channel=False)
-FOUR_BITS = get_symmetric_quantization_config(weight_qmin=-7, weight_qmax=7)
-
-
-def quality(model: nn.Module, graph: nn.Module) -> float:
-    with torch.no_grad():
-        return sqnr_db([model(*x) for x in FRESH], [graph(*x) for x in FRESH])
-
-
-def test_equalization_keeps_the_function_and_gains_with_per_tensor_weights() -> None:
-    model = Uneven().eval()
-    graph = ethorch.equalize(exported(copy.deepcopy(model), CALIBRATION[0]))
-    assert quality(model, graph) > 100
-    plain = convert_pt2e(prepared(copy.deepcopy(model), CALIBRATION, quantizer(PER_TENSOR)))
-    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-
-    equal = prepare_pt2e(graph, quantizer(PER_TENSOR))
-    for x in CALIBRATION:
-        equal(*x)
-    assert quality(model, convert_pt2e(equal)) > quality(model, plain) + 3
-
-
-def test_equalization_wants_a_graph_module() -> None:
-    with pytest.raises(QuantizationError, match=r"torch\.export.*\[equalize\.graph_module\]"):
-        ethorch.equalize(Uneven())  # type: ignore[arg-type]
+pytestmark = pytest.mark.core
 
 
 def test_bias_correction_takes_the_mean_error_away() -> None:
@@ -84,6 +40,20 @@ def test_layers_without_a_bias_get_one() -> None:
     torch.export.export(convert_pt2e(graph), CALIBRATION[0])
 
 
+@pytest.mark.parametrize("shape", [(12,), (3, 12), (2, 3, 12)])
+def test_a_linear_layers_bias_is_corrected_in_any_rank(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, data = nn.Linear(12, 5).eval(), [(torch.rand(shape),) for _ in range(8)]
+    plain = prepared(layer, data, quantizer(FOUR_BITS))
+    corrected = convert_pt2e(ethorch.correct_bias(copy.deepcopy(plain), data))
+
+    def mean_error(graph: nn.Module) -> float:
+        with torch.no_grad():
+            return float(torch.stack([(graph(*x) - layer(*x)).reshape(-1, 5).mean(0) for x in data]).mean(0).norm())
+
+    assert mean_error(corrected) < 0.5 * mean_error(convert_pt2e(plain))
+
+
 def test_rounding_for_the_output_gains_with_four_bits() -> None:
     model = Uneven().eval()
     plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
@@ -97,15 +67,20 @@ def test_rounding_for_the_output_gains_with_four_bits() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Linear(12, 5), nn.Conv1d(3, 6, 3, stride=2, padding=1), nn.Conv2d(3, 6, 3, dilation=2, padding=2),
+        nn.Linear(12, 5),
+        nn.Linear(12, 5, bias=False),
+        nn.Conv1d(3, 6, 3, stride=2, padding=1),
+        nn.Conv2d(3, 6, 3, dilation=2, padding=2),
         nn.Conv2d(3, 6, 1, groups=3),
+        nn.Conv2d(3, 6, 3, padding="same"),
+        nn.Conv3d(3, 6, 2, stride=(1, 2, 1), padding=(0, 1, 0)),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_kind_of_layer_is_rounded_for_its_output(layer: nn.Module) -> None:
     torch.manual_seed(0)
     layer.reset_parameters()
-    shape = (4, 3, 12) if isinstance(layer, nn.Conv1d) else (2, 3, 12, 12)
+    shape = {nn.Conv1d: (4, 3, 12), nn.Conv3d: (2, 3, 4, 5, 6)}.get(type(layer), (2, 3, 12, 12))
     data = [(torch.randn(shape, generator=torch.Generator().manual_seed(i)).cumsum(-1),) for i in range(8)]
     config = get_symmetric_quantization_config(weight_qmin=-3, weight_qmax=3)
     plain = prepared(nn.Sequential(layer).eval(), data, quantizer(config))

@@ -1,4 +1,4 @@
-"""ethorch.sensitivity finds the module that does the damage; ethorch.mixed_precision repairs it and says what it costs."""
+"""ethorch.sensitivity finds the module that does the damage."""
 
 from __future__ import annotations
 
@@ -7,41 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec
 from ethorch.errors import QuantizationError
-from tests.quantizer.models import samples
-
-SPEC = EthosUCompileSpec("ethos-u85-256")
-
-
-class Squash(nn.Module):
-    """One channel three hundred times larger than the others, in front of a tanh: int8 between them holds that one only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 1)
-        with torch.no_grad():
-            self.conv.weight[0] *= 300
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.conv(x))
-
-
-class Fragile(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.middle, self.last = nn.Conv2d(4, 4, 1), Squash(), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self.first(x).relu()))
-
-
-MODULES = ["first", "middle", "last"]
-SAMPLES = samples((1, 4, 6, 6), count=6)
+from tests.accuracy.networks import MODULES, SAMPLES, SPEC, Fragile, Stateful
+from tests.support.quantized import samples
 
 
 def test_the_module_that_does_the_damage_comes_first() -> None:
@@ -85,36 +55,10 @@ def test_refusals() -> None:
         ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=1, to="int4")
 
 
-@pytest.mark.parametrize("to", ["int16", "float"])
-def test_the_worst_module_is_raised_until_the_target_holds(to: str) -> None:
-    steps: list[Any] = []
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, to=to, modules=MODULES, progress=steps.append)
-    assert found.reached and found.raised[0] == "middle" and len(found.steps) == len(found.raised) + 1
-    assert tuple(steps) == found.steps
-    assert found.steps[-1].metric >= 25 > found.steps[0].metric
-    assert all(step.cycles > 0 and step.constant_bytes > 0 for step in found.steps)
-    if to == "float":
-        assert found.steps[-1].cpu_operators > found.steps[0].cpu_operators
-    found.model(*SAMPLES[0])
-    assert "| middle |" in found.table()
-
-
-def test_a_metric_of_ones_own_decides() -> None:
-    def worst(reference: Any, other: Any) -> float:
-        return -max(float((a - b).abs().max()) for a, b in zip(reference, other, strict=True))
-
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=-0.2, metric=worst, modules=MODULES)
-    assert found.reached and found.raised[0] == "middle" and found.steps[0].metric < -0.2 <= found.steps[-1].metric < 0
-
-
-def test_what_fits_the_cycles_is_raised() -> None:
-    free = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, modules=MODULES)
-    assert len(free.raised) == 3 and not free.reached
-    limit = max(step.cycles for step in free.steps[:2])
-    bounded = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=limit, modules=MODULES)
-    assert bounded.raised[:1] == free.raised[:1] and all(step.cycles <= limit for step in bounded.steps)
-
-
-def test_cycles_bound_what_is_raised() -> None:
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=1)
-    assert not found.reached and found.raised == ()
+def test_a_state_is_the_same_at_the_start_of_every_run() -> None:
+    model, data = Stateful(), samples((1, 4), count=5)
+    whole = ethorch.sensitivity(model, SPEC, data).whole
+    assert whole > 25 and torch.equal(model.state, torch.zeros(1, 4))
+    found = ethorch.mixed_precision(model, SPEC, data, target_sqnr_db=20)
+    assert found.reached and found.best.metric > 25
+    assert torch.equal(model.state, torch.zeros(1, 4)) and torch.equal(found.model.state, torch.zeros(1, 4))

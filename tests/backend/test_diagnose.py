@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec, vela
-from ethorch.diagnose import explained, refused
+from ethorch.backend.diagnose import explained, refused
+from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
 from ethorch.tosa.ir import Graph, Origin
+from ethorch.tosa.serialize import serialize
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 

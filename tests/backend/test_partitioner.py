@@ -8,25 +8,21 @@ import sys
 
 import pytest
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.operator_support import DontPartition, DontPartitionModule, DontPartitionName
 from executorch.exir.dialects._ops import ops as exir_ops
 from torch import nn
 from torch.fx.passes.operator_support import OperatorSupportBase
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import (
     ArmCompileSpecBuilder,
     EthosUCompileSpec,
     EthosUPartitioner,
-    EthosUQuantizer,
-    get_symmetric_quantization_config,
     host,
-    vela,
 )
-from ethorch.limits import LIMITS, Limits, upto
-from ethorch.nodes import QUANTIZE
-from ethorch.ops.spec import op_name
+from ethorch.fx.node import QUANTIZE, op_name
+from ethorch.target.npus import LIMITS
+from ethorch.tosa.limits import Limits, upto
+from tests.support.quantized import lower, quantized
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 
@@ -43,23 +39,6 @@ class TopkInTheMiddle(nn.Module):
         return self.last(x)
 
 
-def quantized(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], *, guards: bool = False, spec: EthosUCompileSpec = SPEC
-) -> nn.Module:
-    torch.manual_seed(0)
-    graph = torch.export.export(model.eval(), inputs).module(check_guards=guards)
-    prepared = prepare_pt2e(graph, EthosUQuantizer(spec).set_global(get_symmetric_quantization_config()))
-    prepared(*inputs)
-    return convert_pt2e(prepared)
-
-
-def lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], partitioner: EthosUPartitioner) -> bytes:
-    edge = to_edge_transform_and_lower(
-        torch.export.export(module, inputs), partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
-    )
-    return edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
-
-
 def steps(found: torch.Tensor, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
     """Largest distance to the fake-quantized module, in units of its output scale."""
     (last,) = module.graph.output_node().all_input_nodes
@@ -74,7 +53,7 @@ def seed() -> None:
 
 def test_unsupported_in_the_middle_makes_two_delegates_and_the_right_result(caplog: pytest.LogCaptureFixture) -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
-    module = quantized(TopkInTheMiddle(), inputs)
+    module = quantized(TopkInTheMiddle(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
     with caplog.at_level(logging.INFO, "ethorch"):
         program = host.load(lower(module, inputs, partitioner))
@@ -101,24 +80,6 @@ def test_an_unquantized_model_is_said_loudly(caplog: pytest.LogCaptureFixture) -
     assert {refusal.reason.id for refusal in partitioner.report.refusals} >= {"graph.input_not_quantized", "operator.unknown"}
 
 
-def test_the_summary_is_shown_where_nobody_set_logging_up() -> None:
-    code = """
-import logging, torch
-from ethorch import EthosUCompileSpec
-from ethorch.partitioner import EthosUPartitioner
-partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))
-
-partitioner.log(torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)), False)
-logging.getLogger("ethorch").info("a line")
-logging.getLogger("ethorch").setLevel(logging.WARNING)
-logging.getLogger("ethorch").info("not this one")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert "nothing is quantized" in done.stderr
-    assert "a line" in done.stderr
-    assert "not this one" not in done.stderr
-
-
 def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +87,7 @@ def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
             return torch.topk(x * steps, 8, dim=3).values * steps * 2
 
     inputs = (torch.randn(1, 3, 8, 8),)
-    module = quantized(Model(), inputs)
+    module = quantized(Model(), [inputs]).module
     program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 2
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
@@ -135,7 +96,7 @@ def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
 def test_an_operator_that_is_removed_leaves_no_gap() -> None:
     """ExecuTorch removes what does nothing; its quantize node then follows on a dequantize node."""
     inputs = (torch.randn(1, 3, 5, 5),)
-    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)), inputs)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)), [inputs]).module
     first = next(node for node in module.graph.nodes if op_name(node.target) in QUANTIZE and node.args[0].op == "call_function")
     (back,) = first.users
     with module.graph.inserting_after(back):
@@ -162,7 +123,7 @@ def test_a_table_of_parameters_looked_up_is_a_constant() -> None:
             return self.conv(x) + self.table[self.places].t().view(1, 4, 5, 5)
 
     inputs = (torch.randn(1, 3, 5, 5),)
-    module = quantized(Model(), inputs)
+    module = quantized(Model(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
     program = host.load(lower(module, inputs, partitioner))
     assert partitioner.report.refusals == []
@@ -171,7 +132,7 @@ def test_a_table_of_parameters_looked_up_is_a_constant() -> None:
 
 def test_additional_checks_keep_operators_on_the_cpu() -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
-    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), inputs)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), [inputs]).module
 
     class NoRelu(OperatorSupportBase):
         def is_node_supported(self, submodules: object, node: torch.fx.Node) -> bool:
@@ -189,7 +150,7 @@ def test_additional_checks_keep_operators_on_the_cpu() -> None:
 def test_what_the_silicon_cannot_do_has_a_reason_with_the_row(monkeypatch) -> None:
     monkeypatch.setitem(LIMITS["u55"], "CONV2D", Limits({"ifm_c": upto(3)}))
     inputs = (torch.randn(1, 4, 32, 32),)
-    module = quantized(nn.Conv2d(4, 4, 3), inputs)
+    module = quantized(nn.Conv2d(4, 4, 3), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
     host.load(lower(module, inputs, partitioner))
     (refusal,) = partitioner.report.refusals
@@ -211,7 +172,7 @@ def test_an_index_of_the_largest_leaves_the_npu_as_int32() -> None:
             return self.head(x).argmax(1)
 
     inputs = (torch.randn(3, 16),)
-    module, partitioner = quantized(Classifier(), inputs), EthosUPartitioner(SPEC)
+    module, partitioner = quantized(Classifier(), [inputs]).module, EthosUPartitioner(SPEC)
     (found,) = host.load(lower(module, inputs, partitioner))(*inputs)
     assert torch.equal(found, module(*inputs)) and found.dtype == torch.int64
     assert len(partitioner.report.delegated) == 1
@@ -227,7 +188,7 @@ def test_the_reason_is_the_truest_one() -> None:
 
     inputs = (torch.randn(5, 8), torch.tensor([3, 1]))
     partitioner = EthosUPartitioner(SPEC)
-    lower(quantized(Both(), inputs), inputs, partitioner)
+    lower(quantized(Both(), [inputs]).module, inputs, partitioner)
     found = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
     assert found == {("aten.index_select.default", "GATHER.absent"), ("aten.copy.default", "graph.written_back")}
 
@@ -236,13 +197,15 @@ def test_older_spelling_of_the_compile_spec_and_guards() -> None:
     spec = (
         ArmCompileSpecBuilder()
         .ethosu_compile_spec(
-            "ethos-u55-128", system_config="Ethos_U55_High_End_Embedded", memory_mode="Shared_Sram",
+            "ethos-u55-128",
+            system_config="Ethos_U55_High_End_Embedded",
+            memory_mode="Shared_Sram",
             extra_flags="--output-format=raw --debug-force-regor",
         )
         .build()
-    )  # fmt: skip
+    )
     inputs = (torch.randn(2, 16),)
-    module = quantized(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5)), inputs, guards=True)
+    module = quantized(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5)), [inputs], guards=True).module
     program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 1.01
@@ -251,7 +214,7 @@ def test_older_spelling_of_the_compile_spec_and_guards() -> None:
 def test_channels_last_crosses_the_boundary_without_a_transpose(tmp_path) -> None:
     spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(tmp_path)
     inputs = (torch.randn(1, 3, 9, 7).to(memory_format=torch.channels_last),)
-    module = quantized(nn.Conv2d(3, 5, 3), inputs)
+    module = quantized(nn.Conv2d(3, 5, 3), [inputs]).module
     program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
     text = (tmp_path / "delegate_0.txt").read_text()
     assert "input" in text
@@ -270,7 +233,7 @@ def test_a_tensor_read_by_npu_and_cpu() -> None:
             return self.conv(x) * y, torch.topk(y, y.shape[-1]).values
 
     inputs = (torch.randn(1, 3, 6, 6),)
-    module = quantized(Both(), inputs)
+    module = quantized(Both(), [inputs]).module
     program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 1
     product, order = program(*inputs)
@@ -281,12 +244,12 @@ def test_a_tensor_read_by_npu_and_cpu() -> None:
 
 
 def test_every_target_compiles() -> None:
-    from ethorch.target import TARGETS
+    from ethorch.target.npus import TARGETS
 
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(
-        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)), inputs
-    )
+        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)), [inputs]
+    ).module
     for name in TARGETS:
         partitioner = EthosUPartitioner(EthosUCompileSpec(name))
         lower(module, inputs, partitioner)
@@ -324,7 +287,7 @@ def test_delegates_never_form_a_circle() -> None:
             return self.b(torch.topk(y, y.shape[-1]).values) + y
 
     inputs = (torch.randn(1, 2, 5, 5),)
-    module = quantized(Bypass(), inputs)
+    module = quantized(Bypass(), [inputs]).module
     program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 2
     assert steps(program(*inputs)[0], module, inputs) <= 3.01
@@ -332,59 +295,6 @@ def test_delegates_never_form_a_circle() -> None:
 
 def test_quantize_nodes_are_known_by_name() -> None:
     assert "quantized_decomposed.quantize_per_tensor.default" in QUANTIZE
-
-
-class Pooled(nn.Module):
-    """U55 has no average over a padded window of 9x9."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.first(x))
-        x = nn.functional.avg_pool2d(x, 9, 1, 4, count_include_pad=False)
-        return self.last(x)
-
-
-def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(LIMITS["u55"], "AVG_POOL2D", Limits())  # a limit too loose, so that Vela really refuses
-    inputs = (torch.randn(1, 3, 16, 16),)
-    module = quantized(Pooled(), inputs)
-    partitioner = EthosUPartitioner(SPEC)
-    with caplog.at_level(logging.WARNING, "ethorch"):
-        program = host.load(lower(module, inputs, partitioner))
-    assert len(program.delegates) == 2
-    assert steps(program(*inputs)[0], module, inputs) <= 2.01
-    (refusal,) = partitioner.report.refusals
-    assert (refusal.reason.id, refusal.origin.target) == ("vela.refused", "aten.avg_pool2d.default")
-    assert refusal.origin.source.startswith("test_partitioner.py:")
-    assert partitioner.report.npu_operators == 2 + 1  # two convolutions and relu, each counted once
-    assert "again without aten.avg_pool2d.default" in caplog.text
-
-
-def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
-    """The CPU has no conv2d: only what ExecuTorch makes of it."""
-    monkeypatch.setattr("ethorch.tosa.rewrite.transposes_in_steps", lambda graph, form: None)  # so that Vela really refuses
-    inputs = (torch.randn(1, 3, 257, 256),)
-    module = quantized(nn.Sequential(nn.Conv2d(3, 2, 3, 2), nn.Hardswish(), nn.AdaptiveAvgPool2d(4)), inputs)
-    partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
-    assert len(program.delegates) == 1
-    assert steps(program(*inputs)[0], module, inputs) <= 2.01
-    refused = {refusal.origin.target: refusal for refusal in partitioner.report.refusals}
-    assert refused["aten.convolution.default"].reason.id == "vela.refused"
-    assert refused["aten.convolution.default"].origin.module == "0"
-
-
-def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
-    calls: list[bytes] = []
-    compile_ = vela.compile
-    monkeypatch.setattr(vela, "compile", lambda tosa, *rest: calls.append(tosa) or compile_(tosa, *rest))
-    inputs = (torch.randn(1, 3, 8, 8),)
-    module = quantized(nn.Conv2d(3, 4, 1), inputs)
-    lower(module, inputs, EthosUPartitioner(SPEC))
-    assert len(calls) == 1
 
 
 class Named(nn.Module):
@@ -413,7 +323,7 @@ class Named(nn.Module):
 )
 def test_checks_that_executorch_ships(check: OperatorSupportBase, kept: set[str]) -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
-    module = quantized(Named(), inputs)
+    module = quantized(Named(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC, additional_checks=[check])
     program = host.load(lower(module, inputs, partitioner))
     assert {(r.origin.target, r.reason.id) for r in partitioner.report.refusals} == {(name, "user.check") for name in kept}

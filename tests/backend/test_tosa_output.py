@@ -25,13 +25,32 @@ def test_specification_text_goes_both_ways(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("TOSA-9.0+INT", "1.0, 1.1"), ("TOSA-1.0", "INT, FP"), ("TOSA-1.0+INT+int61", "int16"), ("tosa 1.0", "TOSA-1.0+INT"),
-     ("TOSA-1.0+FP+int16", "bf16")],
-)  # fmt: skip
+    [
+        ("TOSA-9.0+INT", "1.0, 1.1"),
+        ("TOSA-1.0", "INT, FP"),
+        ("TOSA-1.0+INT+int61", "int16"),
+        ("tosa 1.0", "TOSA-1.0+INT"),
+        ("TOSA-1.0+FP+int16", "bf16"),
+    ],
+)
 def test_what_is_no_specification_is_refused_with_what_is(text: str, named: str) -> None:
     with pytest.raises(SpecError) as error:
         TosaSpecification.create_from_string(text)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("TOSA-1.0+FP+fft", "RFFT2D"), ("TOSA-1.0+FP+bf16+fp8e4m3", "FP8"), ("TOSA-1.1+FP+mxfp", "block")]
+)
+def test_an_extension_that_nothing_is_lowered_to_is_refused_by_name(text: str, named: str) -> None:
+    """Else a user who asks for it waits for operators that never come."""
+    extension = text.rpartition("+")[2]
+    with pytest.raises(SpecError, match=rf"{named}.*extension {extension}\. Leave \+{extension} out"):
+        TosaSpecification.create_from_string(text)
+    assert str(TosaSpecification.create_from_string(text.removesuffix(f"+{extension}"))) == text.removesuffix(f"+{extension}")
+    with pytest.raises(SpecError) as error:
+        TosaSpecification.create_from_string("TOSA-1.0+FP+bf61")
+    assert "fft" not in str(error.value) and "bf16" in str(error.value)
 
 
 def test_a_quantized_model_as_tosa(tmp_path) -> None:
@@ -50,6 +69,7 @@ def test_a_quantized_model_as_tosa(tmp_path) -> None:
     )
     assert partitioner.report.summary() == "5 of 5 operators on TOSA-1.0+INT in 1 delegate"
     (delegate,) = [module for _, module in edge.exported_program().graph_module.named_children()]
+    assert (tmp_path / "delegate_0.steps" / "00_as_lowered.txt").is_file()
     tosa = (tmp_path / "delegate_0.tosa").read_bytes()
     assert delegate.processed_bytes == tosa
     nodes = [node for node in converted.graph.nodes if "quantize_per_tensor" in str(node.target)]
@@ -74,9 +94,10 @@ def lowered(model: nn.Module, inputs: tuple[torch.Tensor, ...], spec: TosaCompil
     """(partitioner, payloads of the delegates) of a model as it is."""
     partitioner = TOSAPartitioner(spec)
     edge = to_edge_transform_and_lower(
-        torch.export.export(model, inputs), partitioner=[partitioner],
+        torch.export.export(model, inputs),
+        partitioner=[partitioner],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
-    )  # fmt: skip
+    )
     children = edge.exported_program().graph_module.named_children()
     return partitioner, [module.processed_bytes for _, module in children]
 
@@ -105,14 +126,81 @@ def test_a_float_model_is_one_delegate() -> None:
     np.testing.assert_allclose(found.astype(np.float32), model(x).detach().float().numpy(), atol=2e-3)
 
 
-@pytest.mark.parametrize(("text", "dtype", "reason"), [
-    ("TOSA-1.0+FP", torch.bfloat16, "graph.dtype"), ("TOSA-1.0+FP+bf16", torch.float64, "graph.dtype"),
-    ("TOSA-1.0+INT", torch.float32, "graph.input_not_quantized"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "dtype", "reason"),
+    [
+        ("TOSA-1.0+FP", torch.bfloat16, "graph.dtype"),
+        ("TOSA-1.0+FP+bf16", torch.float64, "graph.dtype"),
+        ("TOSA-1.0+INT", torch.float32, "graph.input_not_quantized"),
+    ],
+)
 def test_floats_the_specification_lacks_keep_their_reason(text: str, dtype: torch.dtype, reason: str) -> None:
     partitioner, delegates = lowered(nn.Linear(4, 3).to(dtype), (torch.randn(2, 4, dtype=dtype),), TosaCompileSpec(text))
     assert not delegates
     assert reason in {refusal.reason.id for refusal in partitioner.report.refusals}
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "reason"),
+    [
+        (lambda x: torch.max(x, 1), (3, 7), "graph.int64_output"),
+        (lambda x: torch.min(x, 1)[1], (3, 7), "graph.int64_output"),
+        (lambda x: nn.functional.max_pool2d(x, 2, return_indices=True), (1, 3, 8, 8), "graph.other_result"),
+        (lambda x: torch.ops.aten.native_layer_norm(x, [7], None, None, 1e-5), (3, 7), "graph.other_result"),
+    ],
+)
+def test_an_operator_that_cannot_return_all_that_is_read_is_refused(function, shape: tuple[int, ...], reason: str) -> None:
+    """Its float result alone could be computed, but a delegate returns all of an operator's results or none."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return function(x * 2)
+
+    partitioner, delegates = lowered(Model(), (torch.randn(shape),), TosaCompileSpec("TOSA-1.0+FP"))
+    assert len(delegates) == 1  # the product
+    assert [refusal.reason.id for refusal in partitioner.report.refusals] == [reason]
+
+
+def test_an_index_that_stays_inside_is_computed() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            value, index = torch.max(x, 1)
+            return value + index.to(torch.float32)
+
+    x = torch.randn(3, 7)
+    partitioner, (tosa,) = lowered(Model(), (x,), TosaCompileSpec("TOSA-1.0+FP"))
+    assert not partitioner.report.refusals
+    np.testing.assert_array_equal(ethorch.tosa.run(tosa, [x.numpy()])[0], Model()(x).numpy())
+
+
+def test_what_integers_tried_is_not_read_by_floats() -> None:
+    """The comparison is a table of int8, but nothing quantizes the selection: both are computed of floats."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, z = self.one(x), self.other(x)
+            return torch.where(y > 0, z, y)
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, 3, 4, 4),)
+    spec = TosaCompileSpec("TOSA-1.0+INT+FP")
+    config = get_symmetric_quantization_config()
+    quantizer = TOSAQuantizer(spec).set_module_name("one", config).set_module_name("other", config)
+    prepared = prepare_pt2e(torch.export.export(Model().eval(), inputs).module(), quantizer)
+    prepared(*inputs)
+    converted = convert_pt2e(prepared)
+    partitioner, (tosa,) = lowered(converted, inputs, spec)
+    assert not partitioner.report.refusals
+    node = next(node for node in converted.graph.nodes if "quantize_per_tensor" in str(node.target))
+    (found,) = ethorch.tosa.run(tosa, [node.target(inputs[0], *node.args[1:]).numpy()])
+    steps = (found - converted(*inputs).detach().numpy()) / next(
+        node.args[1] for node in reversed(converted.graph.nodes) if "dequantize_per_tensor" in str(node.target)
+    )
+    assert np.abs(steps).max() <= 1.01
 
 
 @pytest.mark.parametrize("text", ["TOSA-1.0+INT+FP", "TOSA-1.0+FP"])

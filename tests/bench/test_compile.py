@@ -8,9 +8,8 @@ import types
 from typing import Any
 
 import pytest
-import torch
 
-from bench import flows
+from bench import implementation
 from bench.compile import COLUMNS, geometric_mean, ratios, table
 
 
@@ -62,20 +61,14 @@ def test_a_process_holds_one_implementation(monkeypatch: pytest.MonkeyPatch) -> 
     other = "executorch.backends.arm.ethosu.backend"
     monkeypatch.setitem(sys.modules, other, types.ModuleType(other))
     with pytest.raises(RuntimeError, match="process of its own"):
-        flows.load_api("ethorch")
-
-
-def test_sqnr() -> None:
-    x = torch.ones(100)
-    assert flows.sqnr_db(x, x * 1.1) == pytest.approx(20, abs=1e-3)
-    assert flows.sqnr_db(x, x) == math.inf
+        implementation.load_api("ethorch")
 
 
 def test_a_child_that_dies_is_a_record() -> None:
-    outcome = flows.run_in_child("bench.flows", ["--impl", "nobody", "--model", "resnet8"])
+    outcome = implementation.run_in_child("bench.implementation", ["--impl", "nobody", "--model", "resnet8"])
     assert outcome["error"]["step"] == "process"
     assert "invalid choice" in outcome["error"]["message"]
 
 
 def test_memory_configuration_by_family() -> None:
-    assert flows.memory_for("ethos-u85-2048") == ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")
+    assert implementation.memory_for("ethos-u85-2048") == ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")

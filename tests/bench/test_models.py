@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.flows import flat
-from bench.models import MODELS
-from bench.more_models import ALL_MODELS
+from bench.implementation import flat
+from bench.models import ALL_MODELS, MODELS
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)

@@ -15,10 +15,15 @@ TARGETS = ("ethos-u55-128", "ethos-u85-256")
 
 def record(case: str, result: str, delegated: bool = True, left: int = 0, snr: float | None = 40.0) -> dict:
     return {
-        "case": f"test_{case}.py::test_{case}", "result": result, "delegated": delegated, "error": "",
-        "delegated_operators": {"aten::add": 1}, "cpu_operators": {"aten::topk": left} if left else {},
-        "snr_db": [snr], "float_snr_db": snr,
-    }  # fmt: skip
+        "case": f"test_{case}.py::test_{case}",
+        "result": result,
+        "delegated": delegated,
+        "error": "",
+        "delegated_operators": {"aten::add": 1},
+        "cpu_operators": {"aten::topk": left} if left else {},
+        "snr_db": [snr],
+        "float_snr_db": snr,
+    }
 
 
 RECORDS = [
@@ -30,8 +35,12 @@ RECORDS = [
 def test_counts() -> None:
     found = figures(RECORDS)
     assert [found[name] for name in ("cases", "delegated", "wholly delegated", "delegated and passed", "wholly, and passed")] == [
-        5, 3, 2, 2, 1,
-    ]  # fmt: skip
+        5,
+        3,
+        2,
+        2,
+        1,
+    ]
     assert (found["failed"], found["skipped"], found["passed on the CPU"]) == (1, 1, 1)
     assert (found["suite SNR"], found["float SNR"]) == (40.0, 40.0)
     assert math.isnan(figures([])["suite SNR"])

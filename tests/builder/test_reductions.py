@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ethorch.ops.rows import function_of, pieces
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
-from tests.ladder import reference
+from ethorch.builder.builder import Builder
+from ethorch.builder.reductions import geometric_bounds, tabulated
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import reference
+
+pytestmark = pytest.mark.core
 
 
 @pytest.mark.parametrize("dtype", ["INT32", "INT16"])
@@ -20,9 +23,9 @@ def test_a_piece_is_exactly_nothing_above_its_end(power: float, least: float, dt
     values = np.unique(np.geomspace(1, 1.07e9, 4000).astype(np.int32)).reshape(1, -1, 1)
     v = b.input("v", values.shape, "INT32")
     unit = least**power / (2.0**22 if dtype == "INT32" else 32767)
-    bounds = [(bound - least) / 4 for bound in pieces(least, 4.29e9 + least, 64.0)]
-    b.graph.outputs.append(function_of(b, v, lambda x: (4 * np.maximum(x, 0) + least) ** power, bounds, unit, dtype=dtype))
-    b.graph.verify()
+    bounds = [(bound - least) / 4 for bound in geometric_bounds(least, 4.29e9 + least, 64.0)]
+    b.graph.outputs.append(tabulated(b, v, lambda x: (4 * np.maximum(x, 0) + least) ** power, bounds, unit, dtype=dtype))
+    verify(b.graph)
     found = reference(serialize(b.graph), [values])[0].astype(np.float64)
     wanted = (4 * values.astype(np.float64) + least) ** power / unit
     inside = np.abs(found - wanted) <= 0.003 * wanted + len(bounds) / 2

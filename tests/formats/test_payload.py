@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ethorch import vela
-from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import PayloadError
-from ethorch.payload import DelegatePayload, IoTensor
+from ethorch.formats.payload import DelegatePayload, IoTensor
+
+pytestmark = pytest.mark.core
 
 
 def block(name: bytes, data: bytes) -> bytes:
@@ -158,18 +158,6 @@ def test_a_payload_that_is_built_is_checked_too():
         DelegatePayload(b"COP1", b"", 2**32, (), ())
     with pytest.raises(PayloadError, match="6 sizes"):
         DelegatePayload(b"COP1", b"", 16, (IoTensor((1, 2), 1, 0),), ())
-
-
-def test_from_compiled():
-    from tests.npu.graphs import Graph
-
-    g = Graph()
-    g.output(g.conv(g.input(1, 8, 8, 4), 8))
-    model = vela.compile(g.serialize(), EthosUCompileSpec("ethos-u55-128"))
-    payload = DelegatePayload.from_compiled(model)
-    assert payload.commands == model.command_stream
-    assert payload.weights == model.constants
-    assert DelegatePayload.unpack(payload.pack()) == payload
 
 
 def test_repr_is_short():

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+MAKER = Path(__file__).parent.parent / "support" / "arm_backend.py"
 
 
 @pytest.fixture(scope="session")
 def incumbent(tmp_path_factory) -> Path:
-    """A folder of .pte files by executorch.backends.arm; see incumbent.py. Some 15 s, once for all xdist workers."""
+    """A folder of .pte files by executorch.backends.arm; see tests/support/arm_backend.py. Made once, in some 15 s."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "incumbent"
     done = folder / "done"
@@ -35,7 +35,7 @@ def incumbent(tmp_path_factory) -> Path:
 
 
 def make(folder: Path, *names: str) -> str:
-    """Run incumbent.py, in a process of its own; what it said if it failed."""
-    command = [sys.executable, str(HERE / "incumbent.py"), str(folder), *names]
+    """Run tests/support/arm_backend.py, in a process of its own; what it said if it failed."""
+    command = [sys.executable, str(MAKER), str(folder), *names]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     return child.stderr if child.returncode else ""

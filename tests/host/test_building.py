@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ethorch import bridge, host, native
+from ethorch import host, native
 from ethorch.errors import HostError
-from tests.host.support import random_inputs
-from tests.test_payload import BLOB
+from ethorch.host import library
+from tests.formats.test_payload import BLOB
+from tests.support.host import random_inputs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 RUN = """
 import sys
 from ethorch import host
-from tests.host.support import random_inputs
+from tests.support.host import random_inputs
 print(host.load(sys.argv[1])(*random_inputs("cnn"))[0].sum().item())
 """
 
@@ -46,20 +47,20 @@ def test_the_order_of_imports_does_not_matter(incumbent):
 
 
 def test_without_a_compiler(monkeypatch, tmp_path):
-    bridge.build_library()  # the compiler is there, normally
+    library.build_library()  # the compiler is there, normally
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "empty"))
     with pytest.raises(HostError, match=r"no C\+\+ compiler was found.*apt install g\+\+.*CXX"):
-        bridge.build_library()
+        library.build_library()
 
 
 def test_a_library_built_earlier_needs_no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path))
-    built = bridge.build_library()
+    built = library.build_library()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert bridge.build_library() == built
+    assert library.build_library() == built
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
@@ -69,7 +70,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(HostError, match=r"C\+\+20 is needed.*unknown C\+\+ standard"):
-        bridge.build_library()
+        library.build_library()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -77,7 +78,7 @@ def test_an_unwritable_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "file/cache"))
     with pytest.raises(HostError, match=r"cannot write .*Set ETHORCH_CACHE_DIR"):
-        bridge.build_library()
+        library.build_library()
 
 
 def test_cache_folder(monkeypatch, tmp_path):
@@ -91,19 +92,17 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 def test_a_damaged_library_is_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path))
-    built = bridge.build_library()
+    built = library.build_library()
     built.unlink()
     built.write_bytes(b"not a library")
-    assert bridge.load_library().ethorch_parse(BLOB, len(BLOB)) is None
-    assert bridge.load_library().ethorch_parse(b"", 0) is not None
+    assert library.load_library().ethorch_parse(BLOB, len(BLOB)) is None
+    assert library.load_library().ethorch_parse(b"", 0) is not None
 
 
 def test_several_processes_build_at_once(tmp_path):
-    script = "from ethorch import bridge; print(bridge.build_library())"
+    script = "from ethorch.host import library; print(library.build_library())"
     env = {**os.environ, "ETHORCH_CACHE_DIR": str(tmp_path / "cache")}
-    children = [
-        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)
-    ]
+    children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)]
     outputs = {child.communicate(timeout=300)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0]
     assert len(outputs) == 1

@@ -10,7 +10,7 @@ from executorch.exir import to_edge_transform_and_lower
 from torch import nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, host
-from ethorch.backend import register_quantized_kernels
+from ethorch.backend.preprocess import register_quantized_kernels
 
 SHAPE = (1, 3, 4, 5)
 

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ethorch import bridge, host, program
+from ethorch import host
 from ethorch.errors import EthorchError, HostError, MachineFault, PayloadError, ProgramError
-from ethorch.payload import DelegatePayload
-from tests.host.support import INPUTS, Stub, random_inputs
-from tests.test_payload import BLOB
+from ethorch.formats import pte as program
+from ethorch.formats.payload import DelegatePayload
+from ethorch.host.delegate import host_backend
+from tests.formats.test_payload import BLOB
+from tests.support.host import INPUTS, Stub, random_inputs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -96,7 +98,7 @@ HOSTILE = """
 import mmap, os, random, signal, sys
 from ethorch import host
 from ethorch.errors import EthorchError
-from tests.host.support import Stub, random_inputs
+from tests.support.host import Stub, random_inputs
 path, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 data, inputs = open(path, "rb").read(), random_inputs(name)
 host.load(data, machine=Stub)(*inputs)
@@ -162,7 +164,7 @@ def test_the_cpp_parser_accepts_what_the_python_parser_accepts(data):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
     whole = bytes(blob) + data.draw(st.binary(max_size=40))
     cut = whole[: data.draw(st.integers(0, len(whole)))] if data.draw(st.booleans()) else bytes(blob)
-    wrong = bridge.the_bridge().library.ethorch_parse(cut, len(cut))
+    wrong = host_backend().library.ethorch_parse(cut, len(cut))
     try:
         DelegatePayload.unpack(cut)
     except PayloadError as error:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch import host, program
+from ethorch import host, vela
 from ethorch.errors import ProgramError
+from ethorch.formats import pte as program
+from ethorch.formats.payload import DelegatePayload
+from ethorch.host.host_program import _npu_program
 from ethorch.npu.registers import NPUS
-from ethorch.payload import DelegatePayload
+from ethorch.target.compile_spec import EthosUCompileSpec
 from tests.host.conftest import make
-from tests.host.support import INPUTS, TARGETS, Recorder, random_inputs
+from tests.support.host import INPUTS, TARGETS, Recorder, random_inputs
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -32,15 +35,12 @@ def test_programs_for_every_target(tmp_path, npu):
 def check_program(folder: Path, name: str, target: str, delegates: int) -> None:
     import tosa_reference_model
 
-    from ethorch import vela
-    from ethorch.compile_spec import EthosUCompileSpec
-
     runs: list = []
     loaded = host.load(folder / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
     spec = EthosUCompileSpec(target)
     graphs = {}  # delegates and dumps are not in the same order: our Vela makes of each dump the payload it belongs to
     for path in (folder / name).glob("*_tag*.tosa"):
-        graphs[DelegatePayload.from_compiled(vela.compile(path.read_bytes(), spec)).pack()] = path.read_bytes()
+        graphs[vela.compile(path.read_bytes(), spec).payload.pack()] = path.read_bytes()
     assert {payload.pack() for payload in loaded.delegates} == set(graphs)
     assert len(graphs) == delegates
     for seed in range(3):
@@ -81,13 +81,10 @@ def test_our_payload_class_reproduces_the_incumbents_blobs(incumbent):
 
 def test_staging_memory_is_found_from_the_stream(incumbent):
     """No smaller than Vela allocated, as far as the stream uses it: the incumbent's file does not say."""
-    from ethorch import vela
-    from ethorch.compile_spec import EthosUCompileSpec
-
     loaded = host.load(incumbent / "staged.pte")
     compiled = vela.compile((incumbent / "staged/out.tosa").read_bytes(), EthosUCompileSpec("ethos-u65-256"))
-    assert loaded.delegates == (DelegatePayload.from_compiled(compiled),)
-    _, staging = host._npu_program(loaded.delegates[0])
+    assert loaded.delegates == (compiled.payload,)
+    _, staging = _npu_program(loaded.delegates[0])
     assert 0 < staging <= compiled.scratch_fast_bytes + 4096
 
 

@@ -28,10 +28,12 @@ from ethorch import (
 )
 from ethorch.npu import Program, Sources, disassembly
 from ethorch.report.compare import Recorder
-from ethorch.tosa.flatbuffer import serialize
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
-from tests.test_partitioner import lower
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.text import from_text, to_text
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
+from tests.support.quantized import lower
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 Inputs = tuple[Tensor, ...]
@@ -151,7 +153,8 @@ def paths(model: type[nn.Module]) -> list[Inputs]:
     }[model]
 
 
-def quantized(model: type[nn.Module], spec: Any, config: Any = None) -> torch.fx.GraphModule:
+def with_branches(model: type[nn.Module], spec: Any, config: Any = None) -> torch.fx.GraphModule:
+    """A model whose branches are quantized with it."""
     torch.manual_seed(0)
     samples = paths(model)
     graph = torch.export.export(model().eval(), samples[0]).module(check_guards=False)
@@ -181,18 +184,21 @@ def off(found: list[Tensor], wanted: list[Tensor], module: torch.fx.GraphModule)
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [
-                (TwoResults, "ethos-u85-256", None), (Nested, "ethos-u85-512", None), (Composites, "ethos-u85-256", None),
-                (Integers, "ethos-u85-256", None), (Loop, "ethos-u85-128", None),
+                (TwoResults, "ethos-u85-256", None),
+                (Nested, "ethos-u85-512", None),
+                (Composites, "ethos-u85-256", None),
+                (Integers, "ethos-u85-256", None),
+                (Loop, "ethos-u85-128", None),
                 (CondInLoop, "ethos-u85-256", get_symmetric_a16w8_quantization_config),
                 (Convolutions, "ethos-u85-2048", get_symmetric_a16w8_quantization_config),
             ]
         ),
     ],
-)  # fmt: skip
+)
 def test_on_the_npu(model: type[nn.Module], target: str, config: Callable[[], Any] | None, tmp_path: Path) -> None:
     """One delegate; each path gives what the quantized model gives, and bit for bit what TOSA's reference model gives."""
     spec = EthosUCompileSpec(target).dump_intermediate_artifacts_to(tmp_path)
-    module = quantized(model, spec, config() if config else None)
+    module = with_branches(model, spec, config() if config else None)
     partitioner = EthosUPartitioner(spec)
     recorders: list[Recorder] = []
 
@@ -204,7 +210,7 @@ def test_on_the_npu(model: type[nn.Module], target: str, config: Callable[[], An
     assert not partitioner.report.refusals and len(program.delegates) == 1
     (recorder,) = recorders
     tosa, text = (tmp_path / "delegate_0.tosa").read_bytes(), (tmp_path / "delegate_0.txt").read_text()
-    inputs = ethorch.tosa.ir.Graph.from_text("\n".join(line for line in text.splitlines() if line.startswith("input "))).inputs
+    inputs = from_text("\n".join(line for line in text.splitlines() if line.startswith("input "))).inputs
     seen = []
     for sample in paths(model):
         found, wanted = program(*sample), flat(module(*sample))
@@ -226,7 +232,7 @@ def test_as_tosa(model: type[nn.Module], text: str) -> None:
         torch.manual_seed(0)
         module = torch.export.export(model().eval(), paths(model)[0]).module(check_guards=False)
     else:
-        module = quantized(model, spec, get_symmetric_a16w8_quantization_config() if "int16" in text else None)
+        module = with_branches(model, spec, get_symmetric_a16w8_quantization_config() if "int16" in text else None)
     delegate, codes = as_tosa(module, spec, paths(model)[0])
     for sample in paths(model):
         (found,) = reference(delegate, codes(sample))
@@ -268,7 +274,7 @@ def as_tosa(
 @pytest.mark.long
 def test_no_rescale_between_a_branch_and_what_is_around_it() -> None:
     """The quantizer gives a tensor one scale on its way in and one on its way out."""
-    module = quantized(Convolutions, EthosUCompileSpec("ethos-u85-256"))
+    module = with_branches(Convolutions, EthosUCompileSpec("ethos-u85-256"))
     (cond,) = [node for node in module.graph.nodes if str(node.target) == "cond"]
     outside = next(user for user in cond.users).users
     for name in ("true_graph_0", "false_graph_0"):
@@ -281,7 +287,7 @@ def test_no_rescale_between_a_branch_and_what_is_around_it() -> None:
 
 @pytest.mark.parametrize("target", [pytest.param("ethos-u55-128"), pytest.param("ethos-u65-256", marks=pytest.mark.long)])
 def test_where_the_npu_has_none_the_cpu_takes_the_right_branch(target: str) -> None:
-    module = quantized(Convolutions, EthosUCompileSpec(target))
+    module = with_branches(Convolutions, EthosUCompileSpec(target))
     partitioner = EthosUPartitioner(EthosUCompileSpec(target))
     program = host.load(lower(module, paths(Convolutions)[0], partitioner))
     assert [(r.origin.target, r.reason.id) for r in partitioner.report.refusals] == [("cond", "COND_IF.absent")]
@@ -291,7 +297,7 @@ def test_where_the_npu_has_none_the_cpu_takes_the_right_branch(target: str) -> N
 
 
 def test_an_operator_inside_that_cannot_run_is_named() -> None:
-    module = quantized(Sorted, EthosUCompileSpec("ethos-u85-256"))
+    module = with_branches(Sorted, EthosUCompileSpec("ethos-u85-256"))
     partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u85-256"))
     program = host.load(lower(module, paths(Sorted)[0], partitioner))
     (refusal,) = partitioner.report.refusals
@@ -317,7 +323,7 @@ class NoTanh(OperatorSupportBase):
     ],
 )
 def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None:
-    module = quantized(model, partitioner.compile_spec)
+    module = with_branches(model, partitioner.compile_spec)
     program = torch.export.export(module, paths(model)[0])
     _, refused = partitioner.dry_run(program)
     found = [refused[node] for node in program.graph.nodes if node in refused and str(node.target) in ("cond", "while_loop")]
@@ -331,7 +337,7 @@ def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None
 @pytest.mark.long
 def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
     spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(tmp_path)
-    lower(quantized(Convolutions, spec), paths(Convolutions)[0], EthosUPartitioner(spec))
+    lower(with_branches(Convolutions, spec), paths(Convolutions)[0], EthosUPartitioner(spec))
     text = (tmp_path / "delegate_0.txt").read_text()
     assert "{then_graph='cond_then', else_graph='cond_else'}" in text
     assert "\nregion cond_then\n  input %" in text and "\nregion cond_else\n  input %" in text
@@ -346,7 +352,7 @@ def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
 
 def test_what_a_condition_sees_is_one_truth_value() -> None:
     """A graph whose regions do not fit its operator is no graph."""
-    from ethorch.tosa.builder import Builder
+    from ethorch.builder.builder import Builder
 
     b = Builder()
     x = b.input("x", (2, 3), "INT8")
@@ -357,22 +363,22 @@ def test_what_a_condition_sees_is_one_truth_value() -> None:
         regions.append(inner.graph)
     condition = b.input("p", (1,), "BOOL")
     b.graph.outputs.append(b.emit("COND_IF", condition, x, then_graph=regions[0], else_graph=regions[1]))
-    b.graph.verify()
-    again = ethorch.tosa.ir.Graph.from_text(b.graph.to_text(constants=True))
-    again.verify()
-    assert again.to_text() == b.graph.to_text()
+    verify(b.graph)
+    again = from_text(to_text(b.graph, constants=True))
+    verify(again)
+    assert to_text(again) == to_text(b.graph)
     for wrong in ((b.input("q", (2,), "BOOL"), x), (condition, b.input("z", (3, 2), "INT8")), (condition,)):
         with pytest.raises(AssertionError, match="COND_IF"):
             b.emit("COND_IF", *wrong, then_graph=regions[0], else_graph=regions[1])
     other = dataclasses.replace(regions[1], name="then")
     b.graph.ops[-1].attrs["else_graph"] = other
     with pytest.raises(AssertionError, match="one name"):
-        b.graph.verify()
+        verify(b.graph)
 
 
 def looped() -> ethorch.tosa.ir.Graph:
     """x = table of an input; x beside what two rounds of another table make of it."""
-    from ethorch.tosa.builder import Builder
+    from ethorch.builder.builder import Builder
 
     rng = np.random.default_rng(1)
     b = Builder()
@@ -397,6 +403,6 @@ def test_what_a_loop_starts_with_can_be_read_behind_it() -> None:
     spec = EthosUCompileSpec("ethos-u85-256")
     codes = [np.random.default_rng(0).integers(-128, 128, (1, 5, 5, 8)).astype(np.int8)]
     (wanted,) = reference(serialize(looped()), codes)
-    made = serialize(rewrite(looped(), forms=spec.target.forms))
+    made = serialize(rewrite(looped(), tuning=spec.target.tuning))
     np.testing.assert_array_equal(reference(made, codes)[0], wanted)
     np.testing.assert_array_equal(machine(made, codes, spec)[0].reshape(wanted.shape), wanted)

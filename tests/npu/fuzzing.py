@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 
 from ethorch.errors import EthorchError, MachineFault
+from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.npu import Machine, Program, Sources, disassembly
-from ethorch.npu.files import read_vela
 from ethorch.npu.registers import NPUS, Field, table
-from ethorch.npu.weights import decode_fast, decode_standard, decode_standard_numpy
-from ethorch.payload import DelegatePayload, IoTensor
+from ethorch.npu.vela_files import read_vela
+from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_standard_numpy
 
 SECONDS = 10.0  # of CPU, for any one input; a run's budget is BUDGET
 HANG_SECONDS = 600  # for 64 inputs, by the clock: something does not listen to signals, and the process is ended
@@ -59,7 +59,7 @@ def payload(*commands: list[int], target: str = "u55-128") -> bytes:
 def corpus() -> list[DelegatePayload]:
     """Payloads that run."""
     from tests.npu.cases import CASES
-    from tests.npu.graphs import Graph, compile_graph
+    from tests.support.npu_graphs import Graph, compile_graph
 
     payloads = []
     for target, names in CORPUS.items():
@@ -78,8 +78,8 @@ def corpus() -> list[DelegatePayload]:
 @cache
 def files() -> list[bytes]:
     """.tflite files of Vela's that run."""
-    from tests.npu.graphs import compile_graph
     from tests.npu.test_files import TFLITE, network
+    from tests.support.npu_graphs import compile_graph
 
     return [bytes(compile_graph(network(), t, TFLITE, fmt="TFLITE").model) for t in ("u55-128", "u85-256")]
 

@@ -12,15 +12,18 @@ import pytest
 
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import run_vela
-from ethorch.npu.files import read_vela
+from ethorch.npu.vela_files import read_vela
 from tests.npu.cases import CASES
-from tests.npu.graphs import TARGETS as EVERY_TARGET
-from tests.npu.graphs import Graph, Refused, compile_graph, draw, reference, run_machine
-from tests.npu.tflite import O, T, write
+from tests.support.npu_graphs import TARGETS as EVERY_TARGET
+from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, reference, run_machine
+from tests.support.tflite import O, T, write
+
+pytestmark = pytest.mark.core
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
 TARGETS = ("u55-128", "u65-512", "u85-256")
+
 
 def numbers() -> np.random.Generator:
     """Where a model's weights come from: the same on every call, whatever else is tested."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources
-from ethorch.npu.weights import decode_fast, decode_standard
+from ethorch.npu.weights.decode import decode_fast, decode_standard
 from tests.npu import fuzzing
 
 ROOT = Path(__file__).parent.parent.parent

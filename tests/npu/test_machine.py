@@ -1,4 +1,4 @@
-"""The machine around the operators: headers, faults, budgets, checks, traces, counters, disassembly, branches."""
+"""What surrounds the operators: headers, faults, budgets, checks, traces, counters, disassembly, branches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from ethorch import vela
-from ethorch.compile_spec import EthosUCompileSpec
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, CYCLE, MAC_ACTIVE, NPU_ACTIVE
 from ethorch.npu.machine import PREPARE_WORK
+from ethorch.npu.prepared import COMMAND_WORK
 from ethorch.npu.registers import REGISTERS, table
+from ethorch.target.compile_spec import EthosUCompileSpec
 from tests.npu.cases import CASES
 from tests.npu.fuzzing import payload
-from tests.npu.graphs import (
+from tests.support.npu_graphs import (
     TARGETS,
     Graph,
     Refused,
@@ -31,6 +32,8 @@ from tests.npu.graphs import (
     run_machine,
     ts,
 )
+
+pytestmark = pytest.mark.core
 
 STOP = 0xFFFF0000
 
@@ -135,7 +138,7 @@ def test_dma_copies():
     [
         (copy(56), r"command 5 at byte 0x20, NPU_OP_DMA_START: DMA0_SRC covers bytes 0x38..0x48 of region 1"),
         (copy(regions=(1, 0)), "region 0, which holds constants"),
-        (copy(regions=(2, 1)), "region 2 does not exist; the machine has 0, 1"),
+        (copy(regions=(2, 1)), "region 2 does not exist; there are 0, 1"),
         ([], "ends without NPU_OP_STOP"),
         ([cmd0(0x002), [STOP]], "NPU_OP_CONV"),
         ([cmd0(0x005, 1), [STOP]], "NPU_OP_POOL AVERAGE"),
@@ -173,10 +176,20 @@ def test_a_changed_register_is_noticed(register, value, message):
         make_machine(Program(bytes(words), program.constants), model).run()
 
 
+@pytest.mark.parametrize("name", ["asr", "asr_large"])
+def test_shifts_by_what_no_shift_is_are_noticed(name):
+    graph, _, model, program = compiled(name, "u85-256")
+    arrays = draw(graph, 1)
+    arrays[1].ravel()[-1] = -1
+    with pytest.raises(MachineFault, match=r"SHR: shift by -1\.\."):
+        run_machine(model, arrays, make_machine(program, model))
+
+
 def test_endless_branches_run_out_of_budget():
     program = Program(payload(cmd1(0x100, 0), [STOP], target="u85-256"))
     with pytest.raises(MachineFault, match="budget"):
-        Machine(program, 64).run()
+        Machine(program, 64, budget=1 << 30).run()
+    assert Machine(program, 64).budget <= 1 << 35  # ten seconds
 
 
 def test_operations_under_ever_new_registers_cost_budget():
@@ -187,7 +200,7 @@ def test_operations_under_ever_new_registers_cost_budget():
         for turn in range(operations):
             words += [*cmd0(0x120, turn), *cmd0(0x010)]
         words += [*cmd1(0x100, 4 * (len(words) + 2)), STOP]
-        Machine(Program(payload(words, target="u85-256")), 64, budget=20 * PREPARE_WORK).run()
+        Machine(Program(payload(words, target="u85-256")), 64, budget=20 * (PREPARE_WORK + 4 * COMMAND_WORK)).run()
 
     run(18)
     with pytest.raises(MachineFault, match="budget"):
@@ -196,8 +209,50 @@ def test_operations_under_ever_new_registers_cost_budget():
 
 def test_budget_is_configurable():
     _, _, model, program = compiled("conv_3x3_same", "u55-128")
-    with pytest.raises(MachineFault, match="budget of 1000 work units"):
-        make_machine(program, model, budget=1000).run()
+    ran = []
+    with pytest.raises(MachineFault, match=rf"NPU_OP_CONV WEIGHTS: the run takes {program.work} .*budget of 1000 work units"):
+        make_machine(program, model, budget=1000, trace=ran.append).run()
+    with pytest.raises(MachineFault, match="budget"):
+        make_machine(program, model, budget=program.work - 1, trace=ran.append).run()
+    assert not ran
+    make_machine(program, model, budget=program.work, trace=ran.append).run()
+    assert ran
+
+
+def long_rows(g: Graph) -> None:
+    """The largest number of each of four long rows: on U55 and U65 one pool, whose window is a row."""
+    g.output(g.op("REDUCE_MAX", [g.input(1, 1, 60000, 4)], (1, 1, 1, 4), "INT8", axis=2, nan_mode=ts.NanPropagationMode.PROPAGATE))
+
+
+def long_gather(g: Graph) -> None:
+    """Many rows by index: a turn of a loop for each."""
+    values, indices = g.input(1, 20000, 16), g.input(1, 20000, dtype="INT32", low=0, high=19999)
+    g.output(g.op("GATHER", [values, indices], (1, 20000, 16), "INT8"))
+
+
+@pytest.mark.parametrize(("build", "target"), [(long_rows, "u55-128"), (long_rows, "u65-512"), (long_gather, "u85-256")])
+def test_many_turns_of_a_loop_are_within_budget(build, target):
+    check(build, target, least=1)
+
+
+def test_deep_networks_of_large_images_are_within_budget():
+    """As in super-resolution: the memory of three feature maps, and 24 convolutions. Compiled only: it would run seconds."""
+    g = Graph(1)
+    x = g.conv(g.input(1, 128, 128, 3), 64, pad=(1, 1, 1, 1))
+    for _ in range(22):
+        x = g.conv(x, 64, pad=(1, 1, 1, 1))
+    g.output(g.conv(x, 12, pad=(1, 1, 1, 1)))
+    model = compile_graph(g.serialize(), "u55-128")
+    program = Program(model.command_stream, np.frombuffer(model.read_only.data, np.uint8))
+    assert program.work > 1 << 33
+    assert program.work < make_machine(program, model).budget / 5
+
+
+def test_streams_without_branches_are_refused_before_they_run():
+    """The work of a thousand copies is known before the first; it takes no time to refuse them."""
+    program = Program(payload(*copy(0, 64, 64), *[cmd0(0x010)] * 1000, [STOP]))
+    with pytest.raises(MachineFault, match="budget of 1000000 work units"):
+        Machine(program, 128, budget=1_000_000, trace=lambda _: pytest.fail("it runs")).run()
 
 
 def test_reads_of_unwritten_bytes_are_noticed():

@@ -1,4 +1,4 @@
-"""What a machine needs of this desk's memory: at most four times its regions."""
+"""Memory: what operations see of it, and what a machine needs of the host's: at most four times its regions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,86 @@ import pytest
 
 from bench.simulate import memory
 from ethorch.errors import MachineFault
+from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.npu import Machine, Program
-from ethorch.npu.machine import MOST_ARRAY, MOST_REGION_BYTES
-from ethorch.payload import DelegatePayload, IoTensor
+from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, STORAGE_TILE2X2, FeatureMap
+from ethorch.npu.machine import MOST_ARRAY
+from ethorch.npu.memo import Memo
+from ethorch.npu.memory import MOST_REGION_BYTES, Memory, Span
 from tests.npu.fuzzing import STOP, payload
-from tests.npu.graphs import Graph, compile_graph
+from tests.support.npu_graphs import Graph, compile_graph
+
+
+def memory_of(size: int) -> Memory:
+    constants = np.arange(64, dtype=np.uint8)
+    return Memory({0: constants, 1: np.zeros(size, np.uint8)}, constants, Memo())
+
+
+def box(shape: tuple[int, int, int], base: int = 0, storage: int = STORAGE_TILE2X2, region: int = 1) -> FeatureMap:
+    """An int16 map in NHWC."""
+    h, w, c = shape
+    return FeatureMap(
+        "IFM", region, np.dtype("<i2"), h, w, c, (base,) * 4, (2 * w * c, 2 * c, 2), (h, h, w), bricks=False, zero_point=0,
+        storage=storage,
+    )  # fmt: skip
+
+
+def test_boxes_are_views_of_a_region():
+    m = memory_of(256)
+    values = np.arange(-12, 12, dtype=np.int16).reshape(2, 3, 4)
+    m.write(box((2, 3, 4), 16), values)
+    assert np.array_equal(m.region(1)[16:64].view(np.int16), values.ravel())
+    assert np.array_equal(m.read(box((2, 3, 4), 16)), values)
+    assert m.written is not None and m.written.bases[0] == 16
+    row = np.empty((1, 3, 4))
+    m.read_rows(box((2, 3, 4), 16), 1, row)
+    assert np.array_equal(row, values[1:])
+    assert m.overlap(box((2, 3, 4), 16), box((1, 1, 2), 60)) and not m.overlap(box((2, 3, 4), 16), box((1, 1, 2), 64))
+    with pytest.raises(MachineFault, match=r"IFM covers bytes 0xd8\.\.0x108 of region 1"):
+        m.read(box((2, 3, 4), 216))
+    with pytest.raises(MachineFault, match="IFM has no place in memory"):
+        m.read(box((2, 3, 4), storage=STORAGE_NONE))
+
+
+def test_chain_buffers_hold_one_box_each():
+    m = memory_of(16)
+    values = np.ones((2, 3, 4), np.int16)
+    m.write(box((2, 3, 4), storage=STORAGE_CHAINED, region=5), values)
+    assert np.array_equal(m.read(box((2, 3, 4), storage=STORAGE_CHAINED, region=5)), values)
+    with pytest.raises(MachineFault, match=r"IFM wants a box of \(2, 3, 5\) from chain buffer 5, which holds a box of \(2, 3, 4\)"):
+        m.read(box((2, 3, 5), storage=STORAGE_CHAINED, region=5))
+    with pytest.raises(MachineFault, match="from chain buffer 4, which holds nothing"):
+        m.read(box((2, 3, 4), storage=STORAGE_CHAINED, region=4))
+
+
+def test_runs_of_bytes():
+    m = memory_of(16)
+    m.writable(Span("DST", 1, 8, 8))[...] = m.span(Span("SRC", 0, 56, 8))
+    assert m.region(1).tolist() == [0] * 8 + list(range(56, 64))
+    seen: list[Span] = []
+    m.watch = seen.append
+    m.writable(Span("DST", 1, 0, 4))
+    assert seen == [Span("DST", 1, 0, 4)]
+    with pytest.raises(MachineFault, match="DST writes to region 0"):
+        m.writable(Span("DST", 0, 0, 4))
+    with pytest.raises(MachineFault, match=r"DST covers bytes 0xc\.\.0x14 of region 1, which has 0x10 bytes"):
+        m.writable(Span("DST", 1, 12, 8))
+
+
+def test_accumulators_are_kept_by_shape():
+    m = memory_of(16)
+    with pytest.raises(MachineFault, match="found none"):
+        m.kept_accumulator((1, 2, 3))
+    m.accumulator = np.zeros((1, 2, 3), np.int64)
+    assert m.kept_accumulator((1, 2, 3)) is m.accumulator
+    with pytest.raises(MachineFault, match=r"wants accumulators of \(3, 2, 1\), found \(1, 2, 3\)"):
+        m.kept_accumulator((3, 2, 1))
+
+
+def test_what_is_decoded_once():
+    m = memory_of(16)
+    assert m.is_constant(0) and not m.is_constant(1) and not m.is_constant(2)
+    assert [m.decoded("a", lambda: "one"), m.decoded("a", lambda: pytest.fail("again"))] == ["one", "one"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -10,16 +10,16 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from bench.flows import memory_for
-from bench.more_models import ALL_MODELS
-from tests.npu import coverage
+from bench.implementation import memory_for
+from bench.models import ALL_MODELS
+from tests.support import npu_coverage as coverage
 
 TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-1024")
 MODES = {"performance": ("--optimise Performance",), "size": ("--optimise Size",)}
 
 
 @lru_cache(maxsize=1)
-def quantized(model: str, target: str):
+def user_and_quantized(model: str, target: str):
     """(the user's model, quantized for the target); made once for both modes."""
     from ethorch import flow
 
@@ -29,7 +29,7 @@ def quantized(model: str, target: str):
 
 
 def _spec(target: str, flags: tuple[str, ...]):
-    from ethorch.compile_spec import EthosUCompileSpec
+    from ethorch.target.compile_spec import EthosUCompileSpec
 
     system_config, memory_mode = memory_for(target)
     return EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode, extra_flags=list(flags) or None)
@@ -38,7 +38,7 @@ def _spec(target: str, flags: tuple[str, ...]):
 def fuses_wrongly(text: str) -> list[str]:
     """RESCALEs per channel behind a product of two computed tensors, in a TOSA graph's text.
 
-    Vela 5.2 fuses them into a convolution with dynamic weights, whose one scale is then channel 0's.
+    Vela's bug ``vela.rescale-of-product-per-channel``.
     """
     constants = set(re.findall(r"^const (%\S+):", text, re.M))
     dynamic = set(re.findall(r"^(%\S+): \S+\[.*?\] = MATMUL ", text, re.M))
@@ -83,7 +83,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
     from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.report.compare import Recorder, delegate_arrays
 
-    user, ready = quantized(model, target)
+    user, ready = user_and_quantized(model, target)
     build = flow.build(ready, user.example_inputs, _spec(target, flags))
     assert build.delegates
     assert not any(fuses_wrongly(delegate.text) for delegate in build.delegates)
@@ -104,9 +104,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
         for recorder in recorders:
             delegate = by_payload[recorder.payload]
             program, payload = programs[recorder.payload], delegate.payload
-            machine = Machine(
-                program, payload.scratch_bytes, staging_bytes(program), checks=("uninitialized", "overlap")
-            )
+            machine = Machine(program, payload.scratch_bytes, staging_bytes(program), checks=("uninitialized", "overlap"))
             for place, data in zip(payload.inputs, recorder.inputs, strict=True):
                 machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
                 machine.mark_written(place.region, place.offset, place.nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.npu.cases import CASES
-from tests.npu.graphs import TARGETS, Refused, check
+from tests.support.npu_graphs import TARGETS, Refused, check
 
 # Always: on one configuration of each family one case of each handler, mode, data type and layout. The others, and other
 # arenas, in the long run.
@@ -19,8 +19,9 @@ REPRESENTATIVE = (
     "reduce_sum_c", "reduce_sum_h", "reduce_max_c", "reduce_min_w", "argmax_c", "argmax_h", "add_int8", "add_large",
     "add_int16_opa", "add_opa", "sub_opb", "add_broadcast_both", "add_constant", "add_int32", "sub_int32", "mul_int8",
     "mul_int16_to_int32", "mul_broadcast_hw_c", "mul_int32_shift", "maximum_int8", "minimum_int32", "abs_int32", "clz", "asr",
-    "asr_round", "lsl", "lsr", "logical_xor", "logical_not", "bitwise_and", "bitwise_not", "greater", "equal", "greater_select",
-    "select_int8", "intdiv", "table_int8", "table_fused", "tables_two", "tables_eight", "table_int16", "table_int16_to_int16",
+    "asr_round", "lsl", "lsr", "asr_large", "asr_round_large", "lsl_large", "lsr_large", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_not", "greater", "equal", "greater_select", "select_int8", "intdiv",
+    "table_int8", "table_fused", "tables_two", "tables_eight", "table_int16", "table_int16_to_int16",
     "clamp_int16",
     "negate_int16", "rescale_32_per_channel", "rescale_16_to_32", "rescale_32_to_8", "rescale_unsigned_in",
     "rescale_double_round", "cast_8_to_32", "cast_bool_to_8", "transpose_nhwc", "transpose_0213", "transpose_int32",

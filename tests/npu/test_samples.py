@@ -12,18 +12,17 @@ import pytest
 from ethorch import EthosUCompileSpec, vela
 from ethorch.errors import Unsupported
 from ethorch.npu import Program
-from ethorch.target import TARGETS
-from ethorch.tosa.flatbuffer import serialize
-from tests import ladder
-from tests.npu import coverage
-from tests.ops.test_samples import CASES, CONFIGS, export
+from ethorch.target.npus import TARGETS
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
+from tests.support import npu_coverage as coverage
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("activations", CONFIGS)
-@pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
+@pytest.mark.parametrize("activations", ladder.CONFIGS)
+@pytest.mark.parametrize(("name", "index"), ladder.CASES, ids=[f"{name}-{index}" for name, index in ladder.CASES])
 def test_every_sample_everywhere(name: str, index: int, activations: str) -> None:
-    case = export(name, index, activations, True)
+    case = ladder.export(name, index, activations, True)
     found: dict[bytes, list[np.ndarray]] = {}  # configurations of a family have one graph
     for target in TARGETS:
         try:

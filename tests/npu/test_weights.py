@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from ethorch.errors import MachineFault
-from ethorch.npu import compiled
-from ethorch.npu.traversal import Order, entries, positions
-from ethorch.npu.weights import decode_fast, decode_standard, decode_standard_numpy
+from ethorch.npu.weights import compiled
+from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_standard_numpy
+from ethorch.npu.weights.order import Order, entries, positions
+
+pytestmark = pytest.mark.core
 
 mlw_codec = pytest.importorskip("ethosu.mlw_codec")
 
-# Section 4.1: hex stream -> weights.
+# npu-reference 4.1: hex stream -> weights.
 STREAMS = [
     (
         "7e0044800ec040407f131c281820c01eaf0641428fffffffffffffffffffffff",
@@ -27,12 +29,23 @@ STREAMS = [
 
 def order(kind, od, kernel, ifm_depth, block, bits, unit, dilation=1, stream=0, streams=1, stride=1, sparse=0, macs=0):
     return Order(
-        kind, od, ifm_depth, kernel, (dilation, dilation), block, bits, unit, stream, streams, (stride, stride),
-        bool(sparse), macs,
-    )  # fmt: skip
+        kind,
+        od,
+        ifm_depth,
+        kernel,
+        (dilation, dilation),
+        block,
+        bits,
+        unit,
+        stream,
+        streams,
+        (stride, stride),
+        bool(sparse),
+        macs,
+    )
 
 
-# Sections 4.2 and 4.3: (order, entries, CRC-32 of the index list as little-endian int32).
+# npu-reference 4.2, 4.3: (order, entries, CRC-32 of the index list as little-endian int32).
 ORDERS_5X = [
     (order("DF", 21, (3, 3), 13, 16, 8, 8), 6912, 0x97FDB4EB),
     (order("PK", 21, (3, 3), 13, 16, 8, 8), 4608, 0x1B1EFA7D),

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
-from ethorch.decompose import decompose
+from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, sqnr_db
+from ethorch.fx.aten_builder import MADE_FOR
+from ethorch.fx.node import op_name, storage_order
 from ethorch.ops import OPS
-from ethorch.ops.spec import op_name
-from ethorch.sketch import MADE_FOR
-from ethorch.tosa.flatbuffer import serialize
-from tests import ladder
+from ethorch.quantize.passes import Scope, run_passes
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
 
 Make = Callable[[], nn.Module]
 
@@ -87,11 +87,6 @@ def inputs_for(shapes: list[tuple[int, ...]], seed: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
-def sqnr(wanted: Tensor, found: Tensor) -> float:
-    """Power of the signal over that of the difference, in dB."""
-    return float(10 * torch.log10(wanted.pow(2).sum() / (wanted - found).pow(2).sum()))
-
-
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 @pytest.mark.parametrize("name", CASES)
 def test_composite(name: str, target: str) -> None:
@@ -110,15 +105,15 @@ def test_composite(name: str, target: str) -> None:
     scale, zero = dequantize.args[1:3]
     with torch.no_grad():
         expected = module(*calibration[0])
-    order = ladder.storage_order(dequantize.meta["val"])
+    order = storage_order(dequantize.meta["val"])
     real = torch.from_numpy((found.astype(np.float32) - zero) * scale).reshape([expected.shape[d] for d in order])
-    assert sqnr(expected.permute(order), real) > wanted_sqnr
+    assert sqnr_db(expected.permute(order), real) > wanted_sqnr
 
 
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(3, 7)])
 @pytest.mark.parametrize("function", [lambda x: F.rms_norm(x, [6]), lambda x: F.layer_norm(x, [6]), lambda x: x.log_softmax(-1)])
 def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], rows: slice) -> None:
-    """Vela 5.2 loses a SLICE before a RESCALE to INT32 that it does not fuse (detours.keep_apart)."""
+    """Vela's bug vela.lone-rescale-of-move."""
     calibration = [inputs_for([(2, 8, 6)], seed) for seed in range(2)]
     q = ladder.quantized(Call(lambda x: function(x[:, rows])), calibration, get_symmetric_quantization_config())
     ladder.climb(q, calibration[0])
@@ -134,7 +129,7 @@ def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], ro
     ],
 )
 def test_truths_that_are_read_and_returned(function: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Vela 5.2 combines 0 and 1 with 0 and -1 there (rewrite.copies_of_read_truths)."""
+    """Vela's bug vela.bool-output-that-is-read."""
 
     class Compare(nn.Module):
         def forward(self, a: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, ...]:
@@ -147,7 +142,7 @@ def test_truths_that_are_read_and_returned(function: Callable[..., tuple[Tensor,
 
 
 def decomposed(module: nn.Module, *inputs: Tensor) -> torch.fx.GraphModule:
-    return decompose(torch.export.export(module.eval(), inputs).module(check_guards=False))
+    return run_passes(torch.export.export(module.eval(), inputs).module(check_guards=False), Scope())
 
 
 def test_every_decomposition_computes_the_same() -> None:
@@ -163,11 +158,15 @@ def test_every_decomposition_computes_the_same() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: F.group_norm(x[:, 2:], 2), lambda x: F.instance_norm(x[:, 1:]), lambda x: F.group_norm(x.transpose(1, 2), 4),
-        lambda x: F.pixel_shuffle(x[:, 2:], 2), lambda x: F.channel_shuffle(x[:, 2:], 2), lambda x: F.avg_pool3d(x[:, 2:], 2),
+        lambda x: F.group_norm(x[:, 2:], 2),
+        lambda x: F.instance_norm(x[:, 1:]),
+        lambda x: F.group_norm(x.transpose(1, 2), 4),
+        lambda x: F.pixel_shuffle(x[:, 2:], 2),
+        lambda x: F.channel_shuffle(x[:, 2:], 2),
+        lambda x: F.avg_pool3d(x[:, 2:], 2),
         lambda x: F.layer_norm(x.transpose(1, 3), [8, 6]),
     ],
-)  # fmt: skip
+)
 def test_of_what_is_not_contiguous(function: Callable[[Tensor], Tensor]) -> None:
     """A slice, a transpose: PyTorch has no view of some of them."""
     x = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -199,7 +198,7 @@ def test_drawn_nodes_say_where_they_come_from() -> None:
 
 def test_what_nobody_quantizes_stays_whole() -> None:
     graph = torch.export.export(nn.Softmax(-1), (torch.randn(2, 8),)).module(check_guards=False)
-    decompose(graph, keep=lambda node: True)
+    run_passes(graph, Scope(keep=lambda node: True))
     assert [op_name(node.target) for node in graph.graph.nodes if node.op == "call_function"] == ["aten.softmax.int"]
 
 

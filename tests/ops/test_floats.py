@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ethorch import TosaCompileSpec
-from ethorch.backend import tosa_graph
-from ethorch.nodes import as_array, storage_order
+from ethorch.backend.compile import tosa_graph
+from ethorch.fx.node import as_array, storage_order
 from ethorch.ops import OPS
-from ethorch.tosa.flatbuffer import serialize
-from tests import ladder
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
 
 SPECS = {spec.name: spec for spec in OPS.values()}
 #: What has no lowering of floats, and why.

@@ -1,6 +1,7 @@
 """Random small graphs over the operators' samples: what holds of one operator holds of twelve.
 
-``tests.ops.graphs`` draws them by number, too, and runs as many as one likes; here Hypothesis draws, and shrinks what fails.
+``tests.support.random_graphs`` draws them by number, too, and runs as many as one likes. Here Hypothesis draws, and shrinks
+what fails.
 ETHORCH_GRAPHS sets how many the long run draws.
 """
 
@@ -15,9 +16,9 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from tests import ladder
-from tests.ops.graphs import MOST, SAMPLES, Drawn, Step, amplified, check, numbered
-from tests.ops.test_samples import CONFIGS, TARGETS
+from tests.support import ladder
+from tests.support.ladder import CONFIGS, TARGETS
+from tests.support.random_graphs import MOST, SAMPLES, Drawn, Step, amplified, check, numbered
 
 LONG = int(os.environ.get("ETHORCH_GRAPHS", "2000"))
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, host
-from ethorch.ops.spec import op_name
-from tests.test_partitioner import lower, quantized
+from ethorch.fx.node import op_name
+from tests.support.quantized import lower, quantized
 
 
 class Rows(nn.Module):
@@ -28,7 +28,7 @@ X, CHOSEN = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)), torch
 @pytest.mark.parametrize(("target", "npu"), [("ethos-u85-256", 4), ("ethos-u55-128", 1)])
 def test_int64_numbers_of_rows(target: str, npu: int) -> None:
     spec = EthosUCompileSpec(target)
-    module = quantized(Rows(), (X, CHOSEN), spec=spec)
+    module = quantized(Rows(), [(X, CHOSEN)], target=spec).module
     partitioner = EthosUPartitioner(spec)
     program = host.load(lower(module, (X, CHOSEN), partitioner))
     assert partitioner.report.npu_operators >= npu
@@ -44,7 +44,7 @@ def test_int64_numbers_of_rows(target: str, npu: int) -> None:
 
 def test_truth_values_are_gathered() -> None:
     spec, numbers = EthosUCompileSpec("ethos-u85-256"), torch.tensor([[1, 0], [4, 4], [2, 3], [0, 0]])
-    module = quantized(Flags(), (X > 0, numbers), spec=spec)
+    module = quantized(Flags(), [(X > 0, numbers)], target=spec).module
     assert any(op_name(node.target).startswith("aten.to") for node in module.graph.nodes)
     partitioner = EthosUPartitioner(spec)
     program = host.load(lower(module, (X > 0, numbers), partitioner))

@@ -12,18 +12,18 @@ from torch.utils import _pytree
 
 from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
 from ethorch.errors import QuantizationError, Unsupported
-from ethorch.nodes import storage_order
+from ethorch.fx.node import storage_order
 from ethorch.ops import OPS
-from ethorch.ops.spec import I8, Ints, Sample
-from ethorch.tosa.flatbuffer import serialize
-from tests import ladder
+from ethorch.ops.samples import I8, Ints, Sample
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
 
 SPECS = {spec.name: spec for spec in OPS.values()}
 CASES = [
     (spec.name, index)
     for spec in SPECS.values()
     for index, sample in enumerate(spec.samples)
-    if any(True for _ in ladder._leaves(sample, I8))
+    if any(True for _ in ladder.leaves(sample, I8))
 ]
 #: Reason ids by which an operator says that it is not for integers.
 REFUSALS = (

@@ -1,57 +1,26 @@
 """Every operator's every sample: each layer agrees with the next.
 
-By default int8 on ethos-u55-128, weights per channel (and per tensor where there are any); the long run is every sample in
-int8 and int16 on one NPU of each family.
+By default each sample in int8 on ethos-u55-128, with weights per channel (and per tensor where there are any), and the first
+sample of each operator also on ethos-u85-256, in int8 and in int16. The long run is every sample in int8 and int16 on one NPU of
+each family. ``python -m tests.support.ladder NAME`` climbs with one operator at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.errors import Unsupported
-from ethorch.ops import OPS
-from tests import ladder
+from tests.support import ladder
+from tests.support.ladder import CASES, CONFIGS, REFUSED, SPECS, TARGETS, WEIGHTED, Export, export
 
-SPECS = {spec.name: spec for spec in OPS.values()}
-CASES = [(spec.name, index) for spec in SPECS.values() for index in range(len(spec.samples))]
-WEIGHTED = {name for name, spec in SPECS.items() if not callable(spec.quant) and spec.quant.weight >= 0}
-TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-CONFIGS: dict[str, Any] = {"int8": get_symmetric_quantization_config, "int16": get_symmetric_a16w8_quantization_config}
-
-#: What an NPU cannot do, or int16 cannot be: Reason id -> (activations, families) where a sample may be refused with it.
-REFUSED = {
-    **{f"BITWISE_{name}.absent": ({"int8", "int16"}, {"u55", "u65"}) for name in ("AND", "OR", "XOR")},
-    "ARGMAX.dtype": ({"int16"}, {"u55", "u65"}),
-    "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
-    "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
-}
-
-
-@dataclass(frozen=True)
-class Export:
-    """A sample's module, quantized once; ``distinct``: how many values the float module has for the inputs."""
-
-    name: str
-    activations: str
-    q: ladder.Quantized
-    inputs: tuple[Any, ...]
-    distinct: int
-
-
-def export(name: str, index: int, activations: str, per_channel: bool) -> Export:
-    sample = SPECS[name].samples[index]
-    module = ladder.Call(name, sample)
-    calibration = [ladder.inputs_for(sample, seed) for seed in range(2)]
-    distinct = len(np.unique(torch.utils._pytree.tree_leaves(module(*calibration[0]))[0].numpy()))
-    config = CONFIGS[activations](is_per_channel=per_channel)
-    q = ladder.quantized(module, calibration, config, TARGETS[-1])  # where an NPU lacks an operator, it is left whole
-    return Export(name, activations, q, calibration[0], distinct)
+U55, U65, U85 = TARGETS
+NAMES = [f"{name}-{index}" for name, index in CASES]
+#: A cross-section for `make check`: a product, a sum, a window, a table, a reduction, a selection, a movement, a composite.
+CORE = (
+    "aten.convolution.default", "aten.linear.default", "aten.add.Tensor", "aten.max_pool2d.default", "aten.sigmoid.default",
+    "aten.mean.dim", "aten.where.self", "aten.cat.default", "aten.softmax.int", "aten.layer_norm.default",
+)  # fmt: skip
 
 
 def climb(case: Export, target: str) -> None:
@@ -66,33 +35,39 @@ def climb(case: Export, target: str) -> None:
     assert len(np.unique(outputs[0])) >= min(case.distinct // 4, 20), "an output that hardly varies proves nothing"
 
 
-@pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
+def first_samples() -> list[object]:
+    """The operators' names; some of them in the cross-section."""
+    return [pytest.param(name, marks=[pytest.mark.core] if name in CORE else []) for name in SPECS]
+
+
+@pytest.mark.parametrize(("name", "index"), CASES, ids=NAMES)
 def test_per_channel(name: str, index: int) -> None:
-    climb(export(name, index, "int8", True), TARGETS[0])
+    climb(export(name, index, "int8", True), U55)
 
 
 @pytest.mark.parametrize(("name", "index"), [case for case in CASES if case[0] in WEIGHTED])
 def test_per_tensor(name: str, index: int) -> None:
-    climb(export(name, index, "int8", False), TARGETS[0])
+    climb(export(name, index, "int8", False), U55)
+
+
+@pytest.mark.parametrize("name", first_samples())
+def test_int8_on_u85(name: str) -> None:
+    climb(export(name, 0, "int8", True), U85)
+
+
+@pytest.mark.parametrize("name", first_samples())
+def test_int16(name: str) -> None:
+    case = export(name, 0, "int16", True)
+    for target in (U55, U85):
+        climb(case, target)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("activations", CONFIGS)
-@pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
+@pytest.mark.parametrize(("name", "index"), CASES, ids=NAMES)
 def test_everywhere(name: str, index: int, activations: str) -> None:
     case = export(name, index, activations, True)
     for target in TARGETS:
-        climb(case, target)
-
-
-INT16 = ("aten.add.Tensor", "aten.convolution.default", "aten.sigmoid.default", "aten.mean.dim", "aten.cat.default")
-
-
-@pytest.mark.parametrize("name", INT16)
-def test_int16(name: str) -> None:
-    """A few in the default run, so that int16 cannot break unseen."""
-    case = export(name, 0, "int16", True)
-    for target in (TARGETS[0], TARGETS[2]):
         climb(case, target)
 
 

@@ -20,10 +20,11 @@ from ethorch import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
+    sqnr_db,
 )
 from ethorch.errors import QuantizationError
-from ethorch.quantize.observers import ActivationObserver
-from tests.quantizer.models import IMAGE, Small, dtypes, exported, is_quantized, prepared, quantized, quantizer, samples, sqnr_db
+from ethorch.quantize.activation_observer import ActivationObserver
+from tests.support.quantized import IMAGE, Small, dtypes, exported, is_quantized, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()
 INT16 = get_symmetric_a16w8_quantization_config()
@@ -35,7 +36,7 @@ def by() -> EthosUQuantizer:
 
 
 def small(quantizer: EthosUQuantizer) -> torch.fx.GraphModule:
-    return quantized(Small(), samples(IMAGE), quantizer)
+    return quantized(Small(), samples(IMAGE), quantizer).module
 
 
 CONVS = ("conv2d", "conv2d_1", "conv2d_2")
@@ -48,9 +49,14 @@ def which(graph: torch.fx.GraphModule) -> list[str]:
 def test_setters_chain() -> None:
     q = by()
     for setter, args in (
-        ("set_global", (INT8,)), ("set_io", (INT8,)), ("set_module_name", ("a", INT8)), ("set_module_type", (nn.Conv2d, INT8)),
-        ("set_node_name", ("add", INT8)), ("set_node_target", (aten.add.Tensor, INT8)), ("set_node_finder", (INT8, lambda m: [])),
-    ):  # fmt: skip
+        ("set_global", (INT8,)),
+        ("set_io", (INT8,)),
+        ("set_module_name", ("a", INT8)),
+        ("set_module_type", (nn.Conv2d, INT8)),
+        ("set_node_name", ("add", INT8)),
+        ("set_node_target", (aten.add.Tensor, INT8)),
+        ("set_node_finder", (INT8, lambda m: [])),
+    ):
         assert getattr(q, setter)(*args) is q
 
 
@@ -137,11 +143,13 @@ def test_the_last_finder_wins() -> None:
 @pytest.mark.parametrize(
     ("setter", "args", "near"),
     [
-        ("set_module_name", ("block.0",), "blocks.0"), ("set_module_name", ("sequential.conv",), "blocks.0.conv"),
-        ("set_module_type", (nn.Conv1d,), "torch.nn.modules.conv.Conv2d"), ("set_node_name", ("conv2d_9",), "conv2d_1"),
+        ("set_module_name", ("block.0",), "blocks.0"),
+        ("set_module_name", ("sequential.conv",), "blocks.0.conv"),
+        ("set_module_type", (nn.Conv1d,), "torch.nn.modules.conv.Conv2d"),
+        ("set_node_name", ("conv2d_9",), "conv2d_1"),
         ("set_node_target", (aten.conv1d.default,), "aten.conv2d.default"),
     ],
-)  # fmt: skip
+)
 def test_what_matches_nothing_is_a_warning_with_near_misses(
     setter: str, args: tuple[Any, ...], near: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,7 +190,7 @@ def test_io_int16_around_int8() -> None:
 
 def test_a_module_with_guards() -> None:
     q = by().set_global(INT8)
-    graph = quantized(Small(), samples(IMAGE), q, guards=True)
+    graph = quantized(Small(), samples(IMAGE), q, guards=True).module
     assert which(graph) == [*CONVS, "linear"]
     torch.export.export(graph, samples(IMAGE)[0])
 
@@ -190,7 +198,7 @@ def test_a_module_with_guards() -> None:
 def test_tosa_quantizer_takes_specifications_and_compile_specs() -> None:
     for spec in ("TOSA-1.0+INT", "TOSA-1.0+INT+int16+int4", EthosUCompileSpec("ethos-u55-128")):
         q = TOSAQuantizer(spec).set_global(INT8)
-        assert which(quantized(Small(), samples(IMAGE), q)) == [*CONVS, "linear"]  # type: ignore[arg-type]
+        assert which(quantized(Small(), samples(IMAGE), q).module) == [*CONVS, "linear"]  # type: ignore[arg-type]
     assert issubclass(EthosUQuantizer, TOSAQuantizer)
 
 
@@ -294,6 +302,15 @@ def test_a16w8_is_int16_and_far_more_accurate() -> None:
     assert sqnr_db(wanted, graph(*x)) > sqnr_db(wanted, small(quantizer())(*x)) + 6
 
 
+def test_epsilon_is_eps_in_the_arm_backends_words() -> None:
+    make = get_symmetric_a16w8_quantization_config
+    for config in (make(epsilon=0.25), make(eps=0.25), make(eps=0.25, epsilon=0.25), make(True, False, False, -127, 127, 0.25)):
+        graph = small(by().set_global(config))
+        assert all(n.args[1] >= 0.25 for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target))
+    with pytest.raises(QuantizationError, match=r"\[config\.epsilon\]"):
+        make(eps=0.5, epsilon=0.25)
+
+
 def test_a8w4_has_fifteen_weight_codes() -> None:
     graph = small(by().set_global(get_symmetric_a8w4_quantization_config(is_qat=False)))
     weights = [b for name, b in graph.named_buffers() if "frozen" in name]
@@ -359,7 +376,7 @@ def test_several_inputs_dict_output_shared_weight_constant_unused_input() -> Non
     calibration = [
         (torch.randn(2, 6, generator=generator), {"left": torch.randn(2, 6, generator=generator)}, torch.randn(3)) for _ in range(6)
     ]
-    graph = quantized(Everything(), calibration)
+    graph = quantized(Everything(), calibration).module
     found, wanted = graph(*calibration[0]), Everything()(*calibration[0])
     assert set(found) == {"sum", "parts", "number"} and found["number"] == 3 and isinstance(found["parts"], tuple)
     tensors = [{k: v for k, v in y.items() if k != "number"} for y in (wanted, found)]
@@ -383,7 +400,7 @@ def test_in_place_operators_cost_nothing() -> None:
             return y * 2
 
     calibration = samples(IMAGE)
-    graph = quantized(InPlace(), calibration)
+    graph = quantized(InPlace(), calibration).module
     assert sqnr_db(InPlace()(*calibration[0]), graph(*calibration[0])) > 30
 
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, get_symmetric_quantization_config, host
-from tests.quantizer.models import sqnr_db
+from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, get_symmetric_quantization_config, host, sqnr_db
 
 N = 12
 FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)

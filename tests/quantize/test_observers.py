@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.observers import ActivationObserver, PerChannelWeightObserver, WeightObserver
-from tests.quantizer.models import prepared, quantizer
+from ethorch.quantize.activation_observer import ActivationObserver
+from ethorch.quantize.weight_observer import PerChannelWeightObserver, WeightObserver
+from tests.support.quantized import prepared, quantizer
 
 
 def observed(tensors: Sequence[Tensor], **kwargs: object) -> ActivationObserver:

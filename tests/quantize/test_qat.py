@@ -13,8 +13,8 @@ from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
 from ethorch import EthosUCompileSpec, flow, get_symmetric_quantization_config
-from ethorch.quantization_config import QuantizationConfig
-from tests.quantizer.models import quantized, quantizer
+from ethorch.quantize.config import QuantizationConfig
+from tests.support.quantized import quantized, quantizer
 
 
 class Digits(nn.Module):
@@ -92,7 +92,7 @@ def test_training_gains_accuracy_over_calibration(data: Data, trained: Digits) -
     batch = data.images[:48]
     assert data.accuracy(trained.eval()) > 0.93
     calibration = [(images,) for images in data.images[:480].split(48)]
-    calibrated = quantized(copy.deepcopy(trained), calibration, quantizer(coarse(False)))
+    calibrated = quantized(copy.deepcopy(trained), calibration, quantizer(coarse(False))).module
     graph = prepared_for_training(trained, coarse(True), batch)
     graph.train()
     data.train(graph, 4, 2e-3)

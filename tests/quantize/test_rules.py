@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.quantization_config import QuantizationConfig
-from ethorch.quantize.observers import ActivationObserver
-from tests.quantizer.models import Inputs, prepared, quantized, quantizer, samples, sqnr_db
+from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, sqnr_db
+from ethorch.quantize.activation_observer import ActivationObserver
+from ethorch.quantize.config import QuantizationConfig
+from tests.support.quantized import Inputs, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()
 INT16 = get_symmetric_a16w8_quantization_config()
@@ -88,7 +90,7 @@ def test_a_clamp_behind_what_requantizes_is_observed_in_its_place(name: str, cla
 
 
 def test_a_sum_behind_relu_uses_the_whole_range() -> None:
-    graph = quantized(Model(lambda m, x, y: (x + y).relu()).eval(), samples(MAP, MAP), quantizer())
+    graph = quantized(Model(lambda m, x, y: (x + y).relu()).eval(), samples(MAP, MAP), quantizer()).module
     last = [n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)][-1]
     assert last.args[2] == -128, "no code is spent on negative sums"
 
@@ -118,7 +120,7 @@ MOVES: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", MOVES)
 def test_moved_data_shares_qparams(name: str) -> None:
-    graph = quantized(Model(lambda m, x: MOVES[name](m, m.conv(x))).eval(), samples(MAP), quantizer())
+    graph = quantized(Model(lambda m, x: MOVES[name](m, m.conv(x))).eval(), samples(MAP), quantizer()).module
     scales = [n.args[1:3] for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target)]
     assert len(set(scales)) == 2, "the input's, and the convolution's"
 
@@ -139,7 +141,7 @@ def test_joins_force_no_scale_on_their_producers(name: str) -> None:
         return join(small, large), small * x
 
     calibration = samples(MAP, MAP)
-    graph = quantized(Model(forward).eval(), calibration, quantizer())
+    graph = quantized(Model(forward).eval(), calibration, quantizer()).module
     with torch.no_grad():
         wanted, found = Model(forward).eval()(*calibration[0]), graph(*calibration[0])
     assert sqnr_db(wanted[1], found[1]) > 30
@@ -147,7 +149,7 @@ def test_joins_force_no_scale_on_their_producers(name: str) -> None:
 
 
 def test_biases_have_no_quantize_node() -> None:
-    graph = quantized(Model(lambda m, x: m.linear(F.avg_pool2d(m.up(m.conv(x)), 2))).eval(), samples(MAP), quantizer())
+    graph = quantized(Model(lambda m, x: m.linear(F.avg_pool2d(m.up(m.conv(x)), 2))).eval(), samples(MAP), quantizer()).module
     layers = [n for n in graph.graph.nodes if n.op == "call_function" and any(k in str(n.target) for k in ("conv", "linear"))]
     assert len(layers) == 3 and all(n.args[2].op == "get_attr" for n in layers)
 
@@ -155,15 +157,17 @@ def test_biases_have_no_quantize_node() -> None:
 @pytest.mark.parametrize(
     ("function", "scale", "zero"),
     [
-        (lambda x: x.softmax(-1), 1 / 255, -128), (torch.sigmoid, 1 / 255, -128), (torch.tanh, 2 / 255, 0),
+        (lambda x: x.softmax(-1), 1 / 255, -128),
+        (torch.sigmoid, 1 / 255, -128),
+        (torch.tanh, 2 / 255, 0),
         (F.hardsigmoid, 1 / 255, -128),
     ],
     ids=["softmax", "sigmoid", "tanh", "hardsigmoid"],
-)  # fmt: skip
+)
 def test_known_ranges_are_fixed(function: Callable[[Tensor], Tensor], scale: float, zero: int) -> None:
     for factor in (0.7, 1.0, 9.0):
         calibration = [(x * factor,) for (x,) in samples(MAP)]
-        found_scale, found_zero = last_qparams(quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer()))
+        found_scale, found_zero = last_qparams(quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer()).module)
         assert found_scale == pytest.approx(scale, rel=0.01) and abs(found_zero - zero) <= 1
 
 
@@ -171,7 +175,7 @@ def test_known_ranges_are_fixed(function: Callable[[Tensor], Tensor], scale: flo
 def test_known_ranges_that_would_leave_bits_idle_are_not_kept(function: Callable[[Tensor], Tensor]) -> None:
     """Probabilities over hundreds of places are a few percent each: a step of 1/256 would leave them two or three codes."""
     calibration = [(x / 50,) for (x,) in samples(MAP)]
-    graph = quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer())
+    graph = quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer()).module
     largest = max(float(function(x).detach().abs().max()) for (x,) in calibration)
     assert largest < 0.33
     scale, _ = last_qparams(graph)
@@ -205,7 +209,7 @@ def test_composites_are_calibrated_inside(name: str) -> None:
     if name == "sdpa":
         function = lambda m, *args: F.scaled_dot_product_attention(*args)  # noqa: E731
     calibration = samples(*shapes, count=8)
-    graph = quantized(Model(function).eval(), calibration, quantizer())
+    graph = quantized(Model(function).eval(), calibration, quantizer()).module
     inner = [n for n in graph.graph.nodes if n.op == "call_function" and "quantized_decomposed" not in str(n.target)]
     with torch.no_grad():
         assert sqnr_db(Model(function).eval()(*calibration[0]), graph(*calibration[0])) > decibels
@@ -249,3 +253,51 @@ def test_training_leaves_the_affine_part_of_a_layer_norm_alone() -> None:
     assert sqnr_db(model(x), found) > 25
     found.sum().backward()
     assert all(p.grad is not None for name, p in graph.named_parameters() if name.startswith("layer_norm"))
+
+
+# --- specs that users write --------------------------------------------------------------------------------------------
+
+
+def spec_of(dtype: torch.dtype, observer: Any, **bounds: int) -> QuantizationConfig:
+    """Activations as torchao's tutorials write them, weights as ethorch does."""
+    scheme = torch.per_tensor_affine if dtype != torch.int16 else torch.per_tensor_symmetric
+    act = QuantizationSpec(dtype=dtype, observer_or_fake_quant_ctr=observer, qscheme=scheme, **bounds)
+    return QuantizationConfig(act, act, get_symmetric_quantization_config().weight)
+
+
+@pytest.mark.parametrize("observer", [MinMaxObserver, HistogramObserver.with_args(eps=2**-12), ActivationObserver], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bounds"), [(torch.int8, {}), (torch.int8, {"quant_min": -128, "quant_max": 127}), (torch.int16, {})]
+)
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, lambda x: x.softmax(-1)], ids=["sigmoid", "tanh", "softmax"])
+def test_known_ranges_with_any_spec_of_torchao(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype, bounds: dict[str, int], observer: Any
+) -> None:
+    data = samples((4, 8))
+    config = spec_of(dtype, observer, **bounds)
+    graph = quantized(Model(lambda m, x: function(x)), data, config).module
+    (last,) = graph.graph.output_node().all_input_nodes
+    info = torch.iinfo(dtype)
+    assert last.args[3:6] == (info.min, info.max, dtype)
+    assert sqnr_db(function(*data[0]), graph(*data[0])) > (35 if dtype == torch.int8 else 65)
+
+
+def test_tanh_in_uint8_keeps_what_is_negative() -> None:
+    data = samples((4, 8))
+    graph = quantized(Model(lambda m, x: torch.tanh(x)), data, spec_of(torch.uint8, MinMaxObserver)).module
+    assert sqnr_db(torch.tanh(*data[0]), graph(*data[0])) > 35
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_with_a_plain_observer_of_weights(groups: int) -> None:
+    """Their output channels lie on the weight's second axis, or on two: the spec's axis is changed for them."""
+    weight = QuantizationSpec(
+        torch.int8, PerChannelMinMaxObserver, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=0
+    )
+    act = get_symmetric_quantization_config().input_activation
+    layer = nn.ConvTranspose2d(4, 6, 3, groups=groups)
+    data = samples((1, 4, 6, 6))
+    graph = quantized(layer, data, QuantizationConfig(act, act, weight)).module
+    assert sqnr_db(layer(*data[0]), graph(*data[0])) > 25
+    per_channel = [n for n in graph.graph.nodes if "dequantize_per_channel" in str(n.target)]
+    assert [n.args[3] for n in per_channel] == ([1] if groups == 1 else [])

@@ -19,8 +19,9 @@ from ethorch import (
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
     host,
+    sqnr_db,
 )
-from tests.quantizer.models import IMAGE, Small, quantized, quantizer, samples, sqnr_db
+from tests.support.quantized import IMAGE, Small, quantized, quantizer, samples
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 INT8 = get_symmetric_quantization_config()
@@ -52,7 +53,7 @@ SETTINGS = {
 def test_float_parts_stay_on_the_cpu(name: str) -> None:
     q: EthosUQuantizer = SETTINGS[name](EthosUQuantizer(SPEC))
     calibration = samples(IMAGE)
-    graph = quantized(Small(), calibration, q)
+    graph = quantized(Small(), calibration, q).module
     built = agree(graph, calibration, 2 if name == "middle in float" else 1)
     assert built.partition.refusals
 
@@ -69,7 +70,7 @@ def test_several_inputs_and_a_dict_of_outputs() -> None:
             return {"b": self.two(a + y), "a": (a,)}
 
     calibration = samples((2, 8), (2, 8), (3,))
-    agree(quantized(Model(), calibration), calibration, 1)
+    agree(quantized(Model(), calibration).module, calibration, 1)
 
 
 def test_views_written_in_place() -> None:
@@ -86,7 +87,7 @@ def test_views_written_in_place() -> None:
             return y.relu_() * 2
 
     calibration = samples(IMAGE)
-    graph = quantized(Model(), calibration)
+    graph = quantized(Model(), calibration).module
     agree(graph, calibration, 1)
     assert sqnr_db(Model()(*calibration[0]), graph(*calibration[0])) > 30
 
@@ -94,28 +95,28 @@ def test_views_written_in_place() -> None:
 def test_uint8_at_the_programs_ends() -> None:
     q = EthosUQuantizer(SPEC).set_global(INT8).set_io(get_uint8_io_quantization_config())
     calibration = samples(IMAGE)
-    agree(quantized(Small(), calibration, q), calibration, 1)
+    agree(quantized(Small(), calibration, q).module, calibration, 1)
 
 
 def test_int16_at_the_programs_ends() -> None:
     q = EthosUQuantizer(SPEC).set_global(INT8).set_io(get_symmetric_a16w8_quantization_config())
     calibration = samples(IMAGE)
-    agree(quantized(Small(), calibration, q), calibration, None)
+    agree(quantized(Small(), calibration, q).module, calibration, None)
 
 
 def test_four_bit_weights() -> None:
     q = quantizer(get_symmetric_a8w4_quantization_config(is_qat=False))
     calibration = samples(IMAGE)
-    agree(quantized(Small(), calibration, q), calibration, 1)
+    agree(quantized(Small(), calibration, q).module, calibration, 1)
 
 
 def test_sixteen_bit_activations() -> None:
     calibration = samples(IMAGE)
-    agree(quantized(Small(), calibration, quantizer(get_symmetric_a16w8_quantization_config())), calibration, 1, 50)
+    agree(quantized(Small(), calibration, quantizer(get_symmetric_a16w8_quantization_config())).module, calibration, 1, 50)
 
 
 def test_two_schemes_in_one_model() -> None:
     q = quantizer().set_module_name("head", get_symmetric_a16w8_quantization_config())
     calibration = samples(IMAGE)
-    built = agree(quantized(Small(), calibration, q), calibration, None)
+    built = agree(quantized(Small(), calibration, q).module, calibration, None)
     assert not built.partition.refusals

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.limits import FORMS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TUNING
 from ethorch.tosa.ir import Graph, Op
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
 
 #: (input NCHW, channels of the result, kernel, stride, padding top bottom left right, dtype): all fold on u55.
 CASES = {
@@ -44,10 +45,16 @@ def strided(case: tuple[Any, ...], crop: bool = False) -> Graph:
     zero = 7 if dtype == "INT8" else 0
     bias = rng.integers(-900, 900, outputs)
     acc = b.emit(
-        "CONV2D", x, b.const(rng.integers(-127, 128, (outputs, *kernel, shape[1])).astype(np.int8)),
+        "CONV2D",
+        x,
+        b.const(rng.integers(-127, 128, (outputs, *kernel, shape[1])).astype(np.int8)),
         b.const(bias.astype(np.int32)) if dtype == "INT8" else b.const(bias, "INT48"),
-        pad=pad, stride=stride, dilation=(1, 1), input_zp=zero, weight_zp=0,
-    )  # fmt: skip
+        pad=pad,
+        stride=stride,
+        dilation=(1, 1),
+        input_zp=zero,
+        weight_zp=0,
+    )
     scale = 0.003 if dtype == "INT8" else 0.006
     b.graph.outputs.append(b.rescale(acc, [scale + 1e-5 * k for k in range(outputs)], output_zp=zero, dtype=dtype))
     return b.graph
@@ -59,8 +66,8 @@ def convolution(graph: Graph) -> Op:
 
 def same_bits(before: Graph, target: str) -> Graph:
     """``before`` rewritten for the target, after the NPU machine and the reference model have agreed about it."""
-    after = rewrite(copy.deepcopy(before), forms=FORMS[target.split("-")[1]])
-    after.verify()
+    after = rewrite(copy.deepcopy(before), tuning=TUNING[target.split("-")[1]])
+    verify(after)
     low = -128 if before.inputs[0].dtype == "INT8" else -32768
     codes = [np.random.default_rng(3).integers(low, -low, before.inputs[0].shape).astype(before.inputs[0].dtype.lower())]
     (wanted,), (found,) = reference(serialize(before), codes), machine(serialize(after), codes, EthosUCompileSpec(target))
@@ -97,7 +104,7 @@ def test_crop(target: str) -> None:
 def of(shape: tuple[int, ...], outputs: int, kernel: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
     """The stride that is left on u55."""
     graph = strided((shape, outputs, kernel, stride, (0, 0, 0, 0), "INT8"))
-    return convolution(rewrite(graph, forms=FORMS["u55"])).attrs["stride"]
+    return convolution(rewrite(graph, tuning=TUNING["u55"])).attrs["stride"]
 
 
 def test_not_worth_it() -> None:
@@ -116,9 +123,16 @@ def test_padding_of_one_channel_reaches_the_convolution() -> None:
     padded = b.emit("PAD", x, padding=(0, 0, 0, 0, 2, 3, 1, 1), pad_const=5)
     rng = np.random.default_rng(1)
     acc = b.emit(
-        "CONV2D", b.reshape(padded, (1, 14, 12, 1)), b.const(rng.integers(-127, 128, (32, 4, 4, 1)).astype(np.int8)),
-        b.const(np.zeros(32, np.int32)), pad=(0, 0, 0, 0), stride=(2, 2), dilation=(1, 1), input_zp=5, weight_zp=0,
-    )  # fmt: skip
+        "CONV2D",
+        b.reshape(padded, (1, 14, 12, 1)),
+        b.const(rng.integers(-127, 128, (32, 4, 4, 1)).astype(np.int8)),
+        b.const(np.zeros(32, np.int32)),
+        pad=(0, 0, 0, 0),
+        stride=(2, 2),
+        dilation=(1, 1),
+        input_zp=5,
+        weight_zp=0,
+    )
     b.graph.outputs.append(b.rescale(acc, 0.005))
     for target in ("ethos-u55-128", "ethos-u85-256"):
         assert "PAD" not in [op.name for op in same_bits(b.graph, target).ops]

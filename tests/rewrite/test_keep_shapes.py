@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.limits import FORMS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TUNING
 from ethorch.tosa.ir import Graph, Value
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
 
 ROWS, CHANNELS = 12, 24
 #: Of INT32 sums, as ``Builder`` scales them.
@@ -24,10 +25,16 @@ def convolved(b: Builder, x: Value, shape: tuple[int, ...], seed: int) -> Value:
     """A linear layer on ``x`` as four axes of ``shape``; its result has two axes."""
     rng = np.random.default_rng(seed)
     acc = b.emit(
-        "CONV2D", b.reshape(x, (*shape, CHANNELS)), b.const(rng.integers(-127, 128, (CHANNELS, 1, 1, CHANNELS)).astype(np.int8)),
-        b.const(rng.integers(-900, 900, CHANNELS).astype(np.int32)), pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1),
-        input_zp=4, weight_zp=0,
-    )  # fmt: skip
+        "CONV2D",
+        b.reshape(x, (*shape, CHANNELS)),
+        b.const(rng.integers(-127, 128, (CHANNELS, 1, 1, CHANNELS)).astype(np.int8)),
+        b.const(rng.integers(-900, 900, CHANNELS).astype(np.int32)),
+        pad=(0, 0, 0, 0),
+        stride=(1, 1),
+        dilation=(1, 1),
+        input_zp=4,
+        weight_zp=0,
+    )
     return b.reshape(b.rescale(acc, [0.002 + 1e-5 * k for k in range(CHANNELS)], output_zp=4), (ROWS, CHANNELS))
 
 
@@ -53,8 +60,8 @@ def residual(shape: tuple[int, ...]) -> Graph:
 @pytest.mark.parametrize("shape", [(1, 1, ROWS), (1, ROWS, 1)], ids=str)
 def test_residual(shape: tuple[int, ...], target: str) -> None:
     before = residual(shape)
-    after = rewrite(copy.deepcopy(before), forms=FORMS[target.split("-")[1]])
-    after.verify()
+    after = rewrite(copy.deepcopy(before), tuning=TUNING[target.split("-")[1]])
+    verify(after)
     ranks = {op.result.rank for op in after.ops if op.name == "ADD"}
     assert ranks == {4}
     codes = [np.random.default_rng(1).integers(-128, 128, (ROWS, CHANNELS)).astype(np.int8)]

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.limits import FORMS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TUNING
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
 
 #: Zero points and scales: the extremes, more than 1, equal, tiny.
 SCALES = [(-128, 127, 0.71), (127, -128, 1.93), (0, 0, 1.0), (5, -7, 0.0031), (-3, 9, 100.0)]
@@ -25,8 +26,8 @@ def test_bits(shape: tuple[int, ...], target: str) -> None:
     x = b.input("x", shape, "INT8")
     for zero, out, scale in SCALES:
         b.graph.outputs.append(b.rescale(x, scale, input_zp=zero, output_zp=out))
-    after = rewrite(copy.deepcopy(b.graph), forms=FORMS[target.split("-")[1]])
-    after.verify()
+    after = rewrite(copy.deepcopy(b.graph), tuning=TUNING[target.split("-")[1]])
+    verify(after)
     assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == len(SCALES)
     codes = [np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)]
     expected = reference(serialize(b.graph), codes)
@@ -45,7 +46,7 @@ def test_between_slices_and_concats(target: str) -> None:
         parts = [b.emit("SLICE", x, start=start, size=size) for start in starts]
         scaled = [b.rescale(part, 0.4 + 0.9 * number, input_zp=3, output_zp=-5) for number, part in enumerate(parts)]
         b.graph.outputs.append(b.emit("CONCAT", *scaled[::-1], axis=axis))
-        after = rewrite(copy.deepcopy(b.graph), forms=FORMS[target.split("-")[1]])
+        after = rewrite(copy.deepcopy(b.graph), tuning=TUNING[target.split("-")[1]])
         assert "DEPTHWISE_CONV2D" in [op.name for op in after.ops]
         codes = [np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)]
         (found,), (wanted,) = machine(serialize(after), codes, EthosUCompileSpec(target)), reference(serialize(b.graph), codes)
@@ -57,11 +58,21 @@ def test_what_stays() -> None:
     b = Builder()
     x, y = b.input("x", (1, 32, 32, 4), "INT8"), b.input("y", (1, 32, 32, 4), "INT16")
     b.graph.outputs += [
-        b.rescale(y, 0.5, dtype="INT16"), b.rescale(x, [0.5, 0.6, 0.7, 0.8]), b.rescale(b.input("z", (1, 4, 4, 8), "INT8"), 0.5),
+        b.rescale(y, 0.5, dtype="INT16"),
+        b.rescale(x, [0.5, 0.6, 0.7, 0.8]),
+        b.rescale(b.input("z", (1, 4, 4, 8), "INT8"), 0.5),
         b.emit(
-            "RESCALE", x, multiplier=(1 << 30,), shift=(30,), input_zp=0, output_zp=128, dtype="INT8", per_channel=False,
-            input_unsigned=False, output_unsigned=True,
+            "RESCALE",
+            x,
+            multiplier=(1 << 30,),
+            shift=(30,),
+            input_zp=0,
+            output_zp=128,
+            dtype="INT8",
+            per_channel=False,
+            input_unsigned=False,
+            output_unsigned=True,
         ),
-    ]  # fmt: skip
+    ]
     for family in ("u55", "u85"):
-        assert {op.name for op in rewrite(copy.deepcopy(b.graph), forms=FORMS[family]).ops} == {"RESCALE"}
+        assert {op.name for op in rewrite(copy.deepcopy(b.graph), tuning=TUNING[family]).ops} == {"RESCALE"}

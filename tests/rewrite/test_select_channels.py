@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec
-from ethorch.limits import FORMS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TUNING
 from ethorch.tosa.ir import Graph, Value
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import climb, machine, quantized, reference
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import climb, machine, quantized, reference
 
 SIDE = 6
 
@@ -29,10 +30,16 @@ def convolved(b: Builder, x: Value, outputs: int, seed: int, depthwise: bool = F
     shape = (3, 3, c, 1) if depthwise else (outputs, 1, 1, c)
     pad = (1, 1, 1, 1) if depthwise else (0, 0, 0, 0)
     acc = b.emit(
-        "DEPTHWISE_CONV2D" if depthwise else "CONV2D", x, b.const(rng.integers(-127, 128, shape).astype(np.int8)),
+        "DEPTHWISE_CONV2D" if depthwise else "CONV2D",
+        x,
+        b.const(rng.integers(-127, 128, shape).astype(np.int8)),
         b.const(rng.integers(-900, 900, outputs).astype(np.int32)),
-        pad=pad, stride=(1, 1), dilation=(1, 1), input_zp=4, weight_zp=0,
-    )  # fmt: skip
+        pad=pad,
+        stride=(1, 1),
+        dilation=(1, 1),
+        input_zp=4,
+        weight_zp=0,
+    )
     result = b.rescale(acc, [0.002 + 1e-5 * k for k in range(outputs)], output_zp=4)
     return b.emit("TRANSPOSE", result, perms=(0, 3, 1, 2))
 
@@ -94,8 +101,8 @@ def drawn(seed: int) -> Graph:
 
 
 def same_bits(before: Graph, target: str) -> Graph:
-    after = rewrite(copy.deepcopy(before), forms=FORMS[target.split("-")[1]])
-    after.verify()
+    after = rewrite(copy.deepcopy(before), tuning=TUNING[target.split("-")[1]])
+    verify(after)
     codes = [np.random.default_rng(7).integers(-128, 128, before.inputs[0].shape).astype(np.int8)]
     expected = reference(serialize(before), codes)
     for found, wanted in zip(machine(serialize(after), codes, EthosUCompileSpec(target)), expected, strict=True):

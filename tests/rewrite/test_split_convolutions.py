@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
 from ethorch.tosa.ir import Graph, Value
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
 
 ROWS, CHANNELS = 7, 96
 
@@ -23,9 +24,16 @@ def projected(b: Builder, activation: str = "") -> Value:
     x = b.input("x", (1, 1, ROWS, 24), "INT8")
     weight = b.const(rng.integers(-127, 128, (CHANNELS, 1, 1, 24)).astype(np.int8))
     acc = b.emit(
-        "CONV2D", x, weight, b.const(rng.integers(-900, 900, CHANNELS).astype(np.int32)),
-        pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1), input_zp=-4, weight_zp=0,
-    )  # fmt: skip
+        "CONV2D",
+        x,
+        weight,
+        b.const(rng.integers(-900, 900, CHANNELS).astype(np.int32)),
+        pad=(0, 0, 0, 0),
+        stride=(1, 1),
+        dilation=(1, 1),
+        input_zp=-4,
+        weight_zp=0,
+    )
     value = b.rescale(acc, [0.001 + 1e-5 * channel for channel in range(CHANNELS)], output_zp=6)
     if activation == "TABLE":
         return b.emit("TABLE", value, b.const(rng.integers(-128, 128, 256).astype(np.int8)))
@@ -88,7 +96,7 @@ def test_pieces(build) -> None:
     b = Builder()
     build(b)
     before, after = b.graph, rewrite(copy.deepcopy(b.graph))
-    after.verify()
+    verify(after)
     assert kinds(after).count("CONV2D") == CASES[build]
     assert ("SLICE" in kinds(after)) == (CASES[build] == 1)
     codes = [np.random.default_rng(3).integers(-128, 128, (1, 1, ROWS, 24)).astype(np.int8)]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.limits import FORMS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TUNING
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import machine, reference
 
 CASES = {
     ((1,), (37800,)): "INT16", ((1, 5), (197, 1)): "INT8", ((3, 1, 4), (11, 23, 1)): "INT8", ((2, 3, 4), (1, 1, 31)): "INT16",
@@ -27,8 +28,8 @@ def test_bits(case: tuple[tuple[int, ...], tuple[int, ...]], target: str) -> Non
     (shape, multiples), dtype = case, CASES[case]
     b = Builder()
     b.graph.outputs.append(b.emit("TILE", b.input("x", shape, dtype), multiples=multiples))
-    after = rewrite(copy.deepcopy(b.graph), forms=FORMS[target.split("-")[1]])
-    after.verify()
+    after = rewrite(copy.deepcopy(b.graph), tuning=TUNING[target.split("-")[1]])
+    verify(after)
     copies = sum(math.prod(op.attrs["multiples"]) for op in after.ops if op.name == "TILE")
     assert copies <= 16 * math.log2(math.prod(multiples))
     codes = [np.random.default_rng(1).integers(-100, 100, shape).astype(dtype.lower())]

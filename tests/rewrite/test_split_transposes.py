@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec, vela
+from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
-from ethorch.limits import FORMS
-from ethorch.target import TARGETS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target.npus import TARGETS, TUNING
 from ethorch.tosa.ir import Graph
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import run_compiled
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.support.ladder import run_compiled
 
 NUMPY = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
 
@@ -32,8 +32,8 @@ def compiled(graph: Graph, target: str) -> vela.CompiledModel:
 
 def check(shape: tuple[int, ...], perms: tuple[int, ...], dtype: str, target: str) -> int:
     """The machine's result is NumPy's; the number of steps."""
-    graph = rewrite(transposed(shape, perms, dtype), forms=TARGETS[target].forms)
-    graph.verify()
+    graph = rewrite(transposed(shape, perms, dtype), tuning=TARGETS[target].tuning)
+    verify(graph)
     info = np.iinfo(NUMPY[dtype])
     x = np.random.default_rng(7).integers(info.min, info.max, shape, endpoint=True).astype(NUMPY[dtype])
     (found,) = run_compiled(compiled(graph, target), [x], ("uninitialized", "overlap"))
@@ -45,14 +45,17 @@ def check(shape: tuple[int, ...], perms: tuple[int, ...], dtype: str, target: st
 @pytest.mark.parametrize(
     ("shape", "perms"),
     [
-        ((2, 7, 4, 7, 32), (0, 3, 2, 1, 4)), ((4, 7, 4, 7, 32), (2, 0, 3, 1, 4)), ((3, 4, 16, 4, 16), (1, 3, 0, 2, 4)),
-        ((19, 3, 3, 64), (0, 2, 1, 3)), ((19, 3, 3, 64), (2, 1, 0, 3)),
+        ((2, 7, 4, 7, 32), (0, 3, 2, 1, 4)),
+        ((4, 7, 4, 7, 32), (2, 0, 3, 1, 4)),
+        ((3, 4, 16, 4, 16), (1, 3, 0, 2, 4)),
+        ((19, 3, 3, 64), (0, 2, 1, 3)),
+        ((19, 3, 3, 64), (2, 1, 0, 3)),
     ],
-)  # fmt: skip
+)
 def test_steps_take_fewer_cycles(shape, perms, target) -> None:
     graph = transposed(shape, perms)
     own = compiled(graph, target).performance.total_cycles
-    steps = compiled(rewrite(transposed(shape, perms), forms=TARGETS[target].forms), target).performance.total_cycles
+    steps = compiled(rewrite(transposed(shape, perms), tuning=TARGETS[target].tuning), target).performance.total_cycles
     assert check(shape, perms, "INT8", target) > 1
     assert steps < 0.8 * own
 
@@ -61,10 +64,13 @@ def test_steps_take_fewer_cycles(shape, perms, target) -> None:
 @pytest.mark.parametrize(
     ("shape", "perms"),
     [
-        ((3, 129600), (1, 0)), ((66000, 3), (1, 0)), ((3, 270, 480, 4), (1, 2, 0, 3)),
-        ((2, 70000, 3), (1, 0, 2)), ((2, 3, 70000), (0, 2, 1)),
+        ((3, 129600), (1, 0)),
+        ((66000, 3), (1, 0)),
+        ((3, 270, 480, 4), (1, 2, 0, 3)),
+        ((2, 70000, 3), (1, 0, 2)),
+        ((2, 3, 70000), (0, 2, 1)),
     ],
-)  # fmt: skip
+)
 def test_axes_too_long_for_vela(shape, perms, target) -> None:
     with pytest.raises(VelaError, match="Transpose"):
         compiled(transposed(shape, perms), target)
@@ -75,14 +81,14 @@ def test_axes_too_long_for_vela(shape, perms, target) -> None:
 def test_what_vela_does_in_one_stays(perms) -> None:
     shape = (6, 14, 20, 18)[: len(perms)]
     for form in ("u55", "u85"):
-        assert len(rewrite(transposed(shape, perms), forms=FORMS[form]).ops) == 1
+        assert len(rewrite(transposed(shape, perms), tuning=TUNING[form]).ops) == 1
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 def test_no_step_is_longer_than_vela_takes(target) -> None:
     """The blocks of a large map would have more than 65,536 places."""
     check((270, 2, 270, 2, 2), (0, 2, 1, 3, 4), "INT8", target)
-    graph = rewrite(transposed((300, 2, 300, 2, 4), (2, 0, 3, 1, 4)), forms=TARGETS[target].forms)
+    graph = rewrite(transposed((300, 2, 300, 2, 4), (2, 0, 3, 1, 4)), tuning=TARGETS[target].tuning)
     assert all(max(op.operands[0].shape) <= 65536 for op in graph.ops if op.name == "TRANSPOSE")
     compiled(graph, target)
 

@@ -1,24 +1,71 @@
-"""Operators between what cuts or joins their operand and what cuts or places their result: Vela lays them over each other.
+"""Each row of ``VELA_BUGS`` is right where it stands, and needed.
 
-Whether an offset survives depends on the operator, its neighbours and the batch, so all pairs are tried, each against the
-TOSA reference model, as the graph is after ``rewrite``.
+And operators between what cuts or joins their operand and what cuts or places their result, which Vela lays over each other:
+whether an offset survives depends on the operator, its neighbours and the batch, so all pairs are tried, each against the TOSA
+reference model, as the graph is after ``rewrite``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec
-from ethorch.target import TARGETS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.rewrite.vela_bugs import BY_ID, U55_U65, VELA_BUGS, Family
+from ethorch.target.npus import TARGETS
 from ethorch.tosa.ir import Value
-from ethorch.tosa.rewrite import rewrite
-from tests.ladder import machine, reference
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+from tests.rewrite.vela_bug_graphs import GRAPHS, UNSHOWN, findings, led_around
+from tests.support.tosa_runs import machine, reference
+
+VERSIONS = sorted({number for bug in VELA_BUGS for number in bug.versions})
+INSTALLED = version("ethos-u-vela")
+
+
+def test_each_row_has_graphs_or_a_reason_for_none() -> None:
+    assert len(BY_ID) == len(VELA_BUGS)
+    assert set(GRAPHS) | set(UNSHOWN) == set(BY_ID)
+    assert not set(GRAPHS) & set(UNSHOWN)
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+@pytest.mark.parametrize("id", GRAPHS)
+def test_led_around(id: str, family: str) -> None:
+    """What Vela gets wrong is right with the row, and no other family pays for it."""
+    bug = BY_ID[id]
+    for name, graph in GRAPHS[id].items():
+        if bug.concerns(family):
+            assert led_around(graph, family)[0] == "right", name
+        elif bug.families == U55_U65 and not isinstance(bug.instead, str):
+            assert led_around(graph, family) == ("right", 0), f"{name}: operators that this family does not need"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("id", GRAPHS)
+def test_vela_needs_the_row(id: str) -> None:
+    """Compiled as they stand, the graphs are wrong on each of the row's families."""
+    bug = BY_ID[id]
+    shown = {family for family, _, found in findings(bug) if found != "right"}
+    if INSTALLED not in VERSIONS:
+        assert not shown, f"Vela {INSTALLED} still has {id} on {', '.join(sorted(shown))}: add it to the versions of the row."
+        pytest.fail(f"Vela {INSTALLED} is without {id}: the row goes when no older version than that is supported.")
+    elif INSTALLED not in bug.versions:
+        assert not shown, f"Vela {INSTALLED} has {id}, too: add it to the versions of the row."
+    elif VERSIONS[-1] == INSTALLED:
+        assert shown == set(bug.families), (
+            f"{id} says {bug.families}; Vela {INSTALLED} has it on {', '.join(sorted(shown)) or 'none'}."
+        )
+    else:
+        assert shown, f"Vela {INSTALLED} is without {id}: take it from the versions of the row."
+
 
 Step = Callable[[Builder, Value], Value]
 HEIGHT, WIDTH, CHANNELS = 6, 7, 8
@@ -135,8 +182,8 @@ def differing(operator: str, before: str, behind: str, dtype: str, batch: int, t
     b = Builder()
     x = b.input("x", (batch, HEIGHT, WIDTH, CHANNELS), dtype)
     b.graph.outputs.append(AROUND[behind](b, OPERATORS[operator](b, AROUND[before](b, x))))
-    graph = rewrite(b.graph, forms=TARGETS[target].forms)
-    graph.verify()
+    graph = rewrite(b.graph, tuning=TARGETS[target].tuning)
+    verify(graph)
     kind = np.int16 if dtype == "INT16" else np.int8
     info, rng = np.iinfo(kind), np.random.default_rng(3)
     codes = [rng.integers(info.min, info.max, value.shape, endpoint=True).astype(kind) for value in graph.inputs]

@@ -1,4 +1,4 @@
-"""Makes .pte files with ExecuTorch's own Arm backend: ``python tests/host/incumbent.py FOLDER [NAME ...]``.
+"""Makes .pte files with ExecuTorch's own Arm backend: ``python tests/support/arm_backend.py FOLDER [NAME ...]``.
 
 In a process of its own, since both backends are called EthosUBackend. For each model NAME.pte, and the TOSA of each
 delegate in NAME/.
@@ -53,9 +53,7 @@ class Deep(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 96, 3, stride=2), nn.ReLU()
-        )
+        self.layers = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 96, 3, stride=2), nn.ReLU())
 
     def forward(self, x):
         return self.layers(x)

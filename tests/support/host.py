@@ -1,4 +1,4 @@
-"""Machines and inputs for the tests of the desk runtime."""
+"""Machines and inputs for the tests of the host runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ethorch import host
-from ethorch.payload import DelegatePayload
+from ethorch.formats.payload import DelegatePayload
 
 
 class Recorder:
@@ -24,10 +24,7 @@ class Recorder:
     def _values(self, tensors) -> list[np.ndarray]:
         scratch = self.region(1)
         dtypes = {1: np.int8, 2: np.int16, 4: np.int32}
-        return [
-            scratch[t.offset : t.offset + t.nbytes].view(dtypes[t.element_size]).reshape(t.shape).copy()
-            for t in tensors
-        ]
+        return [scratch[t.offset : t.offset + t.nbytes].view(dtypes[t.element_size]).reshape(t.shape).copy() for t in tensors]
 
     def run(self) -> None:
         inputs = self._values(self.payload.inputs)

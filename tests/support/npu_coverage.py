@@ -1,6 +1,6 @@
 """docs/npu-coverage.md: which commands and named register values the tests' streams hold.
 
-``python -m tests.npu.coverage`` writes it. The streams are those of every TOSA case, of the branches and of every TFLite
+``python -m tests.support.npu_coverage`` writes it. The streams are those of every TOSA case, of the branches and of every TFLite
 model, each of which the tests hold against the TOSA reference model or LiteRT.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ethorch.npu import Program
 from ethorch.npu.registers import ALL, OPERATIONS, REGISTERS, reset_state, table
 from tests.npu.cases import CASES
-from tests.npu.graphs import TARGETS, Graph, Refused, compile_graph
+from tests.support.npu_graphs import TARGETS, Graph, Refused, compile_graph
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "npu-coverage.md"
 
@@ -91,10 +91,10 @@ def page(values: Values) -> str:
     seen = named(values)
     lines = [
         "# Commands and register values exercised",
-        "<!-- Written by `python -m tests.npu.coverage`; a test compares it with the streams. -->",
+        "<!-- Written by `python -m tests.support.npu_coverage`; a test compares it with the streams. -->",
         "",
         "Each value below is in a stream that the tests run and compare bit for bit: with the TOSA reference model, or, for",
-        "TFLite models, with LiteRT. \"never\" lists what the machine knows but no stream holds: Vela does not emit it for any",
+        'TFLite models, with LiteRT. "never" lists what the machine knows but no stream holds: Vela does not emit it for any',
         f"of these graphs. Configurations: {', '.join(TARGETS)}.",
         "",
         "| command or register | " + " | ".join(ALL) + " |",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, QuantizationConfig, get_symmetric_quantization_config
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUPartitioner,
+    EthosUQuantizer,
+    QuantizationConfig,
+    TOSAQuantizer,
+    get_symmetric_quantization_config,
+)
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name, storage_order
 
 Inputs = tuple[Any, ...]
-
-
-def sqnr_db(reference: Any, other: Any) -> float:
-    """Of all outputs together."""
-    a, b = (torch.cat([x.flatten().double() for x in torch.utils._pytree.tree_leaves(y)]) for y in (reference, other))
-    return float(10 * torch.log10((a**2).sum() / ((a - b) ** 2).sum().clamp(min=1e-30)))
 
 
 def samples(*shapes: Sequence[int], count: int = 4, seed: int = 0) -> list[Inputs]:
@@ -35,7 +41,7 @@ def exported(model: nn.Module, inputs: Inputs, guards: bool = False) -> GraphMod
     return torch.export.export(model.eval(), inputs).module(check_guards=guards)
 
 
-def prepared(model: nn.Module, calibration: Sequence[Inputs], by: EthosUQuantizer, guards: bool = False) -> GraphModule:
+def prepared(model: nn.Module, calibration: Sequence[Inputs], by: TOSAQuantizer, guards: bool = False) -> GraphModule:
     graph = prepare_pt2e(exported(model, calibration[0], guards), by)
     with torch.no_grad():
         for inputs in calibration:
@@ -43,10 +49,72 @@ def prepared(model: nn.Module, calibration: Sequence[Inputs], by: EthosUQuantize
     return graph
 
 
+@dataclass
+class Quantized:
+    """A converted module, its program, and the qparams where it meets the world."""
+
+    module: Any  # a GraphModule, or a function that computes the same
+    example: Inputs
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The module, exported once more."""
+        return torch.export.export(self.module, self.example)
+
+    def computed_by(self, function: Callable[..., Any]) -> Quantized:
+        """The same program, with another function as what it is compared with."""
+        other = Quantized(function, self.example)
+        other.program = self.program
+        return other
+
+    def input_codes(self, inputs: Inputs) -> list[np.ndarray]:
+        """What the first quantize nodes make of the inputs, in the TOSA graph's order of inputs."""
+        placeholders = [
+            n for n in self.program.graph.nodes if n.op == "placeholder" and n.name in self.program.graph_signature.user_inputs
+        ]
+        given = dict(zip(placeholders, inputs, strict=True))
+        codes = [given[node].numpy() for node in placeholders if not given[node].dtype.is_floating_point]
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and op_name(node.target) in QUANTIZE and node.args[0] in given:
+                codes.append(node.target(given[node.args[0]], *node.args[1:]).numpy())
+        return codes
+
+    def output_codes(self, inputs: Inputs) -> list[np.ndarray]:
+        """The fake-quantized outputs in codes of the last dequantize nodes; integers as they are."""
+        results = self.module(*inputs)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        nodes = self.program.graph.output_node().args[0]
+        codes = []
+        for node, result in zip(nodes, results, strict=True):
+            stored = result.permute(storage_order(node.meta["val"]))  # a permuted output keeps its strides
+            if result.dtype.is_floating_point:
+                assert op_name(node.target) in DEQUANTIZE, node.format_node()
+                scale, zero = node.args[1:3]
+                stored = torch.round(stored.to(torch.float64) / scale + zero)
+            codes.append(stored.numpy().astype(np.int64))
+        return codes
+
+
 def quantized(
-    model: nn.Module, calibration: Sequence[Inputs], by: EthosUQuantizer | None = None, guards: bool = False
-) -> GraphModule:
-    return convert_pt2e(prepared(model, calibration, by or quantizer(), guards))
+    model: nn.Module,
+    calibration: Sequence[Inputs],
+    by: TOSAQuantizer | QuantizationConfig | None = None,
+    target: str | EthosUCompileSpec = "ethos-u55-128",
+    guards: bool = False,
+) -> Quantized:
+    """Export, annotate, calibrate, convert. ``by`` a quantizer, or one for the target with this global config (int8)."""
+    if not isinstance(by, TOSAQuantizer):
+        spec = target if isinstance(target, EthosUCompileSpec) else EthosUCompileSpec(target)
+        by = EthosUQuantizer(spec).set_global(by or get_symmetric_quantization_config())
+    return Quantized(convert_pt2e(prepared(model, calibration, by, guards)), calibration[0])
+
+
+def lower(module: nn.Module, inputs: Inputs, partitioner: EthosUPartitioner) -> bytes:
+    """The .pte of a quantized module."""
+    edge = to_edge_transform_and_lower(
+        torch.export.export(module, inputs), partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    return edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
 
 
 def is_quantized(graph: GraphModule, name: str) -> bool:

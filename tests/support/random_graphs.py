@@ -1,4 +1,4 @@
-"""Random small graphs over the operators' samples, by number: ``python -m tests.ops.graphs --first 0 --count 2000``.
+"""Random small graphs over the operators' samples, by number: ``python -m tests.support.random_graphs --first 0 --count 2000``.
 
 Each graph is a list of (sample, which tensors it reads), run by every layer, and compared as one operator is. Graph n is
 made from the number n alone; a new sample changes only the few graphs that it gets into. What fails is printed with its
@@ -27,12 +27,13 @@ from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec
 from ethorch.errors import Unsupported
-from ethorch.nodes import QUANTIZE
+from ethorch.fx.node import QUANTIZE, op_name
 from ethorch.ops import OPS
-from ethorch.ops.spec import I8, Ints, Sample, Truth, find, op_name
-from ethorch.tosa.flatbuffer import serialize
-from tests import ladder
-from tests.ops.test_samples import CONFIGS, REFUSED, TARGETS
+from ethorch.ops.samples import I8, Bools, Ints, Sample
+from ethorch.ops.spec import find
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
+from tests.support.ladder import CONFIGS, REFUSED, TARGETS
 
 #: Functions that jump, or that PyTorch itself computes from rounded parts: one step of the input is any number of the output.
 WILD = {spec.name for spec in OPS.values() if spec.bound > 6 or spec.steps}
@@ -40,7 +41,7 @@ SAMPLES = [
     (spec.name, index)
     for spec in {spec.name: spec for spec in OPS.values()}.values()
     for index, sample in enumerate(spec.samples)
-    if spec.name not in WILD and any(True for _ in ladder._leaves(sample, I8))
+    if spec.name not in WILD and any(True for _ in ladder.leaves(sample, I8))
 ]
 #: Bounds of int16 hold for operands that use their range; a norm of few codes rounds their deviations to two, say.
 WIDE = 4
@@ -63,7 +64,7 @@ class Step:
 
     @property
     def inputs(self) -> list[Any]:
-        return list(ladder._leaves(self.sample, ladder.INPUTS))
+        return list(ladder.leaves(self.sample, ladder.INPUTS))
 
 
 class Drawn(nn.Module):
@@ -100,7 +101,7 @@ class Drawn(nn.Module):
         return tuple([t for index, t in enumerate(tensors) if index not in read and index] + ends)
 
 
-def fitted(x: Tensor, kind: I8 | Truth) -> Tensor:
+def fitted(x: Tensor, kind: I8 | Bools) -> Tensor:
     """``x`` in the shape and the range that the sample asks for: repeated, cut, viewed, bounded."""
     wanted = math.prod(kind.shape)
     if tuple(x.shape) != kind.shape:
@@ -108,7 +109,7 @@ def fitted(x: Tensor, kind: I8 | Truth) -> Tensor:
         if flat.numel() < wanted:
             flat = flat.repeat(-(-wanted // flat.numel()))
         x = flat[:wanted].view(kind.shape)
-    if isinstance(kind, Truth):
+    if isinstance(kind, Bools):
         return x > 0
     if (kind.low, kind.high) != (-3.0, 3.0):
         return torch.sigmoid(x) * (kind.high - kind.low) + kind.low
@@ -139,7 +140,7 @@ class Jittered(torch.fx.Interpreter):
 def amplified(q: ladder.Quantized, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
     """How far each output's codes go astray, at most of a few runs, where all operators are off by what is usual."""
     exact = q.output_codes(inputs)
-    runs = [ladder.Quantized(Jittered(q.module, seed).run, q.program).output_codes(inputs) for seed in range(6)]
+    runs = [q.computed_by(Jittered(q.module, seed).run).output_codes(inputs) for seed in range(6)]
     return [np.max([np.abs(run[place] - want) for run in runs], axis=0) for place, want in enumerate(exact)]
 
 
@@ -231,7 +232,7 @@ def shrunk(steps: Sequence[Step], target: str, activations: str, kind: type) -> 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.ops.graphs", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.support.random_graphs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args(arguments)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec, vela
+from ethorch.builder.builder import Builder
 from ethorch.errors import Unsupported, VelaError
-from ethorch.target import TARGETS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
+from ethorch.target.npus import TARGETS
 from ethorch.tosa.ir import DTYPES, Value
-from tests import ladder
+from ethorch.tosa.serialize import serialize
+from tests.support import ladder
 
 #: One NPU of each family.
 FAMILIES = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
@@ -29,10 +29,16 @@ def conv(
     def draw(b: Builder) -> Value:
         weight = np.ones((*kernel, shape[3], 1) if depthwise else (channels, *kernel, shape[3]), np.int8)
         acc = b.emit(
-            "DEPTHWISE_CONV2D" if depthwise else "CONV2D", b.input("x", shape, "INT8"), b.const(weight),
-            b.const(np.zeros(shape[3] if depthwise else channels, np.int32)), pad=(pad,) * 4, stride=(stride,) * 2,
-            dilation=(dilation,) * 2, input_zp=0, weight_zp=0,
-        )  # fmt: skip
+            "DEPTHWISE_CONV2D" if depthwise else "CONV2D",
+            b.input("x", shape, "INT8"),
+            b.const(weight),
+            b.const(np.zeros(shape[3] if depthwise else channels, np.int32)),
+            pad=(pad,) * 4,
+            stride=(stride,) * 2,
+            dilation=(dilation,) * 2,
+            input_zp=0,
+            weight_zp=0,
+        )
         return b.rescale(acc, 0.01)
 
     return draw
@@ -126,7 +132,8 @@ EDGES = {
     ("ARGMAX", "dtype"): Edge(index((1, 1, 5, 9)), index((1, 1, 5, 9), "INT16")),
     ("MATMUL", "dtype"): Edge(product("INT8"), product("INT16")),
     ("ARITHMETIC_RIGHT_SHIFT", "rounds"): Edge(
-        binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=True), binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=False),
+        binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=True),
+        binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=False),
         compiles=True,  # against SUPPORTED_OPS ("Round: true only"): not relied on
     ),
     ("ARITHMETIC_RIGHT_SHIFT", "dtype"): Edge(

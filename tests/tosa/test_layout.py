@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ethorch.layout import arrangement, contiguous, refine
+from ethorch.tosa.layout import arrangement, contiguous, joined_axes, refine
+
+pytestmark = pytest.mark.core
 
 EXTENTS = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=5)
 
@@ -72,3 +76,14 @@ def test_arrangement_is_a_transpose(extents: list[int], random) -> None:
 def test_a_view_across_permuted_axes_needs_a_move() -> None:
     assert refine((2, 3), ((1,), (0,)), (2, 3)) is None
     assert refine((2, 3), contiguous((2, 3)), (3, 2)) is None
+
+
+@given(EXTENTS, st.data())
+def test_joined_axes_reduce_the_same_elements(extents: list[int], data) -> None:
+    axes = data.draw(st.sets(st.sampled_from(range(len(extents)))))
+    tensor = np.random.default_rng(0).integers(-50, 50, extents)
+    shape, places = joined_axes(tuple(extents), axes)
+    joined = tensor.reshape(shape).sum(places, keepdims=True)
+    assert np.array_equal(joined.ravel(), tensor.sum(tuple(axes), keepdims=True).ravel())
+    assert all(shape[place] > 1 for place in places)
+    assert all(b - a > 1 for a, b in pairwise(places)), "neighbours are one"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from ethorch import vela
-from ethorch.compile_spec import EthosUCompileSpec
+from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
-from ethorch.payload import DelegatePayload
-from ethorch.target import TARGETS
-from ethorch.tosa.builder import Builder
-from ethorch.tosa.flatbuffer import serialize
-from tests.ladder import machine
-from tests.npu.graphs import Graph
+from ethorch.formats.payload import DelegatePayload
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.target.npus import TARGETS
+from ethorch.tosa.serialize import serialize
+from tests.support.ladder import machine
+from tests.support.npu_graphs import Graph
 
 
 def small() -> bytes:
@@ -32,7 +34,7 @@ def test_every_target_compiles(name):
     model = vela.compile(TOSA, spec)
     assert [(t.shape, t.element_size, t.region) for t in model.inputs] == [((1, 1, 1, 16, 16, 8), 1, 1)]
     assert [(t.shape, t.element_size, t.region) for t in model.outputs] == [((1, 1, 1, 8, 8, 24), 1, 1)]
-    assert DelegatePayload.from_compiled(model).scratch_bytes == model.scratch_bytes
+    assert model.payload.scratch_bytes == model.scratch_bytes
     performance = model.performance
     assert performance.mac_count >= 16 * 16 * 16 * 8 * 9 + 8 * 8 * 24 * 16 * 9
     assert performance.inference_seconds == performance.total_cycles / spec.memory_system.core_clock_hz
@@ -179,7 +181,7 @@ def test_an_endless_compilation_ends(monkeypatch, tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(vela.sys, "executable", str(fake))
+    monkeypatch.setattr(sys, "executable", str(fake))
     with pytest.raises(VelaError, match=r"within 0\.2 seconds"):
         vela.compile(TOSA, EthosUCompileSpec("ethos-u55-128"), timeout_seconds=0.2)
 
@@ -188,17 +190,24 @@ def test_the_dying_of_the_child_is_reported(monkeypatch, tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\nkill -KILL $$\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(vela.sys, "executable", str(fake))
+    monkeypatch.setattr(sys, "executable", str(fake))
     with pytest.raises(VelaError, match="died of signal 9"):
         vela.compile(TOSA, EthosUCompileSpec("ethos-u55-128"), timeout_seconds=60)
 
 
 def test_a_cut_of_int32_is_in_no_cascade() -> None:
-    """Vela 5.2 forgets where the cut begins, on U65."""
-    b = Builder(forms=TARGETS["ethos-u65-256"].forms)
+    """Vela's bug ``vela.int32-slice-in-cascade``."""
+    b = Builder(tuning=TARGETS["ethos-u65-256"].tuning)
     wide = b.rescale(b.input("x", (1, 205, 100, 10), "INT8"), 1.0, input_zp=3, dtype="INT32")
     cut = b.emit("SLICE", wide, start=(0, 2, 0, 0), size=(1, 200, 100, 10))
     b.graph.outputs.append(b.emit("ADD", cut, b.const(np.ones((1, 1, 1, 1), np.int32))))
     codes = [np.random.default_rng(0).integers(-128, 128, (1, 205, 100, 10)).astype(np.int8)]
     (found,) = machine(serialize(b.graph), codes, EthosUCompileSpec("ethos-u65-256"))
     np.testing.assert_array_equal(found.ravel(), codes[0][:, 2:202].ravel().astype(np.int32) - 3 + 1)
+
+
+def test_the_payload_of_a_compiled_model():
+    model = vela.compile(TOSA, EthosUCompileSpec("ethos-u55-128"))
+    assert model.payload.commands == model.command_stream
+    assert model.payload.weights == model.constants
+    assert DelegatePayload.unpack(model.payload.pack()) == model.payload

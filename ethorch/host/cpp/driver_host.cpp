@@ -1,4 +1,4 @@
-// The desk's side of driver.h: every call goes on to Python, which runs the NPU machine. host.py loads this library.
+// The host's side of driver.h: every call goes on to Python, which simulates the NPU. ethorch.host loads this library.
 //
 // ExecuTorch's shared objects carry several copies of its core. The addresses of the functions to call are therefore
 // handed in, not linked, and what little this library needs of the core it defines itself, invisible to others.
@@ -31,22 +31,21 @@ executorch::runtime::BackendInterface* ethosu_backend();
 
 namespace {
 
-// A state is a Python-side number, never 0, carried as a pointer. All null before host.py sets them, and again once the
+// A state is a Python-side number, never 0, carried as a pointer. All null before ethorch.host sets them, and again once the
 // interpreter is about to end.
 struct Callbacks {
   size_t (*open)(const void* blob, size_t size);
-  int (*run)(size_t state, const void* const* inputs, void* const* outputs);
+  int (*run)(size_t state, const void* const* inputs, void* const* outputs); // 1: done
   void (*close)(size_t state);
   void (*report)(const char* message);
   void (*events)(size_t state, EventSink sink, void* context);
 };
 Callbacks python = {};
 
-
-thread_local bool guarded = false; // between ethorch_guard(1) and ethorch_guard(0): inside one of host.py's calls
+thread_local bool guarded = false; // between ethorch_guard(1) and ethorch_guard(0): inside one of ethorch.host's calls
 pal_emit_log_message_method log_before = nullptr;
 
-// ExecuTorch aborts the process when a kernel meets a value it did not expect. Within host.py's calls that becomes an
+// ExecuTorch aborts the process when a kernel meets a value it did not expect. Within ethorch.host's calls that becomes an
 // exception, which ExecuTorch's Python bindings turn into a RuntimeError; elsewhere it stays what it was.
 void abort_or_throw() {
   if (guarded) {
@@ -79,7 +78,7 @@ void* driver_open(const Payload&, const uint8_t* blob, size_t size) {
 }
 
 bool driver_run(void* state, const void* const* inputs, void* const* outputs) {
-  return python.run != nullptr && python.run(reinterpret_cast<size_t>(state), inputs, outputs) == 0;
+  return python.run != nullptr && python.run(reinterpret_cast<size_t>(state), inputs, outputs) == 1;
 }
 
 void driver_close(void* state) {
@@ -120,7 +119,7 @@ __attribute__((visibility("default"))) uint32_t ethorch_register(void* register_
   return static_cast<uint32_t>(reinterpret_cast<Register>(register_backend)(backend));
 }
 
-// Replaces abort and log of one copy of ExecuTorch's platform layer, for as long as host.py's calls last.
+// Replaces abort and log of one copy of ExecuTorch's platform layer, for as long as ethorch.host's calls last.
 //
 // Written into the table itself: register_pal() does the same, and warns on stderr that it was called before.
 __attribute__((visibility("default"))) void ethorch_set_platform(void* get_pal_impl) {

@@ -89,9 +89,12 @@ void* bytes_of(const EValue* value, const IoTensor& expected, const char* kind, 
 }
 
 // Gives the operators of a run to ExecuTorch's event tracer. A runtime built without ET_EVENT_TRACER_ENABLED, as the
-// wheel's is, has a tracer that is handed to delegates but in which nobody has begun a block, so one is begun here.
+// wheel's of 1.4 is, has a tracer that is handed to delegates but in which nobody has begun a block, so one is begun here.
+// One built with it, as the wheel's of 1.5 is, has begun a block for the run and counts the instructions of the chain.
 void trace(void* state, EventTracer* tracer) {
-  tracer->create_event_block("Execute");
+  if (tracer->current_chain_id() == executorch::runtime::kUnsetChainId) {
+    tracer->create_event_block("Execute");
+  }
   driver_events(
       state,
       [](void* context, const char* name, uint64_t start, uint64_t end) {

@@ -1,4 +1,6 @@
-"""A function per NPU_OP_*; importing this package registers all of them in ``kernel.PREPARE``."""
+"""A function per NPU_OP_*; importing this package registers all of them in ``prepared.PREPARE``."""
+
+from __future__ import annotations
 
 from ethorch.npu.ops import conv, dma, elementwise, pool, resize
 

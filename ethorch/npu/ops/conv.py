@@ -1,32 +1,31 @@
-"""NPU_OP_CONV and NPU_OP_DEPTHWISE (6.5, 8.9)."""
+"""NPU_OP_CONV and NPU_OP_DEPTHWISE (npu-reference 6.5, 8.9)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
+from ethorch.npu.arrays import Array
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.filters import Filter, Streams
-from ethorch.npu.kernel import Kernel, Span, operation
-from ethorch.npu.output import OutputStage, ofm_scaling
+from ethorch.npu.memory import Memory, Span
+from ethorch.npu.output import OutputStage
+from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ALL
+from ethorch.npu.scaling import ofm_scaling
 from ethorch.npu.stream import Operation
 from ethorch.npu.window import Window, window
 
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
-
-PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (2.5)
-BAND_ELEMENTS = 1 << 17  # patch elements worked on at a time, so that they stay in a core's cache
+PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (npu-reference 2.5)
+BAND_ELEMENTS = 1 << 17  # patch elements that are worked on at a time, so that they stay in a core's cache
 PIECE_ELEMENTS = 1 << 20  # and no more than these for one wide row
-MATRIX_ELEMENTS = 1 << 18  # weights converted at a time where they are used only once
+MATRIX_ELEMENTS = 1 << 18  # weights that are converted at a time where they are used only once
 
 
 @operation("NPU_OP_CONV", *ALL)
-def conv(op: Operation) -> Kernel:
+def conv(op: Operation) -> Prepared:
     """OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]); sums are exact."""
     if op.mode:
         return _conv_ifm2(op)
@@ -37,7 +36,7 @@ def conv(op: Operation) -> Kernel:
 
 
 @operation("NPU_OP_DEPTHWISE", *ALL)
-def depthwise(op: Operation) -> Kernel:
+def depthwise(op: Operation) -> Prepared:
     """OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
     w = window(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
@@ -45,16 +44,16 @@ def depthwise(op: Operation) -> Kernel:
     return _convolution(op, w, Streams(op, w.ifm, "DW", w.kernel), _per_channel, w.taps)
 
 
-Product = Callable[[Window, Filter, np.ndarray, np.ndarray, int], np.ndarray]  # window, filter, its matrix, rows, n
+Product = Callable[[Window, Filter, Array, Array, int], Array]  # window, filter, its matrix, rows, n
 
 
 def _want_scale_mode(op: Operation, mode: int) -> None:
-    """Constant weights have scales per channel, dynamic ones a global scale; nothing else was ever seen (5, 8.9)."""
+    """Constant weights have scales per channel, dynamic ones a global scale; no stream has others (npu-reference 5, 8.9)."""
     if op["OFM_PRECISION.scale_mode"] != mode:
         raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']}: only {mode} is known here")
 
 
-def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Kernel:
+def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Prepared:
     _want_scale_mode(op, PER_CHANNEL)
     if w.ifm.dtype.itemsize > 2:
         raise MachineFault(f"IFM_PRECISION.precision: an IFM of {8 * w.ifm.dtype.itemsize} bits; 8 and 16 are known here")
@@ -63,14 +62,14 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
     per_row = width * max(per_output if product is _product else depth, depth)
     band = max(1, min(height, BAND_ELEMENTS // per_row))
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         f = streams.get(m)
         assert isinstance(f, Filter)
         whole = stage.needs_whole or m.overlap(w.ifm, stage.ofm)
         step = height if whole else band
         plan = stage.plan(f)
-        matrix: np.ndarray = f.matrix
-        if step < height or matrix.size <= MATRIX_ELEMENTS:  # a large one that is used once is converted bit by bit
+        matrix: Array = f.matrix
+        if step < height or matrix.size <= MATRIX_ELEMENTS:  # a large one that is used once is converted in pieces
             matrix = matrix.astype(f.dtype)
         for first in range(0, height, step):
             n = min(step, height - first)
@@ -81,19 +80,24 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
     elements = max(w.padded_elements, height * width * depth, pieces)
     macs = height * width * depth * per_output
     weight_bytes = sum(s.size_bytes for s in streams.weight_spans)
-    passes = w.taps if product is _per_channel else 1
+    laid_out = height * width * per_output  # as patches, or one tap at a time
+    bands = -(-height // band)
+    if product is _product:
+        swept, turns = laid_out, bands * -(-width * per_output // PIECE_ELEMENTS)
+    else:
+        swept, turns = 2 * laid_out * depth, 2 * bands * w.taps
     reads: tuple[FeatureMap | Span, ...] = (w.ifm, *streams.spans, *stage.reads)
-    return Kernel(run, reads, stage.writes, macs, elements, weight_bytes, passes=passes)
+    return Prepared(run, reads, stage.writes, macs, elements, swept, turns, weight_bytes)
 
 
-def _product(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
-    """Sums [n*OW, O] of a convolution, its windows laid out a piece at a time."""
+def _product(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
+    """Sums [n*OW, O] of a convolution. Its windows are laid out a piece at a time."""
     width, depth = w.out[1], matrix.shape[1]
     per_row = width * len(matrix)
     ny, nx = max(1, BAND_ELEMENTS // per_row), max(1, PIECE_ELEMENTS // len(matrix))
     if ny >= n and nx >= width:
         return _sums(w.patches(rows, slice(0, n), slice(0, width)), f, matrix)
-    total: np.ndarray = np.empty((n, width, depth), f.dtype if len(f.parts) == 1 else np.float64)
+    total: Array = np.empty((n, width, depth), f.dtype if len(f.parts) == 1 else np.float64)
     for y in range(0, n, ny):
         for x in range(0, width, nx):
             ys, xs = slice(y, min(y + ny, n)), slice(x, min(x + nx, width))
@@ -101,12 +105,12 @@ def _product(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int)
     return total.reshape(n * width, depth)
 
 
-def _sums(x: np.ndarray, f: Filter, matrix: np.ndarray) -> np.ndarray:
+def _sums(x: Array, f: Filter, matrix: Array) -> Array:
     if matrix.dtype != f.dtype:
         columns = max(1, MATRIX_ELEMENTS // len(matrix))
-        pieces: Iterator[np.ndarray] = (matrix[:, at : at + columns].astype(f.dtype) for at in range(0, matrix.shape[1], columns))
+        pieces: Iterator[Array] = (matrix[:, at : at + columns].astype(f.dtype) for at in range(0, matrix.shape[1], columns))
         return np.concatenate([_sums(x, f, piece) for piece in pieces], axis=1)
-    total = x[:, f.parts[0]] @ matrix[f.parts[0]]
+    total: Array = x[:, f.parts[0]] @ matrix[f.parts[0]]
     if len(f.parts) > 1:
         total = total.astype(np.float64)
     for part in f.parts[1:]:
@@ -114,10 +118,10 @@ def _sums(x: np.ndarray, f: Filter, matrix: np.ndarray) -> np.ndarray:
     return total
 
 
-def _per_channel(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
+def _per_channel(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
     """Sums [n*OW, C] of a depthwise convolution."""
     wide = f.dtype if len(f.parts) == 1 else np.float64
-    total: np.ndarray = np.zeros((n, w.out[1], rows.shape[2]), wide)
+    total: Array = np.zeros((n, w.out[1], rows.shape[2]), wide)
     product = np.empty_like(total)
     for k in range(w.taps):
         np.multiply(w.tap(rows, n, *divmod(k, w.kernel[1])), matrix[k], out=product)
@@ -125,8 +129,8 @@ def _per_channel(w: Window, f: Filter, matrix: np.ndarray, rows: np.ndarray, n: 
     return total.reshape(n * w.out[1], -1)
 
 
-def _conv_ifm2(op: Operation) -> Kernel:
-    """Dynamic weights (8.9): IFM2 is [1, OFM depth, IFM depth]; the kernel is 1x1 and the scale global."""
+def _conv_ifm2(op: Operation) -> Prepared:
+    """Dynamic weights (npu-reference 8.9): IFM2 is [1, OFM depth, IFM depth]; the kernel is 1x1 and the scale global."""
     w = window(op)
     _want_scale_mode(op, GLOBAL)
     if w.kernel != (1, 1):
@@ -136,7 +140,7 @@ def _conv_ifm2(op: Operation) -> Kernel:
     ifm2 = feature_map(op, "IFM2", (1, op["OFM_DEPTH"], op["IFM_DEPTH"]))
     height, width, depth = stage.shape
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         rows = w.read(m, 0, height, np.float64, w.ifm.zero_point)
         x = w.patches(rows, slice(0, height), slice(0, width)) - w.ifm.zero_point
         matrix = m.read(ifm2)[0].astype(np.float64) - ifm2.zero_point
@@ -145,4 +149,4 @@ def _conv_ifm2(op: Operation) -> Kernel:
 
     elements = max(w.padded_elements, height * width * max(depth, w.ifm.depth), ifm2.elements)
     macs = height * width * depth * w.ifm.depth
-    return Kernel(run, (w.ifm, ifm2, *stage.reads), stage.writes, macs, elements)
+    return Prepared(run, (w.ifm, ifm2, *stage.reads), stage.writes, macs, elements)

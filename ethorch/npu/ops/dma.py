@@ -1,29 +1,24 @@
-"""NPU_OP_DMA_START, and the commands that only order or observe execution (7)."""
+"""NPU_OP_DMA_START, and the commands that only order or observe execution (npu-reference 7)."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
-from ethorch.npu.kernel import Kernel, Span, operation
+from ethorch.npu.arrays import Ints
+from ethorch.npu.memory import INTERNAL, Memory, Span
+from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ALL, U5X, U85
 from ethorch.npu.stream import Operation
-
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
-
-INTERNAL = -1  # the region number used here for internal memory
 
 
 @operation("NPU_OP_DMA_WAIT", *ALL)
 @operation("NPU_OP_KERNEL_WAIT", *ALL)
 @operation("NPU_OP_PMU_MASK", *ALL)
 @operation("NPU_OP_IRQ", *ALL)
-def nothing(op: Operation) -> Kernel:
+def nothing(op: Operation) -> Prepared:
     """Commands are executed in order, which is one legal schedule; waits have nothing to do."""
-    return Kernel(lambda m: None, is_kernel=False)
+    return Prepared(lambda m: None, computes=False)
 
 
 def _region(op: Operation, end: str) -> int:
@@ -31,25 +26,25 @@ def _region(op: Operation, end: str) -> int:
 
 
 @operation("NPU_OP_DMA_START", *U5X)
-def copy(op: Operation) -> Kernel:
-    """Copy DMA0_LEN bytes. Vela emits nothing but 1D here."""
+def copy(op: Operation) -> Prepared:
+    """Copy DMA0_LEN bytes. Vela emits only 1D transfers for these NPUs."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
         raise MachineFault("2D and 3D DMA on U55/U65: no stream was seen to use them")
     return _copy(op)
 
 
-def _copy(op: Operation) -> Kernel:
+def _copy(op: Operation) -> Prepared:
     source = Span("DMA0_SRC", _region(op, "SRC"), op["DMA0_SRC"], op["DMA0_LEN"])
     target = Span("DMA0_DST", _region(op, "DST"), op["DMA0_DST"], op["DMA0_LEN"])
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         m.writable(target)[...] = m.span(source)
 
-    return Kernel(run, (source,), (target,), dma_bytes=op["DMA0_LEN"], is_kernel=False)
+    return Prepared(run, (source,), (target,), turns=1, dma_bytes=op["DMA0_LEN"], computes=False)
 
 
 @operation("NPU_OP_DMA_START", U85)
-def copy_strided(op: Operation) -> Kernel:
+def copy_strided(op: Operation) -> Prepared:
     """1D, 2D, 3D, and gather or scatter by 32-bit indices."""
     mode = op["DMA0_SRC_REGION.stride_mode"]
     by_source, by_target = op["DMA0_SRC_REGION.indexed"], op["DMA0_DST_REGION.indexed"]
@@ -65,7 +60,7 @@ def copy_strided(op: Operation) -> Kernel:
     source_strides = op["DMA0_SRC_STRIDE0"], op["DMA0_SRC_STRIDE1"]
     target_strides = op["DMA0_DST_STRIDE0"], op["DMA0_DST_STRIDE1"]
 
-    def indices(m: Machine, j: int) -> np.ndarray:
+    def indices(m: Memory, j: int) -> Ints:
         if not (by_source or by_target):
             return np.arange(inner)
         base = index_base + j * (4 * inner + index_skip)
@@ -74,7 +69,7 @@ def copy_strided(op: Operation) -> Kernel:
             raise MachineFault(f"DMA index {values.min()}..{values.max()} is outside 0..{limit}")
         return values
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         for j in range(outer):
             row = indices(m, j)
             source = source_base + j * source_strides[1]
@@ -85,4 +80,4 @@ def copy_strided(op: Operation) -> Kernel:
                 m.writable(Span("DMA0_DST", target_region, b, length))[...] = m.span(Span("DMA0_SRC", source_region, a, length))
 
     moved = length * inner * outer
-    return Kernel(run, dma_bytes=moved, is_kernel=False, passes=1 + inner * outer, scattered=(source_region, target_region))
+    return Prepared(run, turns=inner * outer, dma_bytes=moved, computes=False, scattered=(source_region, target_region))

@@ -1,31 +1,31 @@
-"""NPU_OP_ELEMENTWISE: U55/U65 in 6.7, U85 in 8.4."""
+"""NPU_OP_ELEMENTWISE: of U55 and U65 (npu-reference 6.7), and of U85 (npu-reference 8.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic, registers
 from ethorch.npu.arithmetic import Scaling, scaling, wrap_32
+from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.feature_map import STORAGE_NONE, FeatureMap, feature_map
-from ethorch.npu.kernel import Kernel, operation
-from ethorch.npu.output import OutputStage, ofm_rounding, ofm_scaling
+from ethorch.npu.memory import Memory
+from ethorch.npu.output import OutputStage
+from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ELEMENTWISE_MODES_U85, U5X, U85
+from ethorch.npu.scaling import ofm_rounding, ofm_scaling
 from ethorch.npu.stream import Operation
 
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
-
-Binary = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Binary = Callable[[Ints, Ints], Ints]
 UNARY = {"ABS", "CLZ", "LRELU", "NOT"}
 IDENTITY = scaling(1, 0, "NATURAL")
-SCALAR_U85 = 8  # BROADCAST value for OP_SCALAR (2.5)
-PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> L: bits the TFLite addition shifts its operands by (6.7)
-PAIR_TABLE = 1 << 15  # elements from which a table of all 2**16 pairs pays
+SCALAR_U85 = 8  # BROADCAST value for OP_SCALAR (npu-reference 2.5)
+PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> L: bits the TFLite addition shifts its operands by (npu-reference 6.7)
+MOST_SHIFT = 63
+PAIR_TABLE = 1 << 15  # elements of an operation from which a table of all 2**16 pairs pays
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Operand:
     fm: FeatureMap
     constant: int | None = None
 
-    def read(self, m: Machine) -> np.ndarray:
+    def read(self, m: Memory) -> Ints:
         """int64[h, w, c], broadcast axes with extent 1."""
         if self.constant is not None:
             return np.full((1, 1, 1), self.constant - self.fm.zero_point, np.int64)
@@ -54,46 +54,84 @@ def _extent(op: Operation, h: int, w: int, c: int) -> tuple[int, int, int]:
     return 1 if h else op["OFM_HEIGHT"], 1 if w else op["OFM_WIDTH"], 1 if c else op["OFM_DEPTH"]
 
 
-def _kernel(op: Operation, operands: tuple[Operand, ...], value: Callable[..., np.ndarray], scale: Scaling | None) -> Kernel:
+def _prepared(
+    op: Operation, name: str, operands: tuple[Operand, ...], value: Callable[..., Ints], scale: Scaling | None
+) -> Prepared:
     """OFM = output stage of value(operands)."""
     stage = OutputStage(op)
     h, w, c = stage.shape
+    want = WANTED.get(name)
     bytes_only = all(o.fm.dtype.itemsize == 1 for o in operands) and len(operands) == 2
     if bytes_only and h * w * c >= PAIR_TABLE and not stage.needs_whole:
-        return _by_pairs(operands, value, scale, stage)
+        return _by_pairs(operands, value, want, scale, stage)
 
-    def run(m: Machine) -> None:
-        acc = value(*(o.read(m) for o in operands))
-        stage.accumulate(m, np.broadcast_to(acc, stage.shape), scale)
+    def run(m: Memory) -> None:
+        values = [o.read(m) for o in operands]
+        if want is not None:
+            want(values[1])
+        stage.accumulate(m, np.broadcast_to(value(*values), stage.shape), scale)
 
     reads = tuple(fm for o in operands for fm in o.reads)
-    return Kernel(run, (*reads, *stage.reads), stage.writes, 0, h * w * c)
+    return Prepared(run, (*reads, *stage.reads), stage.writes, 0, h * w * c)
 
 
-def _by_pairs(operands: tuple[Operand, ...], value: Callable[..., np.ndarray], scale: Scaling | None, stage: OutputStage) -> Kernel:
-    """A large operation on bytes: work the result out for all pairs of values once, then look pairs up."""
-    tables: list[np.ndarray] = []
+def _by_pairs(
+    operands: tuple[Operand, ...],
+    value: Callable[..., Ints],
+    want: Callable[[Ints], None] | None,
+    scale: Scaling | None,
+    stage: OutputStage,
+) -> Prepared:
+    """A large operation on bytes: the result is worked out for all pairs of values once, and pairs are looked up."""
+    tables: list[Array] = []
 
-    def all_values(o: Operand) -> np.ndarray:
+    def all_values(o: Operand) -> Ints:
         """What ``read`` gives for each stored byte 0..255."""
         if o.constant is not None:
             return np.full(256, o.constant - o.fm.zero_point, np.int64)
         return np.arange(256, dtype=np.uint8).view(o.fm.dtype).astype(np.int64) - o.fm.zero_point
 
-    def index(m: Machine, o: Operand) -> np.ndarray:
+    def index(m: Memory, o: Operand) -> Array:
         return np.zeros((1, 1, 1), np.uint8) if o.constant is not None else m.read(o.fm).view(np.uint8)
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         if not tables:
             a, b = map(all_values, operands)
-            tables.append(stage.quantize(value(a[:, None], b[None, :]), scale).astype(np.int32))
+            tables.append(_narrowed(stage.quantize(value(a[:, None], b[None, :]), scale)))
+        if want is not None:
+            want(operands[1].read(m))
         table = stage.activate(m, tables[0]).ravel()
         a, b = (index(m, o) for o in operands)
         pair = np.left_shift(a, 8, dtype=np.uint16) | b
         stage.write(m, np.broadcast_to(np.take(table, pair), stage.shape))
 
     reads = tuple(fm for o in operands for fm in o.reads)
-    return Kernel(run, reads, stage.writes, 0, stage.ofm.elements)
+    return Prepared(run, reads, stage.writes, 0, stage.ofm.elements)
+
+
+def _narrowed(values: Ints) -> Array:
+    """The same values in int32 where they fit."""
+    return values.astype(np.int32) if np.array_equal(values, values.astype(np.int32)) else values
+
+
+# What the second operand has to hold. The data are checked, and not in the functions: a table of all pairs has values that
+# the data lack.
+
+
+def _want_shift_amounts(b: Ints) -> None:
+    if b.size and (b.min() < 0 or b.max() > MOST_SHIFT):
+        raise MachineFault(f"shift by {b.min()}..{b.max()}")
+
+
+def _want_divisors(b: Ints) -> None:
+    if not np.all(b):
+        raise MachineFault("DIV by zero")
+
+
+WANTED: dict[str, Callable[[Ints], None]] = {
+    **dict.fromkeys(("SHR", "SHL", "LSR"), _want_shift_amounts),
+    "DIV": _want_divisors,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -101,7 +139,7 @@ def _by_pairs(operands: tuple[Operand, ...], value: Callable[..., np.ndarray], s
 
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
-def elementwise_5x(op: Operation) -> Kernel:
+def elementwise_5x(op: Operation) -> Prepared:
     """OFM = output stage of f(IFM - zero point, IFM2 - zero point), IFM2 broadcast or constant; operands may swap."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     ifm = Operand(feature_map(op, "IFM", _extent(op, 0, 0, 0)))
@@ -117,11 +155,11 @@ def elementwise_5x(op: Operation) -> Kernel:
         if op["IFM2_BROADCAST.operand_order"]:
             operands = operands[::-1]
     unscaled = not op["OFM_PRECISION.scale_mode"]
-    return _kernel(op, operands, VALUES_5X[name](op), None if unscaled or name == "LRELU" else _output_scale(op, name))
+    return _prepared(op, name, operands, VALUES_5X[name](op), None if unscaled or name == "LRELU" else _output_scale(op, name))
 
 
 def _output_scale(op: Operation, name: str) -> Scaling:
-    """OFM_SCALE; a 32-bit MUL ignores the multiplier and keeps rounding and shift (6.7)."""
+    """OFM_SCALE; a 32-bit MUL ignores the multiplier and keeps rounding and shift (npu-reference 6.7)."""
     scale = ofm_scaling(op)
     if name == "MUL" and op["IFM_PRECISION.precision"] == 2:
         return Scaling(np.ones_like(scale.multiplier), scale.shift, scale.rounding)
@@ -132,7 +170,7 @@ def _sum_5x(sign: int) -> Callable[[Operation], Binary]:
     def prepare(op: Operation) -> Binary:
         a_scale, b_scale = _operand_scales_5x(op)
 
-        def value(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        def value(a: Ints, b: Ints) -> Ints:
             return a_scale(a) + sign * b_scale(b)
 
         if op["IFM_PRECISION.precision"] == 2:
@@ -143,7 +181,7 @@ def _sum_5x(sign: int) -> Callable[[Operation], Binary]:
 
 
 def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
-    """The operand scales of ADD and SUB by IFM scale mode; A and B as they are after ordering (6.7)."""
+    """The operand scales of ADD and SUB by IFM scale mode; A and B as they are after ordering (npu-reference 6.7)."""
     mode = op["IFM_PRECISION.scale_mode"]
     if mode == 0:
         return scaling(op["OPA_SCALE.scale"], 0, "NATURAL"), scaling(op["OPB_SCALE.scale"], 0, "NATURAL")
@@ -156,38 +194,37 @@ def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
     return (full, other) if mode == 1 else (other, full)
 
 
-def _lrelu_5x(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+def _lrelu_5x(op: Operation) -> Callable[[Ints], Ints]:
     alpha = ofm_scaling(op)
     return lambda a: np.where(a >= 0, a, alpha(a))
 
 
 def _shift_right(op: Operation) -> Binary:
-    """A >> B; only NATURAL rounds, everything else is a floor (pitfall 6)."""
+    """A >> B; only NATURAL rounds, everything else is a floor (npu-reference pitfall 6)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
-    def value(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        b = _shift_amount(b)
+    def value(a: Ints, b: Ints) -> Ints:
+        b = _possible(b)
         half = np.where(b > 0, np.int64(1) << np.maximum(b - 1, 0), np.int64(0)) if rounds else 0
         return (a + half) >> b
 
     return value
 
 
-def _shift_amount(b: np.ndarray) -> np.ndarray:
-    if b.size and (b.min() < 0 or b.max() > 63):
-        raise MachineFault(f"shift by {b.min()}..{b.max()}")
-    return b
+def _possible(b: Ints) -> Ints:
+    """Shift amounts that int64 allows."""
+    return np.clip(b, 0, MOST_SHIFT)
 
 
 def _shift_left(op: Operation) -> Binary:
-    return lambda a, b: wrap_32(a << _shift_amount(b))
+    return lambda a, b: wrap_32(a << _possible(b))
 
 
-def _always(f: Callable[..., np.ndarray]) -> Callable[[Operation], Callable[..., np.ndarray]]:
+def _always(f: Callable[..., Ints]) -> Callable[[Operation], Callable[..., Ints]]:
     return lambda op: f
 
 
-VALUES_5X: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {
+VALUES_5X: dict[str, Callable[[Operation], Callable[..., Ints]]] = {
     "MUL": _always(np.multiply),
     "ADD": _sum_5x(1),
     "SUB": _sum_5x(-1),
@@ -205,13 +242,13 @@ VALUES_5X: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {
 
 
 @operation("NPU_OP_ELEMENTWISE", U85)
-def elementwise_u85(op: Operation) -> Kernel:
+def elementwise_u85(op: Operation) -> Prepared:
     """OFM = output stage of f(a, b); A is always IFM, B always IFM2, each may be broadcast, chained or OP_SCALAR."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:
         operands.append(_operand_u85(op, "IFM2"))
-    return _kernel(op, tuple(operands), VALUES_85[name](op), _output_scale(op, name))
+    return _prepared(op, name, tuple(operands), VALUES_85[name](op), _output_scale(op, name))
 
 
 def _operand_u85(op: Operation, prefix: str) -> Operand:
@@ -237,12 +274,12 @@ def _scaled(f: Binary, wraps: bool = False) -> Callable[[Operation], Binary]:
     return prepare
 
 
-def _abs_u85(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+def _abs_u85(op: Operation) -> Callable[[Ints], Ints]:
     scale = _operand_scale_u85(op, "IFM")
     return lambda a: np.abs(scale(a))
 
 
-def _lrelu_u85(op: Operation) -> Callable[[np.ndarray], np.ndarray]:
+def _lrelu_u85(op: Operation) -> Callable[[Ints], Ints]:
     identity, alpha = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
     return lambda a: np.where(a >= 0, identity(a), alpha(a))
 
@@ -252,22 +289,20 @@ def _logical_shift_right(op: Operation) -> Binary:
     if op["IFM_PRECISION.precision"] > 2:
         raise MachineFault("LSR of a 64-bit IFM: only 8, 16 and 32 bits are known")
     mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1
-    return lambda a, b: (a & mask) >> _shift_amount(b)
+    return lambda a, b: (a & mask) >> _possible(b)
 
 
-def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if not np.all(b):
-        raise MachineFault("DIV by zero")
-    q = np.abs(a) // np.abs(b)
+def _divide(a: Ints, b: Ints) -> Ints:
+    q = np.abs(a) // np.maximum(np.abs(b), 1)
     return np.where((a < 0) == (b < 0), q, -q)
 
 
 def _compare(f: np.ufunc) -> Callable[[Operation], Binary]:
-    """All ones for true (pitfall 7), of scaled operands: Vela folds RESCALEs into them."""
+    """All ones for true (npu-reference pitfall 7), of scaled operands: Vela folds RESCALEs into them."""
     return _scaled(lambda a, b: -f(a, b).astype(np.int64))
 
 
-VALUES_85: dict[str, Callable[[Operation], Callable[..., np.ndarray]]] = {
+VALUES_85: dict[str, Callable[[Operation], Callable[..., Ints]]] = {
     "MUL": _always(np.multiply),
     "ADD": _scaled(np.add, wraps=True),
     "SUB": _scaled(np.subtract, wraps=True),

@@ -1,44 +1,46 @@
-"""NPU_OP_POOL: maxima, averages, sums, and the copies, rescales, transposes Vela builds from them (6.6, 8.3, 8.7)."""
+"""NPU_OP_POOL: maxima, averages, sums, and what Vela makes of them: copies, rescales, transposes.
+
+Source: npu-reference 6.6, 8.3, 8.7.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic
 from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.filters import Scales, Streams
-from ethorch.npu.kernel import Kernel, Lazy, Span, operation
-from ethorch.npu.output import ACC_IFM2, Limits, OutputStage, ofm_rounding, ofm_scaling
+from ethorch.npu.memory import Memory, Span
+from ethorch.npu.output import ACC_IFM2, Clamp, OutputStage
+from ethorch.npu.prepared import Lazy, Prepared, operation
 from ethorch.npu.registers import POOL_MODES_U85, U5X, U85
+from ethorch.npu.scaling import ofm_rounding, ofm_scaling
 from ethorch.npu.stream import Operation
 from ethorch.npu.window import Window, window
 
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
-
 PADS = ("IFM_PAD_TOP", "IFM_PAD_LEFT", "IFM_PAD_BOTTOM", "IFM_PAD_RIGHT")
-ARGMAX_FRACTION = 16  # an index arrives in the upper half of the accumulator (8.7)
+ARGMAX_FRACTION = 16  # an index arrives in the upper half of the accumulator (npu-reference 8.7)
 
 
 @operation("NPU_OP_POOL", *U5X)
-def pool_5x(op: Operation) -> Kernel:
-    """MAX, AVERAGE, REDUCE_SUM. AVERAGE divides by the valid positions only where the operation pads (pitfall 8)."""
+def pool_5x(op: Operation) -> Prepared:
+    """MAX, AVERAGE, REDUCE_SUM. AVERAGE divides by the valid positions only where the operation pads (npu-reference pitfall 8)."""
     return POOLS_5X[POOL_MODES_U85[op.mode]](op)
 
 
 @operation("NPU_OP_POOL", U85)
-def pool_u85(op: Operation) -> Kernel:
-    """As on U55/U65, but AVERAGE always divides by the valid positions; SUM, NONE, MIN and ARGMAX besides."""
+def pool_u85(op: Operation) -> Prepared:
+    """As on U55 and U65, with SUM, NONE, MIN and ARGMAX. AVERAGE always divides by the valid positions."""
     return POOLS_85[POOL_MODES_U85[op.mode]](op)
 
 
-def _sum(op: Operation) -> Kernel:
+def _sum(op: Operation) -> Prepared:
     """OFM = output stage of the window's sum of IFM - zero point, scaled globally or per channel."""
     w, stage = _channelwise(op)
     if w.is_pointwise and w.stride == (1, 1) and w.ifm.dtype.itemsize == 1 and op["OFM_PRECISION.scale_mode"]:
@@ -46,29 +48,29 @@ def _sum(op: Operation) -> Kernel:
     return _pool(op, w, stage, lambda m: _window_sum(m, w))
 
 
-def _valid_average(op: Operation) -> Kernel:
-    """OFM = output stage of the window's sum / its positions inside the IFM; the OFM scale is not used (6.6)."""
+def _valid_average(op: Operation) -> Prepared:
+    """OFM = output stage of the window's sum / its positions inside the IFM; the OFM scale is not used (npu-reference 6.6)."""
     w, stage = _channelwise(op)
     count = Lazy(lambda: _valid_positions(w))
     return _pool(op, w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
 
 
-def _average_5x(op: Operation) -> Kernel:
+def _average_5x(op: Operation) -> Prepared:
     return (_valid_average if any(op[pad] for pad in PADS) else _sum)(op)
 
 
-def _max(op: Operation) -> Kernel:
-    """OFM = output stage of the window's maximum; padding takes no part (pitfall 18)."""
+def _max(op: Operation) -> Prepared:
+    """OFM = output stage of the window's maximum; padding takes no part (npu-reference pitfall 18)."""
     w, stage = _channelwise(op)
     return _pool(op, w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
 
 
-def _min(op: Operation) -> Kernel:
+def _min(op: Operation) -> Prepared:
     w, stage = _channelwise(op)
     return _pool(op, w, stage, lambda m: _extreme(m, w, np.minimum, w.ifm.value_range[1]))
 
 
-def _reduce_sum(op: Operation) -> Kernel:
+def _reduce_sum(op: Operation) -> Prepared:
     """OFM[h,w,0] = output stage of the sum over the IFM's channels."""
     w, stage = window(op), OutputStage(op)
     if not w.is_pointwise or op["OFM_DEPTH"] != 1:
@@ -76,28 +78,28 @@ def _reduce_sum(op: Operation) -> Kernel:
     return _pool(op, w, stage, lambda m: _window_sum(m, w).sum(axis=2, keepdims=True))
 
 
-def _none(op: Operation) -> Kernel:
-    """OFM = output stage of IFM2, which enters through the accumulator; the IFM is a dummy (8.3)."""
+def _none(op: Operation) -> Prepared:
+    """OFM = output stage of IFM2, which enters through the accumulator; the IFM is a dummy (npu-reference 8.3)."""
     stage = OutputStage(op)
     if stage.input != ACC_IFM2:
         raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input}: only IFM2 is known")
     scaling = _Scale(op, feature_map(op, "IFM", (1, 1, 1)))
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         bias, scale = scaling(m)
         stage.accumulate(m, np.zeros(stage.shape, np.int64), scale, bias)
 
-    return Kernel(run, stage.reads, stage.writes, 0, stage.ofm.elements)
+    return Prepared(run, stage.reads, stage.writes, 0, stage.ofm.elements)
 
 
-def _argmax(axis: int) -> Callable[[Operation], Kernel]:
-    def prepare(op: Operation) -> Kernel:
-        """OFM = index of the window's first maximum along one kernel axis (8.7)."""
+def _argmax(axis: int) -> Callable[[Operation], Prepared]:
+    def prepare(op: Operation) -> Prepared:
+        """OFM = index of the window's first maximum along one kernel axis (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX along one axis with a kernel of {w.kernel}")
 
-        def index(m: Machine) -> np.ndarray:
+        def index(m: Memory) -> Ints:
             rows = w.read(m, 0, w.out[0], np.int64, w.ifm.value_range[0])
             best = w.tap(rows, w.out[0], 0, 0)
             where = np.zeros(best.shape, np.int64)
@@ -133,21 +135,23 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
     return w, stage
 
 
-def _pool(op: Operation, w: Window, stage: OutputStage, value: Callable[[Machine], np.ndarray], unscaled: bool = False) -> Kernel:
-    """A pool whose accumulators are ``value(machine)``."""
+def _pool(op: Operation, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False) -> Prepared:
+    """A pool whose accumulators are ``value(memory)``."""
     scaling = (lambda m: (0, None)) if unscaled else _Scale(op, w.ifm)
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         bias, scale = scaling(m)
         stage.accumulate(m, value(m), scale, bias)
 
     spans = getattr(scaling, "spans", ())
     elements = max(w.padded_elements, stage.ofm.elements)
-    return Kernel(run, (w.ifm, *spans, *stage.reads), stage.writes, elements=elements, passes=sum(w.kernel))
+    (kh, kw), (oh, ow) = w.kernel, w.out
+    swept = (w.padded[0] * kw + oh * kh) * ow * w.ifm.depth  # columns, then rows
+    return Prepared(run, (w.ifm, *spans, *stage.reads), stage.writes, elements=elements, swept=swept, turns=kh + kw)
 
 
 class _Scale:
-    """What a pool's accumulators are scaled by: OFM_SCALE, or the scale stream (pitfall 9)."""
+    """What a pool's accumulators are scaled by: OFM_SCALE, or the scale stream (npu-reference pitfall 9)."""
 
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()
@@ -158,7 +162,7 @@ class _Scale:
             self.streams = Streams(op, ifm, None, (1, 1))
             self.spans = self.streams.spans
 
-    def __call__(self, m: Machine) -> tuple[np.ndarray | int, Scaling]:
+    def __call__(self, m: Memory) -> tuple[Ints | int, Scaling]:
         """(bias, scaling)."""
         if self.fixed is not None:
             return 0, self.fixed
@@ -167,7 +171,7 @@ class _Scale:
         return scales.bias, scales.scaling
 
 
-def _window_sum(m: Machine, w: Window) -> np.ndarray:
+def _window_sum(m: Memory, w: Window) -> Ints:
     """int64 sums of IFM - zero point over each window, [OH, OW, C]; columns first, then rows."""
     zero_point = w.ifm.zero_point
     rows = w.read(m, 0, w.out[0], np.int64, zero_point)
@@ -178,12 +182,12 @@ def _window_sum(m: Machine, w: Window) -> np.ndarray:
     return _separable(w, rows, np.add)
 
 
-def _extreme(m: Machine, w: Window, pick: np.ufunc, least: int) -> np.ndarray:
+def _extreme(m: Memory, w: Window, pick: np.ufunc, least: int) -> Ints:
     rows = w.read(m, 0, w.out[0], np.int64, least)
     return _separable(w, rows, pick) - w.ifm.zero_point
 
 
-def _separable(w: Window, rows: np.ndarray, combine: np.ufunc) -> np.ndarray:
+def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
     """combine over each window, first along x, then along y."""
     (sy, sx), (dy, dx), (oh, ow) = w.stride, w.dilation, w.out
     across = rows[:, : (ow - 1) * sx + 1 : sx].copy()
@@ -195,21 +199,21 @@ def _separable(w: Window, rows: np.ndarray, combine: np.ufunc) -> np.ndarray:
     return down
 
 
-def _valid_positions(w: Window) -> np.ndarray:
+def _valid_positions(w: Window) -> Ints:
     """How many positions of each window lie inside the IFM, [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
         at -= w.before[axis]
         counts.append(((at >= 0) & (at < w.size[axis])).sum(axis=1))
-    count = np.outer(*counts)[:, :, None]
+    count: Ints = np.outer(*counts)[:, :, None]
     if not count.all():
         raise MachineFault("a pooling window lies wholly in the padding")
     return count
 
 
-def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Kernel:
-    """A 1x1 pool of 8-bit data maps each of 256 values: work the map out once, then look up; often it is a copy."""
+def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
+    """A 1x1 pool of 8-bit data: it maps 256 values, so the map is worked out once. Often it is a copy."""
     if stage.keeps or stage.input:
         return _pool(op, w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range
@@ -217,24 +221,24 @@ def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Kernel:
     quantized = _map(low, high, w.ifm.zero_point, scale, stage.ofm.zero_point, stage.activation.clamp)
     looks_up = stage.activation.table is not None
     if not looks_up and stage.ofm.dtype == w.ifm.dtype and np.array_equal(quantized, np.arange(low, high + 1)):
-        return Kernel(lambda m: stage.write(m, _apart(m, w, stage)), (w.ifm,), stage.writes, 0, w.ifm.elements)
+        return Prepared(lambda m: stage.write(m, _apart(m, w, stage)), (w.ifm,), stage.writes, 0, w.ifm.elements)
     fixed = None if looks_up else quantized.astype(stage.ofm.dtype)
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         table = stage.activate(m, quantized) if fixed is None else fixed
         stage.write(m, table[m.read(w.ifm).astype(np.intp) - low])
 
-    return Kernel(run, (w.ifm,), stage.writes, 0, max(w.ifm.elements, stage.ofm.elements))
+    return Prepared(run, (w.ifm,), stage.writes, 0, max(w.ifm.elements, stage.ofm.elements))
 
 
-def _apart(m: Machine, w: Window, stage: OutputStage) -> np.ndarray:
-    """The IFM, as a copy if writing the OFM could change it on the way."""
+def _apart(m: Memory, w: Window, stage: OutputStage) -> Array:
+    """The IFM, as a copy if writing the OFM could change it while it is read."""
     x = m.read(w.ifm)
     return x.copy() if stage.whole or m.overlap(w.ifm, stage.ofm) else x
 
 
 @lru_cache(256)
-def _map(low: int, high: int, zero_point: int, scale: tuple[int, int, str], ofm_zero_point: int, clamp: Limits) -> np.ndarray:
+def _map(low: int, high: int, zero_point: int, scale: tuple[int, int, str], ofm_zero_point: int, clamp: Clamp) -> Ints:
     """What the output stage makes of each value low..high, before a table."""
     y = arithmetic.scaling(*scale)(np.arange(low, high + 1, dtype=np.int64) - zero_point) + ofm_zero_point
     return y if clamp is None else np.clip(y, *clamp)

@@ -1,29 +1,27 @@
-"""NPU_OP_RESIZE, U85 only (8.6)."""
+"""NPU_OP_RESIZE, U85 only (npu-reference 8.6)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ethorch.npu.arrays import Ints
 from ethorch.npu.feature_map import feature_map
-from ethorch.npu.kernel import Kernel, operation
-from ethorch.npu.output import OutputStage, ofm_scaling
+from ethorch.npu.memory import Memory
+from ethorch.npu.output import OutputStage
+from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import U85
+from ethorch.npu.scaling import ofm_scaling
 from ethorch.npu.stream import Operation
-
-if TYPE_CHECKING:
-    from ethorch.npu.machine import Machine
 
 FRACTION = 16  # fraction bits of the accumulator
 BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 
 
 @operation("NPU_OP_RESIZE", U85)
-def resize(op: Operation) -> Kernel:
-    """OFM[i,j,c] = output stage of the IFM at (i*d + o)/n, rows and columns on their own, as acc << 16.
+def resize(op: Operation) -> Prepared:
+    """OFM[i,j,c] = output stage of acc << 16, where acc is the IFM at (i*d + o)/n, rows and columns on their own.
 
-    BILINEAR weighs neighbours with n-f and f, so its sum is scaled by ny*nx; NEAREST and REPLICATE pick one.
+    BILINEAR weighs neighbours with n-f and f, so that its sum is scaled by ny*nx. NEAREST and REPLICATE pick one.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape
@@ -33,7 +31,7 @@ def resize(op: Operation) -> Kernel:
     ny, nx = op["RESIZE_Y_SCALE_N"], op["RESIZE_X_SCALE_N"]
     scale = ofm_scaling(op)
 
-    def run(m: Machine) -> None:
+    def run(m: Memory) -> None:
         v = m.read(ifm).astype(np.int64) - ifm.zero_point
         if op.mode == BILINEAR:
             rows = v[y0] * (ny - fy)[:, None, None] + v[y1] * fy[:, None, None]
@@ -45,10 +43,10 @@ def resize(op: Operation) -> Kernel:
         stage.accumulate(m, acc << FRACTION, scale)
 
     elements = max(ifm.elements, stage.ofm.elements, height * ifm.width * depth)
-    return Kernel(run, (ifm, *stage.reads), stage.writes, 0, elements)
+    return Prepared(run, (ifm, *stage.reads), stage.writes, 0, elements)
 
 
-def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[Ints, Ints, Ints]:
     """For each output index: the two input indices, clamped to the IFM, and the fraction f of n between them."""
     n = op[f"RESIZE_{axis}_SCALE_N"]
     step = op[f"RESIZE_{axis}.one_step_int"] * n + op[f"RESIZE_{axis}.one_step_mod"]

@@ -1,6 +1,6 @@
 """The compiled half of the simulator: ``weights.cpp``, built on first use (``ethorch.native``).
 
-Everything in it has a NumPy twin, which runs where there is no compiler, and which tests hold against it.
+Everything in it has a NumPy twin, which runs where there is no compiler. Tests hold the two against each other.
 """
 
 from __future__ import annotations

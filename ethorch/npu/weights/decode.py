@@ -1,9 +1,9 @@
 """Weight and scale streams: from bytes to signed 9-bit weights, biases and scales.
 
-The standard format (4.1) packs variable-length symbols whose place depends on everything before them. Decoding is split
-so that little of it is serial: ``_scan`` walks the chunks of a slice in plain Python and only finds out where each one
-starts; the symbols are then taken out of all chunks at once with NumPy. That gives several million weights per second
-without compiled code. ``decode_standard`` takes ``weights.cpp`` where there is a C++ compiler, which is ten times as fast.
+The standard format (npu-reference 4.1) packs variable-length symbols whose place depends on everything before them.
+Decoding is split so that little of it is serial. ``_scan`` walks the chunks of a slice in plain Python and only finds out
+where each one starts. The symbols are then taken out of all chunks at once with NumPy, several million weights per second.
+Where there is a C++ compiler, ``decode_standard`` takes ``weights.cpp``, which is ten times as fast.
 ``ethosu.mlw_codec.decode`` would be, too, but it ends the process when a stream is malformed.
 """
 
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ethorch.errors import MachineFault
-from ethorch.npu import compiled
+from ethorch.npu.arrays import Array, Bytes, Ints
 from ethorch.npu.registers import U5X, U85
+from ethorch.npu.weights import compiled
 
 ZDIV_NONE, ZDIV_END = 6, 7
 WDIV_RAW = 7
@@ -34,7 +35,7 @@ _BITS = (np.arange(1 << CHUNK)[:, None] >> np.arange(CHUNK)) & 1
 _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
-def decode_standard(data: bytes | np.ndarray) -> np.ndarray:
+def decode_standard(data: bytes | Bytes) -> Array:
     """All weights of a standard stream: int8 where they fit, else int16.
 
     MachineFault when the stream ends inside a slice or lacks a palette.
@@ -56,17 +57,17 @@ def decode_standard(data: bytes | np.ndarray) -> np.ndarray:
     return narrowed(decode_standard_numpy(bytes(data)))
 
 
-def narrowed(weights: np.ndarray) -> np.ndarray:
+def narrowed(weights: Array) -> Array:
     """The same weights in int8 where they fit."""
     return weights.astype(np.int8) if not weights.size or -128 <= weights.min() <= weights.max() <= 127 else weights
 
 
-def decode_standard_numpy(data: bytes) -> np.ndarray:
+def decode_standard_numpy(data: bytes) -> Array:
     """``decode_standard`` in int16, without compiled code, and the one that says what is wrong with a stream."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
-    parts: list[np.ndarray] = []
+    parts: list[Array] = []
     while end - at >= 3:
         zdiv = bits.take(at, 3)
         at += 3
@@ -108,7 +109,7 @@ class _Bits:
         word = int.from_bytes(self.padded[first : first + _WINDOW].tobytes(), "little")
         return (word >> (at & 7)) & ((1 << count) - 1)
 
-    def windows(self, first: int, last: int) -> np.ndarray:
+    def windows(self, first: int, last: int) -> Array:
         """uint64: the 64 bits from each of the bytes first..last on."""
         last = min(last, len(self.padded) - _WINDOW)
         part = self.padded[first : last + _WINDOW]
@@ -121,14 +122,15 @@ class _Bits:
             self._block = at & ~7, (at & ~7) + 8 * len(words), words
         return self._block
 
-    def take_many(self, at: np.ndarray, count: int) -> np.ndarray:
+    def take_many(self, at: Ints, count: int) -> Ints:
         """``count`` bits at each position of an ascending or empty array; int64."""
         if not count or not len(at):
             return np.zeros(len(at), np.int64)
         first = int(at[0]) >> 3
         words = self.windows(first, (int(at[-1]) >> 3) + 1)
         taken = words[(at >> 3) - first] >> (at & 7).astype(np.uint64)
-        return (taken & np.uint64((1 << count) - 1)).astype(np.int64)
+        result: Ints = (taken & np.uint64((1 << count) - 1)).astype(np.int64)
+        return result
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Palette:
         """Width of uncompressed indices: ceil(log2(entries)), or the entry width when there is no palette."""
         return (len(self.entries) - 1).bit_length() if self.entries else self.entry_bits
 
-    def lookup(self, index: np.ndarray) -> np.ndarray:
+    def lookup(self, index: Ints) -> Ints:
         """Sign and magnitude are folded: v even is v/2, v odd is -(v//2)."""
         count = len(self.entries)
         folded = index - count + self.direct
@@ -184,7 +186,7 @@ class _Slice:
         return 8 if self.raw and self.wdiv > 5 else CHUNK
 
 
-def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[np.ndarray, np.ndarray, int]:
+def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
     """(weight indices, zero runs, bit after the slice).
 
     Round r of the stream holds the unary parts of chunk r at ``at[r]`` and, from ``rest[r]`` on, the remainders of
@@ -220,7 +222,7 @@ def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[np.ndarray, np.nd
     return weights, runs, end
 
 
-Rounds = tuple[np.ndarray, np.ndarray, np.ndarray]
+Rounds = tuple[Ints, Ints, Ints]
 
 
 def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
@@ -306,7 +308,7 @@ def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
     return _rounds(bits, at, np.array(flags), s), pos
 
 
-def _rounds(bits: _Bits, at: list[int], flags: np.ndarray, s: _Slice) -> Rounds:
+def _rounds(bits: _Bits, at: list[int], flags: Ints, s: _Slice) -> Rounds:
     """Add where remainders lie: behind the round's unary parts."""
     starts = np.array(at)
     rest = starts + s.zero_bits * (flags >> 1)
@@ -316,20 +318,21 @@ def _rounds(bits: _Bits, at: list[int], flags: np.ndarray, s: _Slice) -> Rounds:
     return starts, rest, flags
 
 
-def _first(counts: np.ndarray, limit: int) -> np.ndarray:
+def _first(counts: Ints, limit: int) -> Ints:
     """The counts cut so that their sum does not pass ``limit``."""
     total = np.minimum(np.cumsum(counts), limit)
     return np.diff(total, prepend=0)
 
 
-def _spread(starts: np.ndarray, counts: np.ndarray, step: int) -> np.ndarray:
+def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
     """start, start+step, ... count times, for each start: int64, ascending."""
     before = np.cumsum(counts) - counts
     index = np.arange(int(counts.sum())) - np.repeat(before, counts)
-    return np.repeat(starts, counts) + index * step
+    result: Ints = np.repeat(starts, counts) + index * step
+    return result
 
 
-def _with_zeros(weights: np.ndarray, runs: np.ndarray, leading: int) -> np.ndarray:
+def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
     """Weights with their zero runs: first a run of its own if ``leading``, then each weight and the run behind it."""
     if not len(runs):
         return weights.astype(np.int16)
@@ -340,8 +343,8 @@ def _with_zeros(weights: np.ndarray, runs: np.ndarray, leading: int) -> np.ndarr
     return out
 
 
-def decode_fast(data: bytes | np.ndarray) -> np.ndarray:
-    """All weights of a U85 fast (FWD) stream, int8 or int16 (4.4): raw bytes, or 2- or 4-bit indices into a table of 16."""
+def decode_fast(data: bytes | Bytes) -> Array:
+    """All weights of a U85 fast (FWD) stream, int8 or int16: bytes, or 2- or 4-bit indices into 16 (npu-reference 4.4)."""
     data = bytes(data)
     if len(data) < 32:
         raise MachineFault(f"fast weight stream of {len(data)} bytes has no room for its 32-byte header")
@@ -357,12 +360,13 @@ def decode_fast(data: bytes | np.ndarray) -> np.ndarray:
     table = narrowed(np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16))
     width = 2 if small else 4
     shifts = np.arange(0, 8, width, dtype=np.uint8)
-    return table[((body[:, None] >> shifts) & ((1 << width) - 1)).ravel()]
+    weights: Array = table[((body[:, None] >> shifts) & ((1 << width) - 1)).ravel()]
+    return weights
 
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """The ten bytes per channel of a scale stream (5): widths in bytes of bias and multiplier; the shift follows."""
+    """The ten bytes per channel of a scale stream (npu-reference 5): widths in bytes of bias and multiplier; the shift follows."""
 
     bias_bytes: int
     scale_bytes: int
@@ -377,7 +381,7 @@ SCALE_LAYOUTS = {
 }
 
 
-def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[Ints, Ints, Ints]:
     """int64 (bias, multiplier, shift), one per whole entry of the stream."""
     count = len(data) // SCALE_BYTES
     rows = np.frombuffer(data, np.uint8, count * SCALE_BYTES).reshape(count, SCALE_BYTES)
@@ -387,7 +391,7 @@ def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[np.ndarray, np.ndar
     return bias, _little_endian(rows[:, b:s]) & ((1 << layout.scale_bits) - 1), rows[:, s].astype(np.int64) & 0x3F
 
 
-def _little_endian(rows: np.ndarray) -> np.ndarray:
+def _little_endian(rows: Bytes) -> Ints:
     wide = np.zeros((len(rows), 8), np.uint8)
     wide[:, : rows.shape[1]] = rows
     return wide.view("<i8")[:, 0].copy()

@@ -1,4 +1,6 @@
-"""The order in which a weight stream lists the weights of an operation (4.2 for U55/U65, 4.3 for U85).
+"""The order in which a weight stream lists the weights of an operation.
+
+Source: npu-reference 4.2 for U55 and U65, npu-reference 4.3 for U85.
 
 Both orders walk OFM blocks, inside them IFM blocks, and inside those a fixed pattern over kernel elements and channel
 groups. So a pattern is built once per kind of block, as (o, i, k) offsets, and moved to every block of that kind.
@@ -8,27 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ethorch.npu import compiled
-from ethorch.npu.registers import U5X, U85
+from ethorch.npu.arithmetic import ceil_div, round_up
+from ethorch.npu.arrays import Array, Ints
+from ethorch.npu.registers import LANES, U5X, U85
+from ethorch.npu.weights import compiled
 
-SIZES = 64  # block sizes remembered
+SIZES = 64  # block sizes that are remembered
 PATTERN_BYTES = 1 << 20  # of block patterns kept for further blocks; a network's few take about as much
-LANES = 4  # channels of a U85 stream's groups
 SUB_KERNEL = 8  # kernels are taken in pieces of at most 8x8 elements, counted with dilation
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def round_up(a: int, b: int) -> int:
-    return ceil_div(a, b) * b
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,8 @@ class Order:
         kernel: (KH, KW) undilated; dilation, stride: (y, x).
         ofm_unit: OFM microblock depth (OUB).
         stream, streams: this stream of an operation's several (cores).
-        sparse: U85 2:4 sparsity; macs: U85 configuration.
+        sparse: 2:4 sparsity (U85).
+        macs: of the configuration (U85).
     """
 
     kind: str
@@ -67,9 +63,9 @@ class Order:
 class Block:
     """Entries of one block in stream order: OFM and IFM channel offsets (uint16) and kernel element (int32), -1 for padding."""
 
-    o: np.ndarray
-    i: np.ndarray
-    k: np.ndarray
+    o: Array
+    i: Array
+    k: Array
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
@@ -79,6 +75,27 @@ class Block:
     @property
     def nbytes(self) -> int:
         return self.o.nbytes + self.i.nbytes + self.k.nbytes
+
+
+Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM and IFM depth
+
+
+@dataclass(frozen=True)
+class _Traversal:
+    """What the families do differently.
+
+    Attributes:
+        blocks: the blocks of an order.
+        shape: an order without what a block's pattern does not depend on, so that layers share patterns.
+        size: entries of a block of this shape, OFM and IFM depth; ``pattern`` is the block.
+        channels: first channel of a stream, and the step between its channels.
+    """
+
+    blocks: Callable[[Order], Blocks]
+    shape: Callable[[Order], Order]
+    size: Callable[[Order, int, int], int]
+    pattern: Callable[[Order, int, int], Block]
+    channels: Callable[[Order], tuple[int, int]]
 
 
 _kept: OrderedDict[tuple[str, Order, int, int], Block] = OrderedDict()
@@ -91,7 +108,7 @@ def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
     with _kept_lock:
         block = _kept.get(key)
         if block is None:
-            block = _kept[key] = _PATTERNS[family](shape, ofm_depth, ifm_depth)
+            block = _kept[key] = _TRAVERSALS[family].pattern(shape, ofm_depth, ifm_depth)
             size = sum(b.nbytes for b in _kept.values())
             while size > PATTERN_BYTES and len(_kept) > 1:
                 size -= _kept.popitem(last=False)[1].nbytes
@@ -99,13 +116,13 @@ def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
         return block
 
 
-def positions(order: Order, family: str) -> np.ndarray:
+def positions(order: Order, family: str) -> Ints:
     """int64 per stream entry: its place in W[o][ky][kx][i], or -1 for padding."""
     taps = order.kernel[0] * order.kernel[1]
     parts = []
-    first, step = _CHANNELS[family](order)
-    shape = _SHAPES[family](order)
-    for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
+    way = _TRAVERSALS[family]
+    (first, step), shape = way.channels(order), way.shape(order)
+    for ob, ib, ofm_depth, ifm_depth in way.blocks(order):
         block = _block(family, shape, ofm_depth, ifm_depth)
         o, i = first + step * (block.o.astype(np.int64) + ob), block.i.astype(np.int64) + ib
         padding = (block.k < 0) | (o >= order.ofm_depth) | (i >= order.ifm_depth)
@@ -113,7 +130,7 @@ def positions(order: Order, family: str) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> None:
+def place(order: Order, family: str, values: Array, flat: Array) -> None:
     """flat[positions(order)] = values, padding left out, block by block; as many values as ``entries`` says.
 
     Both are int8, or both int16.
@@ -128,12 +145,12 @@ def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> No
     assert values.flags.c_contiguous and flat.flags.c_contiguous
     assert len(flat) >= order.weights
     put = library.ethorch_place_8 if flat.itemsize == 1 else library.ethorch_place_16
-    first, step = _CHANNELS[family](order)
-    shape = _SHAPES[family](order)
+    way = _TRAVERSALS[family]
+    (first, step), shape = way.channels(order), way.shape(order)
     taps = order.kernel[0] * order.kernel[1]
     where = np.array((0, step, 0, taps, order.ofm_depth, order.ifm_depth), np.int64)
     source, targets, at = values.ctypes.data, (where.ctypes.data, flat.ctypes.data), 0
-    for ob, ib, ofm_depth, ifm_depth in _BLOCKS[family](order):
+    for ob, ib, ofm_depth, ifm_depth in way.blocks(order):
         block = _block(family, shape, ofm_depth, ifm_depth)
         count = len(block.o)
         assert at + count <= len(values)
@@ -144,8 +161,9 @@ def place(order: Order, family: str, values: np.ndarray, flat: np.ndarray) -> No
 
 def entries(order: Order, family: str) -> int:
     """How many entries ``positions`` has, without building anything."""
-    shape = _SHAPES[family](order)
-    return sum(_SIZES[family](shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in _BLOCKS[family](order))
+    way = _TRAVERSALS[family]
+    shape = way.shape(order)
+    return sum(way.size(shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in way.blocks(order))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -154,11 +172,8 @@ def entries(order: Order, family: str) -> int:
 IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
 
 
-Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM and IFM depth
-
-
 def _blocks_5x(order: Order) -> Blocks:
-    """Stream s of S carries channels S*k + s; OFM and block depth are divided first (pitfall 12)."""
+    """Stream s of S carries channels S*k + s; OFM and block depth are divided first (npu-reference pitfall 12)."""
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
     count = ceil_div(order.ofm_depth - order.stream, order.streams)
     block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
@@ -176,7 +191,6 @@ def _blocks_5x(order: Order) -> Blocks:
 
 
 def _shape_5x(order: Order) -> Order:
-    """The order without what a block's pattern does not depend on, to share patterns between layers."""
     return replace(order, ofm_depth=0, ifm_depth=0, block_depth=0, stream=0, streams=1, stride=(1, 1), macs=0)
 
 
@@ -209,9 +223,9 @@ def _pattern_5x(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     outer = np.arange(0, ifm_depth if part_kernel else 1, IFM_UNIT)
     inner = np.arange(0, 1 if part_kernel or depthwise else ifm_depth, IFM_UNIT)
     lanes = np.arange(1 if depthwise else IFM_UNIT)
-    o_parts: list[np.ndarray] = []
-    i_parts: list[np.ndarray] = []
-    k_parts: list[np.ndarray] = []
+    o_parts: list[Array] = []
+    i_parts: list[Array] = []
+    k_parts: list[Array] = []
     for ky0, kx0, sh, sw in _sub_kernels(order):
         e = np.arange(round_up(sh * sw, _group_5x(order)))
         k = np.where(e < sh * sw, (ky0 + e // sw) * kw + kx0 + e % sw, -1)
@@ -220,7 +234,7 @@ def _pattern_5x(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     return Block(np.concatenate(o_parts), np.concatenate(i_parts), np.concatenate(k_parts))
 
 
-def _append(o_parts: list, i_parts: list, k_parts: list, o: np.ndarray, i: np.ndarray, k: np.ndarray) -> None:
+def _append(o_parts: list[Array], i_parts: list[Array], k_parts: list[Array], o: Array, i: Array, k: Array) -> None:
     types = np.uint16, np.uint16, np.int32
     for part, array, dtype in zip((o_parts, i_parts, k_parts), np.broadcast_arrays(o, i, k), types, strict=True):
         part.append(array.astype(dtype).ravel())
@@ -232,7 +246,7 @@ def _append(o_parts: list, i_parts: list, k_parts: list, o: np.ndarray, i: np.nd
 
 @dataclass(frozen=True)
 class _Units:
-    """Block sizes of U85 by kind of order (the paragraph before 4.3's listing)."""
+    """Block sizes of U85 by kind of order (npu-reference 4.3, above the listing)."""
 
     ifm_block: int
     ifm_unit: int  # IUB
@@ -293,9 +307,9 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     outer = np.arange(0, ifm_depth, u.ifm_unit)
     inner = np.arange(0, u.ifm_unit, u.step)
     groups = np.arange(0, unit, LANES * streams)  # a stream owns groups of 4 channels; this is the first stream's
-    o_parts: list[np.ndarray] = []
-    i_parts: list[np.ndarray] = []
-    k_parts: list[np.ndarray] = []
+    o_parts: list[Array] = []
+    i_parts: list[Array] = []
+    k_parts: list[Array] = []
     for kx0 in range(0, kw, SUB_KERNEL // order.dilation[1]):
         for ky0 in range(0, kh, SUB_KERNEL // order.dilation[0]):
             sh = min(kh - ky0, SUB_KERNEL // order.dilation[0])
@@ -328,15 +342,14 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
     return result
 
 
-def sequences(order: Order, values: np.ndarray) -> np.ndarray:
-    """[streams, n]: what each stream's order lists, out of the one FWD stream that interleaves them in blocks (4.3)."""
+def sequences(order: Order, values: Array) -> Array:
+    """[streams, n]: what each stream's order lists, out of the one FWD stream that interleaves them (npu-reference 4.3)."""
     u = _units(order)
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
     return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)
 
 
 def _channels_5x(order: Order) -> tuple[int, int]:
-    """First channel of a stream, and the step between its channels."""
     return order.stream, order.streams
 
 
@@ -345,8 +358,7 @@ def _channels_85(order: Order) -> tuple[int, int]:
     return LANES * order.stream, 1
 
 
-_BLOCKS = {**dict.fromkeys(U5X, _blocks_5x), U85: _blocks_85}
-_SHAPES = {**dict.fromkeys(U5X, _shape_5x), U85: _shape_85}
-_SIZES = {**dict.fromkeys(U5X, _size_5x), U85: _size_85}
-_PATTERNS = {**dict.fromkeys(U5X, _pattern_5x), U85: _pattern_85}
-_CHANNELS = {**dict.fromkeys(U5X, _channels_5x), U85: _channels_85}
+_TRAVERSALS = {
+    **dict.fromkeys(U5X, _Traversal(_blocks_5x, _shape_5x, _size_5x, _pattern_5x, _channels_5x)),
+    U85: _Traversal(_blocks_85, _shape_85, _size_85, _pattern_85, _channels_85),
+}

@@ -1,7 +1,7 @@
-// Standard weight streams, compiled: what weights.decode_standard computes, a symbol at a time, and traversal.place.
+// Standard weight streams, compiled: what decode.decode_standard computes, a symbol at a time, and order.place.
 //
-// The format is that of ethos-u-npu.md 4.1; weights.py explains it. Anything malformed makes this return -1, and
-// weights.py then finds the words for it.
+// The format is that of npu-reference 4.1; decode.py explains it. Anything malformed makes this return -1, and decode.py
+// then finds the words for it.
 
 #include <cstdint>
 #include <cstring>

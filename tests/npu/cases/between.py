@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph, Tensor, ts
+from tests.support.npu_graphs import Graph, Tensor, ts
 
 SHAPE = (1, 4, 5, 18)
 # Second operands: every combination of axes that is one there.
@@ -314,8 +314,14 @@ def _single_use_others(g: Graph) -> None:
     x = g.rescale(g.input(*SHAPE), "INT32")
     bounds = g.const([[[[-40]]]], "INT32"), g.rescale(g.input(1, 1, 1, 18), "INT32")
     g.output(g.rescale(apply(g, "MINIMUM", apply(g, "MAXIMUM", x, bounds[0]), bounds[1]), "INT8"))
-    g.output(g.op("CAST", [g.op("TABLE", [g.input(1, 1, 2, 7), g.const(g.rng.integers(0, 2, 256), "INT8")], (1, 1, 2, 7), "INT8")],
-                  (1, 1, 2, 7), "BOOL"))  # fmt: skip
+    g.output(
+        g.op(
+            "CAST",
+            [g.op("TABLE", [g.input(1, 1, 2, 7), g.const(g.rng.integers(0, 2, 256), "INT8")], (1, 1, 2, 7), "INT8")],
+            (1, 1, 2, 7),
+            "BOOL",
+        )
+    )
 
 
 @case("shifts_narrow", "INT8")

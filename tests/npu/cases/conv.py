@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph, ts
+from tests.support.npu_graphs import Graph, ts
 
 
 @case("conv_1x1", (1, 9, 7, 40), 24, kernel=(1, 1), zp=-5)
@@ -142,7 +142,7 @@ def _dynamic(g: Graph, dynamic_weights):
         local_bound=False,
         acc_type=ts.DType.INT32,
     )
-    # One scale: Vela 5.2 drops all but the first of a per-channel RESCALE behind weights that are not constant.
+    # One scale: vela.rescale-of-product-per-channel.
     g.output(g.spread(y, 180, "INT8", "INT8", sigma=74, per_channel=False))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph, Tensor, ts
+from tests.support.npu_graphs import Graph, Tensor, ts
 
 
 def to_int32(g: Graph, x: Tensor, scale=1.0, zp=0, **kw) -> Tensor:
@@ -169,6 +169,16 @@ def _shift(g: Graph, kind):
 def _narrow_shift(g: Graph, dtype, most):
     x = g.input(1, 6, 5, 20, dtype=dtype)
     g.output(g.op("LOGICAL_RIGHT_SHIFT", [x, g.input(1, 6, 5, 20, dtype=dtype, low=0, high=most)], x.shape, dtype))
+
+
+@case("lsr_large", "LOGICAL_RIGHT_SHIFT")
+@case("lsl_large", "LOGICAL_LEFT_SHIFT")
+@case("asr_large", "ARITHMETIC_RIGHT_SHIFT", round=False)
+@case("asr_round_large", "ARITHMETIC_RIGHT_SHIFT", round=True)
+def _large_shift(g: Graph, kind, **attributes):
+    """So large that the machine looks pairs of bytes up; among all pairs are shifts that the data does not hold."""
+    x = g.input(1, 64, 33, 16)
+    g.output(g.op(kind, [x, g.input(1, 64, 33, 16, low=0, high=7)], x.shape, "INT8", **attributes))
 
 
 @case("bitwise_and", "BITWISE_AND", "INT32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph, ts
+from tests.support.npu_graphs import Graph, ts
 
 
 @case("resize_nearest_x2", "NEAREST", "INT8", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph, Tensor, ts
+from tests.support.npu_graphs import Graph, Tensor, ts
 
 
 @case("max_pool_2x2", (1, 8, 8, 19), (2, 2), (2, 2))

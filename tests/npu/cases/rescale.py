@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph
+from tests.support.npu_graphs import Graph
 
 
 @case("table_int8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.npu.cases.registry import case
-from tests.npu.graphs import Graph
+from tests.support.npu_graphs import Graph
 
 
 @case("transpose_nchw", (0, 3, 1, 2), "INT8")

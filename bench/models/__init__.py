@@ -1,0 +1,28 @@
+"""The networks that benchmarks and whole-model tests run, by name."""
+
+from __future__ import annotations
+
+import argparse
+
+from bench.models import mlperf_tiny, sequence, vision
+from bench.models.case import ModelCase
+
+_CASES = {case.name: case for case in (*vision.CASES, *mlperf_tiny.CASES, *sequence.CASES)}
+
+#: In the order of the tables in README.md: the seven that ``--models`` stands for where it is not given, then the others.
+_FIRST = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnet8", "ds_cnn", "mobilenet_v1_025", "autoencoder")
+_ORDER = (
+    *_FIRST, "efficientnet_b0", "shufflenet_v2", "squeezenet", "densenet", "unet", "bert", "deit", "lstm", "gru", "acoustic",
+    "llama", "yolo",
+)  # fmt: skip
+
+ALL_MODELS: dict[str, ModelCase] = {name: _CASES[name] for name in _ORDER}
+MODELS: dict[str, ModelCase] = {name: ALL_MODELS[name] for name in _FIRST}
+
+
+def models_named(parser: argparse.ArgumentParser, text: str | None) -> list[str]:
+    """The models of a ``--models`` argument: comma-separated, "all", or None for the first seven; else the parser's error."""
+    models = list(MODELS) if text is None else list(ALL_MODELS) if text == "all" else text.split(",")
+    if unknown := [model for model in models if model not in ALL_MODELS]:
+        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(ALL_MODELS)}")
+    return models

@@ -1,0 +1,370 @@
+"""What the choices of ``Tuning`` are worth: cycles of a graph as its target is tuned, and with one choice made otherwise.
+
+``python -m bench.tuning [--fields a,b] [--write docs/measurements.md]``
+``python -m bench.tuning --steps``
+``python -m bench.tuning --network unet --target ethos-u85-256 --choice transpose_conv=phases``
+
+Prints a row for each measurement, by Vela's estimates with the system configuration and memory mode of the benchmarks. ``--write``
+puts all rows in place of the table of that file. All of it takes about a minute of one core.
+
+``--steps`` compares what ``TransposeCost`` says of single steps with Vela's estimates. ``--network`` asks what a network of the
+benchmarks would take if a choice were another: a word, ``None``, ``True``, ``False`` or a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from bench.implementation import memory_for
+from ethorch import EthosUCompileSpec, vela
+from ethorch.backend.compile import builder_for
+from ethorch.builder.builder import Builder
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.target import TARGETS, TUNING, Target, Tuning
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.verify import verify
+
+#: Fills the graph of a Builder of the target, as it is tuned.
+Fill = Callable[[Builder], Graph]
+HEADER = ("| field | graph | NPU | as tuned, cycles | otherwise, cycles |", "| --- | --- | --- | --- | --- |")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One graph on one or more targets.
+
+    Attributes:
+        field: of ``Tuning``.
+        graph: what is measured, in words.
+        fill: makes the graph.
+        others: target -> the choice to compare with.
+    """
+
+    field: str
+    graph: str
+    fill: Fill
+    others: Mapping[str, Any]
+
+    def cycles(self, name: str) -> tuple[int, int]:
+        """Vela's estimates: (as the target is tuned, with the other choice in the field's place)."""
+        target, tuning = TARGETS[name], TARGETS[name].tuning
+        other = replace(target, tuning=replace(tuning, **{self.field: self.others[name]}))
+        return _cycles(target, self.fill), _cycles(other, self.fill)
+
+    def rows(self) -> Iterator[str]:
+        """A row of the table of docs/measurements.md for each target."""
+        for name, other in self.others.items():
+            chosen = getattr(TARGETS[name].tuning, self.field)
+            tuned, instead = self.cycles(name)
+            found = f"{_words(chosen, other)}{tuned:,} | {_words(other, chosen)}{instead:,}"
+            yield f"{self.key(name)} {found} |"
+
+    def key(self, target: str) -> str:
+        """The beginning of the row: what does not change with Vela."""
+        return f"| `{self.field}` | {self.graph} | {target} |"
+
+
+def _words(choice: Any, other: Any) -> str:
+    """A choice in front of its cycles; of one made of numbers, those in which it differs from the other."""
+    if is_dataclass(choice) and type(choice) is type(other):
+        pairs = [(field.name, getattr(choice, field.name)) for field in fields(choice)]
+        return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(other, name)) + ": "
+    if is_dataclass(choice):
+        return f"{type(choice).__name__}: "
+    return f"{choice:g}: " if isinstance(choice, float) else f"{choice}: "
+
+
+def _cycles(target: Target, fill: Fill) -> int:
+    graph = rewrite(fill(builder_for(target)), tuning=target.tuning)
+    verify(graph)
+    return vela.compile(serialize(graph), EthosUCompileSpec(target.name, *memory_for(target.name))).performance.total_cycles
+
+
+def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int, int]:
+    """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the other choice)."""
+    from bench.models import ALL_MODELS
+    from ethorch import flow
+    from ethorch.model_files import UserModel
+
+    case, (system_config, memory_mode) = ALL_MODELS[model], memory_for(target)
+    user = UserModel(case.build(), case.example_inputs(), case.calibration())
+    spec = EthosUCompileSpec(target, system_config, memory_mode)
+    quantized, row = flow.quantize(user, spec), TARGETS[target]
+    found = []
+    for tuning in (row.tuning, replace(row.tuning, **{field: other})):
+        with patch("ethorch.target.compile_spec.lookup", return_value=replace(row, tuning=tuning)):
+            built = flow.build(quantized, user.example_inputs, EthosUCompileSpec(target, system_config, memory_mode))
+        found.append(sum(delegate.compiled.performance.total_cycles for delegate in built.delegates))
+    return found[0], found[1]
+
+
+def _choice(text: str) -> tuple[str, Any]:
+    """``field=value`` as (field, value)."""
+    field, _, value = text.partition("=")
+    if field not in {known.name for known in fields(Tuning)} or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no choice of Tuning; the form is matrix_rows=width")
+    try:
+        return field, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return field, value
+
+
+def of_module(make: Callable[[], Any], *shape: int, bits: int = 8) -> Fill:
+    """The graph of a torch module, quantized to 8 bits or to 16 with weights of 8, of one input of random numbers."""
+
+    def fill(b: Builder) -> Graph:
+        import torch
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        from ethorch import EthosUQuantizer, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+        from ethorch.lower.walk import lower_program
+
+        torch.manual_seed(0)
+        module, inputs = make().eval(), (torch.randn(shape),)
+        config = get_symmetric_quantization_config if bits == 8 else get_symmetric_a16w8_quantization_config
+        quantizer = EthosUQuantizer(EthosUCompileSpec(b.target)).set_global(config(is_per_channel=True))
+        prepared = prepare_pt2e(torch.export.export(module, inputs).module(check_guards=False), quantizer)
+        prepared(*inputs)
+        return lower_program(torch.export.export(convert_pt2e(prepared), inputs), b)
+
+    return fill
+
+
+def of_operator(dtype: str, shape: Sequence[int], emit: Callable[[Builder, Any], Any]) -> Fill:
+    """The graph of one operator, or a few, on one input."""
+
+    def fill(b: Builder) -> Graph:
+        b.graph.outputs.append(emit(b, b.input("x", shape, dtype)))
+        return b.graph
+
+    return fill
+
+
+def _torch(name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        import torch
+
+        return getattr(torch.nn, name)(*args, **kwargs)
+
+    return make
+
+
+def _end() -> Any:
+    """The end of a network of the kind of mobilenet_v2."""
+    from torch import nn
+
+    return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
+
+
+def _shuffle() -> Any:
+    """Two units of shufflenet: one of two halves is convolved, and both are put together and shuffled."""
+    from torch import Tensor, cat, nn
+
+    class Units(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = (nn.Conv2d(116, 116, 1) for _ in range(2))
+            self.branches = nn.ModuleList(nn.Conv2d(58, 58, 1) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.before(x)
+            for branch in self.branches:
+                assert isinstance(branch, nn.Conv2d)
+                one, other = y.chunk(2, 1)
+                y = cat([one, branch(other)], 1).reshape(1, 2, 58, 28, 28).transpose(1, 2).reshape(1, 116, 28, 28)
+            return self.after(y)
+
+    return Units()
+
+
+def _scaled() -> Any:
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", torch.rand(128) + 0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mul(x, self.get_buffer("factor"))
+
+    return Scaled()
+
+
+def _rescaled(b: Builder, x: Any) -> Any:
+    return b.rescale(x, 0.4, input_zp=3, output_zp=-5)
+
+
+U55, U65, U85 = "ethos-u55-128", "ethos-u65-256", "ethos-u85-256"
+_STEM = _torch("Conv2d", 3, 64, 7, stride=2, padding=3)
+_IN_STEPS = of_operator("INT8", (8, 7, 8, 7, 96), lambda b, x: b.emit("TRANSPOSE", x, perms=(0, 2, 1, 3, 4)))
+_COPIES = of_operator("INT16", (1, 1), lambda b, x: b.emit("TILE", x, multiples=(1, 1000)))
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    Measurement(
+        "transpose",
+        "convolution 3x3 of NCHW [1,3,224,224] to 16 channels",
+        of_module(_torch("Conv2d", 3, 16, 3), 1, 3, 224, 224),
+        {U85: "folded", U55: "whole"},
+    ),
+    Measurement(
+        "transpose_conv",
+        "transposed convolution 2x2, stride 2, of [1,64,16,16] to 32 channels",
+        of_module(_torch("ConvTranspose2d", 64, 32, 2, 2), 1, 64, 16, 16),
+        {U55: "TRANSPOSE_CONV2D", U85: "phases"},
+    ),
+    Measurement(
+        "transpose_conv",
+        "transposed convolution 4x4, stride 2, of [1,64,16,16] to 32 channels",
+        of_module(_torch("ConvTranspose2d", 64, 32, 4, 2, 1), 1, 64, 16, 16),
+        {U55: "TRANSPOSE_CONV2D", U85: "phases"},
+    ),
+    Measurement(
+        "crop",
+        "convolution 3x3, stride 2, of NCHW [1,3,224,224] to 64 channels",
+        of_module(_torch("Conv2d", 3, 64, 3, stride=2), 1, 3, 224, 224),
+        {U85: "map", U55: "kernel"},
+    ),
+    Measurement(
+        "matrix_rows",
+        "linear layer of [197,192] to 768",
+        of_module(_torch("Linear", 192, 768), 197, 192),
+        {U85: "height", U55: "width"},
+    ),
+    Measurement(
+        "matrix_rows",
+        "batch norm of [197,192]",
+        of_module(_torch("BatchNorm1d", 192), 197, 192),
+        {U85: "height", U55: "width"},
+    ),
+    Measurement(
+        "mean",
+        "convolution 1x1 of [1,64,7,7] to 1280 channels, ReLU6, mean over the map",
+        of_module(_end, 1, 64, 7, 7),
+        {U85: "sum", U55: "AVG_POOL2D"},
+    ),
+    Measurement(
+        "largest_max_pool_in_turn_bytes",
+        "maximum over 5x5 of [1,64,32,32]",
+        of_module(_torch("MaxPool2d", 5, 1, 2), 1, 64, 32, 32),
+        {U55: None, U85: None},
+    ),
+    Measurement(
+        "largest_max_pool_in_turn_bytes",
+        "maximum over 5x5 of [1,64,61,61]",
+        of_module(_torch("MaxPool2d", 5, 1, 2), 1, 64, 61, 61),
+        {U55: None, U85: math.inf},
+    ),
+    Measurement(
+        "fold_strides",
+        "convolution 7x7, stride 2, of [1,3,224,224] to 64 channels",
+        of_module(_STEM, 1, 3, 224, 224),
+        {U55: None, U65: None, U85: None},
+    ),
+    Measurement("fold_strides", "the same of [1,3,96,96]", of_module(_STEM, 1, 3, 96, 96), {U55: None, U85: None}),
+    Measurement(
+        "fold_strides",
+        "the same of [1,3,224,224] in INT16",
+        of_module(_STEM, 1, 3, 224, 224, bits=16),
+        {U85: None},
+    ),
+    Measurement(
+        "fold_strides",
+        "convolution 3x3, stride 2, of [1,3,224,224] to 32 channels",
+        of_module(_torch("Conv2d", 3, 32, 3, stride=2, padding=1), 1, 3, 224, 224),
+        {U55: None, U65: TUNING["u55"].fold_strides},
+    ),
+    Measurement(
+        "largest_selection", "two units of shufflenet on [1,116,28,28]", of_module(_shuffle, 1, 116, 28, 28), {U55: None, U85: None}
+    ),
+    Measurement(
+        "transpose_steps",
+        "[8,7,8,7,96] to [8,8,7,7,96], a window partition, INT8",
+        _IN_STEPS,
+        {U55: None, U85: None},
+    ),
+    Measurement("tile_steps", "1000 copies of one INT16", _COPIES, {U65: None, U85: None}),
+    Measurement(
+        "copies_broadcast_constants",
+        "a constant per channel times [1,64,128]",
+        of_module(_scaled, 1, 64, 128),
+        {U55: False, U85: True},
+    ),
+    Measurement(
+        "smallest_rescale_by_depthwise",
+        "RESCALE of [1,32,32,16], INT8",
+        of_operator("INT8", (1, 32, 32, 16), _rescaled),
+        {U55: None, U85: None},
+    ),
+    Measurement(
+        "smallest_rescale_by_depthwise",
+        "RESCALE of [1,2,2,16], INT8",
+        of_operator("INT8", (1, 2, 2, 16), _rescaled),
+        {U55: 1, U85: 1},
+    ),
+)
+
+
+#: [first, second, inner] bytes that a step of ``transpose_steps`` brings to [second, first, inner].
+STEPS = ((24, 16, 40), (100, 7, 16), (6, 10, 320), (64, 64, 16), (3, 100, 16), (672, 14, 16), (14, 672, 16))
+
+
+def step_table() -> Iterator[str]:
+    """What ``TransposeCost`` says of a step, and what Vela does."""
+    yield "| bytes | NPU | cycles | estimate |"
+    yield "| --- | --- | --- | --- |"
+    for target, shape in itertools.product((U55, U85), STEPS):
+        row = TARGETS[target]
+        cost = row.tuning.transpose_steps
+        assert cost is not None
+        found = _cycles(row, of_operator("INT8", shape, lambda b, x: b.emit("TRANSPOSE", x, perms=(1, 0, 2))))
+        yield f"| {list(shape)} | {target} | {found:,} | {cost.cycles(*shape):,.0f} |"
+
+
+def table(fields: Sequence[str] = ()) -> Iterator[str]:
+    """The lines of the table: all measurements, or those of ``fields``."""
+    yield from HEADER
+    for measurement in MEASUREMENTS:
+        if not fields or measurement.field in fields:
+            yield from measurement.rows()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.tuning", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--fields", default="", help="fields of Tuning, separated by commas; all by default")
+    parser.add_argument("--write", type=Path, help="put all rows in place of this file's table")
+    parser.add_argument("--steps", action="store_true", help="what TransposeCost estimates instead")
+    parser.add_argument("--network", help="a network of the benchmarks instead")
+    parser.add_argument("--target", default="ethos-u55-128", help="on which NPU")
+    parser.add_argument("--choice", type=_choice, help="what to choose otherwise: matrix_rows=width")
+    options = parser.parse_args(arguments)
+    if options.network:
+        if options.choice is None:
+            parser.error("--network needs a --choice")
+        tuned, other = network_cycles(options.network, options.target, *options.choice)
+        print(f"{options.network} on {options.target}: {tuned:,} cycles, with {'='.join(map(str, options.choice))} {other:,}")
+        return 0
+    lines = []
+    for line in step_table() if options.steps else table([name for name in options.fields.split(",") if name]):
+        print(line, flush=True)
+        lines.append(line)
+    if options.write:
+        old = options.write.read_text().splitlines()
+        first = old.index(HEADER[0])
+        last = next((k for k in range(first, len(old)) if not old[k].startswith("|")), len(old))
+        options.write.write_text("\n".join([*old[:first], *lines, *old[last:]]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+from . import backend, host, nhwc, npu, target, tosa, vela
+from .accuracy.bias_and_rounding import correct_bias, round_weights
+from .accuracy.equalize import equalize
+from .accuracy.mixed_precision import mixed_precision
+from .accuracy.sensitivity import sensitivity
+from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
+from .backend.preprocess import EthosUBackend, TOSABackend
+from .metrics import sqnr_db
+from .quantize.config import (
+    QuantizationConfig,
+    get_symmetric_a8w4_quantization_config,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    get_uint8_io_quantization_config,
+)
+from .quantize.quantizer import EthosUQuantizer, TOSAQuantizer
+from .target.compile_spec import ArmCompileSpecBuilder, EthosUCompileSpec
+from .target.tosa_spec import TosaCompileSpec, TosaSpecification
+
+__version__: str
+
+__all__ = [
+    "ArmCompileSpecBuilder",
+    "EthosUBackend",
+    "EthosUCompileSpec",
+    "EthosUPartitioner",
+    "EthosUQuantizer",
+    "QuantizationConfig",
+    "TOSABackend",
+    "TOSAPartitioner",
+    "TOSAQuantizer",
+    "TosaCompileSpec",
+    "TosaSpecification",
+    "backend",
+    "correct_bias",
+    "equalize",
+    "get_symmetric_a8w4_quantization_config",
+    "get_symmetric_a16w8_quantization_config",
+    "get_symmetric_quantization_config",
+    "get_uint8_io_quantization_config",
+    "host",
+    "mixed_precision",
+    "nhwc",
+    "npu",
+    "round_weights",
+    "sensitivity",
+    "sqnr_db",
+    "target",
+    "tosa",
+    "vela",
+]

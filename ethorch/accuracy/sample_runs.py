@@ -1,0 +1,49 @@
+"""Running a graph on samples, every time from the same state: a model that writes to its buffers is compared with itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+#: Arguments of one call of the model.
+Inputs = tuple[Any, ...]
+#: Buffers by name, as they were before the first run.
+State = Mapping[str, Tensor]
+
+
+def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
+    """A graph module of the model that may be run and changed: the user's buffers and graph stay as they are.
+
+    Args:
+        model: in eval mode, or a graph module from torch.export.
+        inputs: fix the shapes.
+    """
+    if isinstance(model, GraphModule):
+        return copy.deepcopy(model)
+    graph: GraphModule = torch.export.export(model.eval(), inputs).module(check_guards=False)
+    return copy.deepcopy(graph, {id(parameter): parameter for parameter in graph.parameters()})
+
+
+def state_of(graph: GraphModule) -> State:
+    """Its buffers, copied."""
+    return {name: buffer.clone() for name, buffer in graph.named_buffers()}
+
+
+def reset(graph: GraphModule, state: State) -> None:
+    """Write the state back into the buffers of these names; others stay as they are."""
+    with torch.no_grad():
+        for name, buffer in graph.named_buffers():
+            if name in state:
+                buffer.copy_(state[name])
+
+
+def outputs_of(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
+    """What the graph returns for each sample, one after the other, the first of them from ``state``."""
+    reset(graph, state)
+    with torch.no_grad():
+        return [graph(*inputs) for inputs in samples]

@@ -1,0 +1,16 @@
+"""ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it."""
+
+from ethorch.backend.compile import Lowered, builder_for, compile_program, tosa_graph
+from ethorch.backend.preprocess import EthosUBackend, TOSABackend, check_only_backend, lowered_delegates, register_quantized_kernels
+
+__all__ = [
+    "EthosUBackend",
+    "Lowered",
+    "TOSABackend",
+    "builder_for",
+    "check_only_backend",
+    "compile_program",
+    "lowered_delegates",
+    "register_quantized_kernels",
+    "tosa_graph",
+]

@@ -1,0 +1,52 @@
+"""The partitioners: EthosUPartitioner for an NPU, TOSAPartitioner for flows that compile later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ethorch.backend import retry
+from ethorch.backend.dry_run import DryRunPartitioner
+from ethorch.backend.preprocess import EthosUBackend, TOSABackend
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.target.tosa_spec import TosaCompileSpec
+
+
+@final
+class EthosUPartitioner(DryRunPartitioner):
+    """Tags what ``compile_spec``'s NPU can run.
+
+    Args:
+        compile_spec: an EthosUCompileSpec, or its list form.
+        additional_checks: ``OperatorSupportBase`` objects; a node that one of them does not support stays on the CPU.
+
+    Attributes:
+        report: the PartitionReport of every program partitioned so far.
+    """
+
+    backend = EthosUBackend
+
+    def __init__(
+        self,
+        compile_spec: EthosUCompileSpec | Sequence[CompileSpec],
+        additional_checks: Sequence[OperatorSupportBase] | None = None,
+    ):
+        super().__init__(EthosUCompileSpec.of(compile_spec), additional_checks)
+        retry.install()
+
+
+@final
+class TOSAPartitioner(DryRunPartitioner):
+    """Tags what the TOSA of ``compile_spec`` can say. Arguments and ``report`` as for EthosUPartitioner."""
+
+    backend = TOSABackend
+
+    def __init__(
+        self,
+        compile_spec: TosaCompileSpec | Sequence[CompileSpec],
+        additional_checks: Sequence[OperatorSupportBase] | None = None,
+    ):
+        super().__init__(TosaCompileSpec.of(compile_spec), additional_checks)

@@ -1,0 +1,69 @@
+"""Lowering once more without what Vela declined.
+
+ExecuTorch partitions first and compiles the delegates then, too late for a partitioner to hear of what Vela declines: the
+partitioner sees weights without values, and nothing that ``preprocess`` returns takes a delegate back. So ``to_backend``
+itself gets a second attempt.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram
+
+from ethorch.backend.dry_run import DryRunPartitioner
+from ethorch.errors import VelaError
+
+logger = logging.getLogger(__name__)
+
+_MARK = "ethorch_retries"
+
+
+def install() -> None:
+    """Let ExecuTorch's ``to_backend`` try again for partitioners of ethorch; others see no difference. Idempotent.
+
+    ``to_backend`` dispatches on the type of its first argument. The two forms that take a partitioner are registered anew,
+    around themselves. The partitioners' constructor calls this, so that nothing changes before there is one.
+    """
+    for form in (ExportedProgram, MethodProgramsPartitionerSpec):
+        once = to_backend.dispatch(form)
+        if not hasattr(once, _MARK):
+            to_backend.register(form, _with_retries(once))
+
+
+def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
+    """``once``, called again as long as Vela declines something new. Nothing is compiled twice unless Vela raised."""
+
+    @functools.wraps(once)
+    def attempts(program: Any, *rest: Any) -> Any:
+        pairs = [(program, user) for user in rest] if rest else _pairs(program)
+        users = [(edge, user) for edge, user in pairs if isinstance(user, DryRunPartitioner)]
+        while True:
+            before = [copy.deepcopy(user.report) for _, user in users]
+            try:
+                return once(program, *rest)
+            except VelaError as error:
+                new = {
+                    place: words for place, words in error.declined.items() if any(place not in user.declined for _, user in users)
+                }
+                if not new:
+                    raise
+                logger.warning("Vela refused a delegate; again without %s", "; ".join(map(str, new)))
+                for (edge, user), report in zip(users, before, strict=True):
+                    user.declined.update(new)
+                    user.report.restore(report)
+                    user.break_up_what_stays(edge)
+
+    setattr(attempts, _MARK, True)
+    return attempts
+
+
+def _pairs(spec: MethodProgramsPartitionerSpec) -> list[tuple[ExportedProgram, Partitioner]]:
+    """Each method's program and its partitioner."""
+    return [(spec.method_to_edge_program[name], user) for name, user in spec.method_to_partitioner.items()]

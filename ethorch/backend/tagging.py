@@ -1,0 +1,74 @@
+"""Delegation tags: which nodes form one partition."""
+
+from __future__ import annotations
+
+import operator
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ethorch.fx.control_flow import is_control_flow
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, constants_of, op_name
+
+
+def plumbing(node: Node) -> bool:
+    """Quantize and dequantize nodes and tuple access: they go where their operators go."""
+    return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
+
+
+def folded_nodes(program: ExportedProgram, supported: set[Node]) -> set[Node]:
+    """Supported nodes that depend on constants alone: the lowering folds them, in each delegate that reads one."""
+    constants = constants_of(program)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node not in supported or is_control_flow(node):
+            continue
+        if all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def tag_with_readers(program: ExportedProgram, node: Node) -> None:
+    """Put a dequantize node, or one of constants, into the delegate that reads it; where several do, each gets a copy."""
+    readers: dict[str | None, list[Node]] = {}
+    for user in node.users:
+        readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
+    tags = [tag for tag in readers if tag is not None]
+    for tag in tags:
+        own = node
+        if len(readers) > 1:
+            with program.graph.inserting_before(node):
+                own = program.graph.node_copy(node)
+            for user in readers[tag]:
+                user.replace_input_with(node, own)
+        own.meta["delegation_tag"] = tag
+    if not node.users:
+        program.graph.erase_node(node)
+
+
+def partitions(program: ExportedProgram, tagged: set[Node]) -> list[list[Node]]:
+    """The tagged nodes in as few groups as have no path out of a group and back into it, each in graph order.
+
+    Greedy over levels: a node's level counts the CPU stretches on the longest path before it; nodes of one level form one
+    delegate, since no path leads from one of them over the CPU to another. Dequantize nodes belong to whoever reads them.
+    """
+    level: dict[Node, int] = {}
+    for node in program.graph.nodes:
+        if op_name(node.target) in DEQUANTIZE:
+            continue
+        before = 0
+        for arg in map(behind_dequantize, node.all_input_nodes):
+            crosses = arg in tagged and node not in tagged
+            before = max(before, level[arg] + (1 if crosses else 0))
+        level[node] = before
+    groups: dict[int, list[Node]] = {}
+    for node in program.graph.nodes:
+        if node in tagged:
+            groups.setdefault(level[node], []).append(node)
+    return [groups[key] for key in sorted(groups)]
+
+
+def behind_dequantize(node: Node) -> Node:
+    while op_name(node.target) in DEQUANTIZE:
+        node = node.all_input_nodes[0]
+    return node

@@ -1,0 +1,1 @@
+"""File formats read and written without ExecuTorch: .pte programs, delegate payloads, flatbuffers."""

@@ -1,0 +1,5 @@
+"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and the NPU simulator."""
+
+from ethorch.host.host_program import HostProgram, load, npu_machine
+
+__all__ = ["HostProgram", "load", "npu_machine"]

@@ -1,0 +1,1 @@
+"""The walk: a quantized FX graph becomes a TOSA graph."""

@@ -1,0 +1,163 @@
+"""Refusals that are the walk's: why a node cannot run on the NPU, where no operator of its own says it.
+
+A Refusal names the operator and its place in front of the Reason, so the text here starts with what was found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import PLAIN_INTEGERS, QTensor
+from ethorch.errors import Reason
+from ethorch.fx.control_flow import Subgraph
+from ethorch.fx.node import first_value, flat, op_name
+from ethorch.ops.spec import OpSpec
+from ethorch.target.u55 import NO_LOOP_ON_CPU
+from ethorch.tosa.ir import FLOATS, Origin
+
+# --- what it reads ----------------------------------------------------------------------------------------------------------
+
+INT64_INPUT = Reason(
+    "graph.int64_input",
+    "one of its inputs is int64, and the NPU has integers of 32 bits",
+    "Make it int32 in the model.",
+)
+
+
+def not_quantized(node: Node) -> Reason:
+    """Its input ``node`` is float, on a target of integers."""
+    return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize the module it is in, and calibrate.")
+
+
+def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
+    """A pointwise operator ``name`` that is not part of a chain over one quantized tensor, and has no other lowering."""
+    tensors = [x for x in flat(args) if isinstance(x, QTensor)]
+    if spec.steps and any(x.is_quantized and x.qparams.dtype == "INT16" for x in tensors):
+        return NOT_OUTPUT_QUANTIZED
+    return Reason(
+        "graph.input_not_quantized",
+        f"{name} becomes a table of one quantized tensor, and reads {_counted(tensors)}",
+        "Convert integers to float in the model, quantize the module it is in, and calibrate.",
+    )
+
+
+def _counted(tensors: list[QTensor]) -> str:
+    """``2 of quantized numbers and 1 of plain integers``, or the like."""
+    quantized, integers = sum(x.is_quantized for x in tensors), sum(x.is_integer for x in tensors)
+    kinds = [f"{count} of {kind}" for count, kind in ((quantized, "quantized numbers"), (integers, "plain integers")) if count]
+    return " and ".join(kinds) or "none"
+
+
+# --- what it returns --------------------------------------------------------------------------------------------------------
+
+NOT_OUTPUT_QUANTIZED = Reason(
+    "graph.output_not_quantized",
+    "its float result is read by operators that were not quantized",
+    "Quantize the module it is in and the operators that read it.",
+)
+
+NO_SUCH_FLOAT = Reason(
+    "graph.dtype",
+    "its result has a float dtype that the target lacks, and is read by operators on the CPU",
+    "Convert it in the model, or ask for the TOSA extension that has its dtype.",
+)
+
+INT64_OUTPUT = Reason(
+    "graph.int64_output",
+    "its int64 result is read outside the NPU, which has integers of 32 bits",
+    "Cast it to int32 in the model.",
+)
+
+OTHER_RESULT = Reason(
+    "graph.other_result",
+    "of its results the NPU computes the first, and another one (indices, statistics) is read",
+    "Compute what is read of the other by an operator of its own, such as argmax.",
+)
+
+WRITTEN_BACK = Reason(
+    "graph.written_back",
+    "it writes to an input or buffer that the model changes in place, which is done outside the NPU",
+    "Where nobody reads it afterwards, use an operator in the model that returns a new tensor.",
+)
+
+
+def no_dtype(b: Builder, what: str, node: Node) -> Reason:
+    """``what`` (its result, or an input of its) is ``node``, in a dtype that the target does not compute in."""
+    dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
+    allowed = ", ".join(name for name in FLOATS if name in b.floats)
+    return Reason(
+        "graph.dtype",
+        f"{what} is {dtype} or is computed on the CPU; the target has {allowed}",
+        "Convert it in the model, or ask for the TOSA extension that has its dtype.",
+    )
+
+
+# --- what it is -------------------------------------------------------------------------------------------------------------
+
+
+def unknown_operator(node: Node) -> Reason:
+    """No ``@op`` answers to its name."""
+    name = op_name(node.target)
+    return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
+
+
+def not_decomposed(node: Node) -> Reason:
+    """An operator that the quantizer takes apart, and did not."""
+    value = first_value(node)
+    if value is not None and not value.dtype.is_floating_point:
+        return PLAIN_INTEGERS
+    return Reason(
+        "operator.composite",
+        f"{op_name(node.target)} runs on the NPU as several operators, each calibrated, and this one is still whole",
+        "Let EthosUQuantizer quantize it.",
+    )
+
+
+def no_float_form(name: str) -> Reason:
+    """The operator ``name`` is a table of quantized tensors, and has no formula for floats."""
+    return Reason("operator.no_float", f"{name} has no lowering of float tensors", "Quantized, it is a table.")
+
+
+def no_tensor(node: Node) -> Reason:
+    """An operator of constants that returns neither a tensor nor a list of them."""
+    return Reason(
+        "graph.constants",
+        f"{op_name(node.target)} of constants returns no tensor, and only tensors are known while a graph is lowered",
+        "Compute it in Python, before the model is exported.",
+    )
+
+
+# --- control flow -----------------------------------------------------------------------------------------------------------
+
+DIFFERENT_SCALES = Reason(
+    "control_flow.scales",
+    "its branches return one result in different scales, and nothing quantizes it behind them",
+    "Quantize with quantize_with_submodules.",
+)
+
+FLOAT_LOOP = Reason(
+    "control_flow.float",
+    "it starts with a float tensor that was not quantized",
+    "Quantize with quantize_with_submodules.",
+)
+
+
+def no_condition(arg: Any) -> Reason:
+    """Control flow whose condition the CPU computes, or which is a number."""
+    return Reason(
+        "control_flow.condition",
+        f"its condition {arg} is no truth value on the NPU",
+        "Compute it by a comparison of tensors that are quantized or integers.",
+    )
+
+
+def holds_refused(part: Subgraph, origin: Origin, reason: Reason) -> Reason:
+    """The graph ``part`` of control flow holds the operator at ``origin``, which is refused for ``reason``."""
+    way_out = reason.way_out
+    if part.node.target is torch.ops.higher_order.while_loop:
+        way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()
+    return Reason("control_flow.branch", f"{part.what} holds {origin}, which cannot run: {reason.text} [{reason.id}]", way_out)

@@ -1,0 +1,13 @@
+"""Types of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]  # elements as they are stored, or in the type that a computation picks
+Ints = npt.NDArray[np.int64]  # exact integers
+Bytes = npt.NDArray[np.uint8]  # memory
+Dtype = np.dtype[Any]

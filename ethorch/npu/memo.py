@@ -1,0 +1,24 @@
+"""Memo: what has been worked out once, shared by threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(eq=False)
+class Memo(Generic[Value]):
+    """Values by key; each is made once, also when threads ask at the same time."""
+
+    values: dict[Hashable, Value] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        with self.lock:
+            if key not in self.values:
+                self.values[key] = make()
+            return self.values[key]

@@ -1,0 +1,103 @@
+"""Transposed convolutions over two axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QParams, QTensor, Result
+from ethorch.builder.window import Window
+from ethorch.ops.weights import Filters
+
+
+def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
+    """out[n,o,s*i+k] += x[n,c,i] * w[c,o,k]: x[N,C,H,W] with codes [C,O/G,KH,KW]. What it becomes, the first that applies:
+
+    - groups of one channel: phases by a DEPTHWISE_CONV2D;
+    - one group and stride (2, 2), where the target runs it faster: a TRANSPOSE_CONV2D;
+    - all others: phases by a CONV2D for each group, and a CONCAT.
+
+    Phases: a place y = s*q + r of the result depends on the taps k = r (mod s) only. So it is one convolution of stride 1 with s*s
+    times the channels, which are interleaved afterwards. In one dimension that order costs nothing.
+    """
+    filters = filters.with_codes(_spread(filters.codes, window.dilation))
+    inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
+    if groups > 1 and inputs == outputs == 1:
+        return _phases(b, x, filters, window, out.shape, out.qparams, depthwise=True)
+    parts = []
+    value = b.nhwc(x)
+    for group in range(groups):
+        part = b.from_nhwc(b.sliced(value, 3, group * inputs, inputs), x.q)
+        codes = filters.codes[group * inputs : (group + 1) * inputs]
+        own = filters.with_codes(codes, slice(group * outputs, (group + 1) * outputs))
+        if groups == 1 and window.stride == (2, 2) and b.tuning.transpose_conv == "TRANSPOSE_CONV2D":
+            parts.append(_transpose_conv2d(b, part, own, window, out.shape, out.qparams))
+        else:
+            parts.append(_phases(b, part, own, window, out.shape, out.qparams, depthwise=False))
+    if groups == 1:
+        return parts[0]
+    values, dims = b.alike(parts)
+    return QTensor(b.emit("CONCAT", *values, axis=dims[1][0]), dims, out.qparams)
+
+
+def _spread(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
+    """A dilated kernel as one without: zeros between its elements."""
+    spans = [(k - 1) * d + 1 for k, d in zip(codes.shape[2:], dilation, strict=True)]
+    spread = np.zeros((*codes.shape[:2], *spans), codes.dtype)
+    spread[:, :, :: dilation[0], :: dilation[1]] = codes
+    return spread
+
+
+def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams) -> QTensor:
+    """TOSA 1.0 TRANSPOSE_CONV2D with stride (2, 2). Rows that output_padding adds beyond the kernel's reach hold the bias."""
+    pads: list[int] = []
+    for axis in (0, 1):
+        reach = (x.shape[2 + axis] - 1) * 2 + filters.codes.shape[2 + axis]
+        pads += [-window.before[axis], shape[2 + axis] + window.before[axis] - reach]
+    acc = b.emit(
+        "TRANSPOSE_CONV2D",
+        b.nhwc(x),
+        b.const(np.ascontiguousarray(filters.codes.transpose(1, 2, 3, 0)), name="weight"),
+        filters.bias_codes(b),
+        out_pad=tuple(pads),
+        stride=(2, 2),
+        input_zp=x.qparams.zp,
+        weight_zp=filters.zero_point,
+    )
+    return b.from_nhwc(filters.requantize(b, acc, out), out)
+
+
+def _phases(
+    b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
+) -> QTensor:
+    """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r."""
+    stride, padding, kernel = window.stride, window.before, filters.codes.shape[2:]
+    taps = [max(-(-k // s), 1) for k, s in zip(kernel, stride, strict=True)]
+    fill = [(0, tap * s - k) for tap, s, k in zip(taps, stride, kernel, strict=True)]
+    i, o = filters.codes.shape[:2]
+    codes = np.pad(filters.codes, [(0, 0), (0, 0), *fill]).reshape(i, o, taps[0], stride[0], taps[1], stride[1])
+    codes = codes[:, :, ::-1, :, ::-1]
+    firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # whole periods that padding cuts off
+    counts = [-(-(size + p - f * s) // s) for size, p, f, s in zip(shape[2:], padding, firsts, stride, strict=True)]
+    for axis in (0, 1):
+        x = b.pad_or_crop(x, 2 + axis, taps[axis] - 1 - firsts[axis], counts[axis] + taps[axis] - 1)
+    value, phases = b.nhwc(x), stride[0] * stride[1]
+    if depthwise:
+        codes = codes[:, 0].transpose(1, 3, 0, 2, 4).reshape(*taps, i, phases)
+        own = filters.with_codes(codes, np.repeat(np.arange(i), phases))
+        result = own.requantize(b, own.depthwise(b, value, None), out)
+        stored, dims = (*result.shape[:3], i, *stride), ((0,), (3,), (1, 4), (2, 5))
+    else:
+        codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)
+        result = filters.with_codes(codes, np.tile(np.arange(o), phases)).conv2d(b, value, None, out)
+        stored, dims = (*result.shape[:3], *stride, o), ((0,), (5,), (1, 3), (2, 4))
+    y = QTensor(b.reshape(result, stored), dims, out)
+    for axis in (0, 1):
+        left = padding[axis] - firsts[axis] * stride[axis]
+        if left or counts[axis] * stride[axis] != shape[2 + axis]:
+            y = b.pad_or_crop(b.from_nhwc(b.nhwc(y), out), 2 + axis, -left, shape[2 + axis])
+    return y

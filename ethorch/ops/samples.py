@@ -1,0 +1,90 @@
+"""What an operator's samples are made of: activations, integers, truth values, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class I8:
+    """A quantized activation of a sample: int8, or int16 where the test says so, uniform in ``low..high``."""
+
+    shape: tuple[int, ...]
+    low: float = -3.0
+    high: float = 3.0
+
+    def __init__(self, *shape: int, low: float = -3.0, high: float = 3.0):
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+
+@dataclass(frozen=True)
+class Ints:
+    """A tensor of plain integers of a sample, uniform in ``low..high``: int32 unless ``dtype`` names another."""
+
+    shape: tuple[int, ...]
+    low: int
+    high: int
+    dtype: str
+
+    def __init__(self, *shape: int, low: int = -1000, high: int = 1000, dtype: str = "int32"):
+        for name, value in (("shape", shape), ("low", low), ("high", high), ("dtype", dtype)):
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Bools:
+    """A tensor of truth values of a sample, True with the probability ``chance``."""
+
+    shape: tuple[int, ...]
+    chance: float
+
+    def __init__(self, *shape: int, chance: float = 0.5):
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "chance", chance)
+
+
+@dataclass(frozen=True)
+class W:
+    """A parameter of a sample, weight or bias: a constant of the module, uniform in ``low..low + 1``."""
+
+    shape: tuple[int, ...]
+    low: float = -0.5
+
+    def __init__(self, *shape: int, low: float = -0.5):
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "low", low)
+
+    def positive(self) -> W:
+        """The same with values in 0.5..1.5, as a variance has."""
+        return W(*self.shape, low=0.5)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator for tests and documentation: ATen arguments with I8, Ints, Bools and W in place of tensors."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    overload: str = ""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+
+    def of(self, overload: str) -> Sample:
+        """The same call of another of the operator's names than its first."""
+        sample = Sample(*self.args, **self.kwargs)
+        object.__setattr__(sample, "overload", overload)
+        return sample
+
+    def __str__(self) -> str:
+        def show(arg: Any) -> str:
+            if isinstance(arg, (I8, Ints, Bools, W)):
+                return f"{type(arg).__name__}({', '.join(map(str, arg.shape))})"
+            return "[" + ", ".join(map(show, arg)) + "]" if isinstance(arg, (list, tuple)) else str(arg)
+
+        return ", ".join([*map(show, self.args), *(f"{k}={show(v)}" for k, v in self.kwargs.items())])

@@ -1,0 +1,54 @@
+"""What torch.export leaves in a graph and calibration has no use for: guards, assertions, idle dropouts, gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ethorch.fx.node import ASSERTIONS, arguments, op_name
+
+
+def remove_guards(model: GraphModule) -> None:
+    """Erase the call of the module that checks a program's inputs."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            model.graph.erase_node(node)
+
+
+def remove_assertions(model: GraphModule) -> None:
+    """Erase assertions about dtypes and sizes, which hold by construction."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and op_name(node.target) in ASSERTIONS and not node.users:
+            model.graph.erase_node(node)
+
+
+def remove_dropouts(model: GraphModule) -> None:
+    """Let readers of a dropout in evaluation read its input; one of a parameter or an input stays: its result is quantized."""
+    for node in list(model.graph.nodes):
+        if _is_idle_dropout(node) and node.all_input_nodes[0].op == "call_function":
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            model.graph.erase_node(node)
+
+
+def _is_idle_dropout(node: Node) -> bool:
+    """Is it of the form (input, p, train=False) -> tensor? PyTorch has dropout, feature_dropout, alpha_dropout and both at once."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or [argument.name for argument in schema.arguments] != ["input", "p", "train"] or len(schema.returns) != 1:
+        return False
+    (_, _, train), _ = arguments(node)
+    return train is False
+
+
+def freeze_parameters(model: GraphModule) -> None:
+    """Let each parameter of the graph be one without gradient, over the same memory.
+
+    A model that writes to its buffers would otherwise write a value there that needs a gradient, and can be neither copied nor
+    exported from then on. The user's module keeps its own parameters.
+    """
+    frozen: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.requires_grad:
+                if parameter not in frozen:
+                    frozen[parameter] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
+                setattr(module, name, frozen[parameter])

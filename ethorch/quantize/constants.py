@@ -1,0 +1,93 @@
+"""Operators of constants: computed once before annotation, or promoted to the dtype that their readers want."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+
+from ethorch.fx.aten_builder import INHERITED, constant
+from ethorch.fx.node import LIKE, is_float, is_in_place, op_name, tensor_of
+
+#: Elements of the largest constant that is folded. What makes a larger one (an expanded mask) stays an operator.
+_LARGEST_CONSTANT = 1 << 24
+
+
+def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
+    """Replace what depends on no input (masks, position tables, arange, a table of biases looked up) by a buffer that holds it.
+
+    What is made of random numbers or of a buffer that the program writes to is no constant; with ``trains`` what is made of a
+    parameter is none either.
+    """
+    graph = model.graph
+    known: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr" and not any(_writes(user, node) for user in node.users):
+            tensor = tensor_of(model, node)
+            if tensor is not None and not (trains and isinstance(tensor, torch.nn.Parameter)):
+                known[node] = tensor
+        elif node.op == "call_function" and _foldable(node, known):
+            known[node] = _evaluate(node, known)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(known.get(node), torch.Tensor):
+            continue
+        if all(user in known for user in node.users) or known[node].numel() > _LARGEST_CONSTANT:
+            continue
+        if known[node].is_floating_point() and any(user.op == "output" for user in node.users):
+            continue  # a result of the program, which is quantized as what computes it
+        mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
+        with graph.inserting_before(node):
+            folded = constant(model, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
+        for user in list(node.users):
+            if user not in known:
+                user.replace_input_with(node, folded)
+
+
+def promote_constants(model: GraphModule) -> None:
+    """Integer tensors that meet floats in an elementwise operator (``x * torch.arange(8)``) as floats, which are quantized."""
+    for node in list(model.graph.nodes):
+        pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+        if not pointwise or not is_float(node):
+            continue
+        for arg in node.all_input_nodes:
+            tensor = tensor_of(model, arg)
+            if tensor is None or tensor.dim() == 0 or any(_writes(user, arg) for user in arg.users):
+                continue
+            if tensor.is_floating_point() or tensor.dtype == torch.bool:
+                continue
+            with model.graph.inserting_before(node):
+                promoted = constant(model, tensor.to(node.meta["val"].dtype), detect_fake_mode([node.meta["val"]]), arg.meta)
+            node.replace_input_with(arg, promoted)
+
+
+def _foldable(node: Node, known: dict[Node, Any]) -> bool:
+    target = node.target
+    if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
+        return False
+    if target is not operator.getitem:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return False
+        if torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten":
+            return False
+    if op_name(target) in LIKE:
+        return isinstance(node.meta["val"], torch.Tensor)
+    return all(arg in known for arg in node.all_input_nodes)
+
+
+def _evaluate(node: Node, known: dict[Node, Any]) -> Any:
+    if op_name(node.target) in LIKE:
+        like = node.args[0]
+        assert isinstance(like, Node)
+        value = like.meta["val"]
+        args, kwargs = (torch.empty(value.shape, dtype=value.dtype), *node.args[1:]), node.kwargs
+    else:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _writes(user: Node, node: Node) -> bool:
+    return is_in_place(user) and bool(user.args) and user.args[0] is node

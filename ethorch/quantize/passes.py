@@ -1,0 +1,126 @@
+"""PASSES: what becomes of a graph between torch.export and annotation, in this order.
+
+After quantization a graph is read and never rewritten, so all that would make it easier to quantize or to run happens here.
+Each pass changes a graph in place and is a function of its own, without knowledge of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from ethorch.quantize.attention_masks import gather_masks
+from ethorch.quantize.cleanup import freeze_parameters, remove_assertions, remove_dropouts, remove_guards
+from ethorch.quantize.constants import fold_constants, promote_constants
+from ethorch.quantize.decompose import decompose, hoist_clamps, settle_batch_norms
+from ethorch.quantize.functionalize import functionalize
+from ethorch.tosa.limits import Limits
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What passes are told besides the graph.
+
+    Attributes:
+        keep: does a node stay as it is? Those do that nobody asked to quantize.
+        limits: what the target can run, by TOSA operator; None where that is not known.
+        trains: parameters will change, so that nothing computed from them is constant.
+    """
+
+    keep: Callable[[Node], bool] = lambda node: False
+    limits: Mapping[str, Limits] | None = None
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step of ``PASSES``.
+
+    Attributes:
+        name: verb and object.
+        run: changes the graph in place.
+        why: the reason for its place in the order.
+    """
+
+    name: str
+    run: Callable[[GraphModule, Scope], object]
+    why: str
+
+
+PASSES = (
+    Pass(
+        "remove guards",
+        lambda model, scope: remove_guards(model),
+        "First: a guard is a call of a module, which no other pass knows, and which breaks re-export.",
+    ),
+    Pass(
+        "make in-place operators values",
+        lambda model, scope: functionalize(model, recompile=False),
+        "Before any pass that asks who reads a value: until here a value may change after it was computed.",
+    ),
+    Pass(
+        "freeze parameters",
+        lambda model, scope: None if scope.trains else freeze_parameters(model),
+        "Before constants are folded: what is folded is made of parameters that calibration does not train.",
+    ),
+    Pass(
+        "settle batch norms",
+        lambda model, scope: None if scope.trains else settle_batch_norms(model),
+        "Before composites are decomposed: those that become batch norms draw the settled form themselves.",
+    ),
+    Pass(
+        "remove assertions",
+        lambda model, scope: remove_assertions(model),
+        "Before constants are folded: an assertion is a reader, for whose sake a constant would be kept.",
+    ),
+    Pass(
+        "remove dropouts",
+        lambda model, scope: remove_dropouts(model),
+        "Before composites are decomposed: some look through their operands, where an idle dropout would be in the way.",
+    ),
+    Pass(
+        "fold constants",
+        lambda model, scope: fold_constants(model, trains=scope.trains),
+        "Before composites are decomposed: they ask whether an operand is constant, and which number it holds.",
+    ),
+    Pass(
+        "decompose composites",
+        lambda model, scope: decompose(model, scope.keep, scope.limits),
+        "Between two foldings: it reads constants and draws new ones.",
+    ),
+    Pass(
+        "fold constants again",
+        lambda model, scope: fold_constants(model, trains=scope.trains),
+        "Behind the decompositions: what they drew of constants alone is a constant too, an attention's mask for one.",
+    ),
+    Pass(
+        "gather masks",
+        lambda model, scope: gather_masks(model, scope.keep),
+        "Behind both: attention is taken apart, and a mask that is added is one tensor.",
+    ),
+    Pass(
+        "promote constants",
+        lambda model, scope: promote_constants(model),
+        "Behind all that folds and draws: later constants would not be promoted.",
+    ),
+    Pass(
+        "hoist clamps",
+        lambda model, scope: hoist_clamps(model),
+        "Last: it moves clamps over the views that decompositions drew, and no pass looks for them behind those views.",
+    ),
+)
+
+
+def run_passes(model: GraphModule, scope: Scope) -> GraphModule:
+    """Run all of ``PASSES`` over ``model``, in place, and drop what nothing reads after each of them.
+
+    Raises:
+        QuantizationError: an in-place operator has no functional form.
+    """
+    for each in PASSES:
+        each.run(model, scope)
+        model.graph.eliminate_dead_code()
+    model.recompile()
+    return model

@@ -1,0 +1,126 @@
+"""Which range of an activation is worth its codes: the one of least expected squared error on inputs that were not seen.
+
+Three errors add up: rounding inside the range, clipping of what was seen beyond it, and clipping of what a fresh input may
+bring. The last is estimated from how far the extremes of the calibration inputs lie apart. Small tensors need it (pooled
+features, logits): eight samples of 64 values say little about the next sample's largest. It gains 3 dB on ds_cnn, 6 on
+resnet8 and the autoencoder of MLPerf Tiny.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+HALF_BINS = 2048  # histogram bins on each side of zero
+#: How much what was clipped while calibrating counts next to rounding: the range was fitted to it, so a fresh input clips
+#: more. Best mean over six networks of ``bench.accuracy``, three seeds, 32 fresh inputs; 1 loses up to 0.8 dB.
+_CLIPPED = 8.0
+
+
+@dataclass
+class Seen:
+    """What an observer knows of an activation besides its histogram.
+
+    Attributes:
+        inputs: tensors observed.
+        lows, highs: the extremes of each that has finite elements.
+        elements: of all tensors.
+        reach: the histogram covers -reach..reach, a power of two; 0 before it covers anything.
+        nonzero: elements in the histogram that are not exactly zero.
+    """
+
+    inputs: int = 0
+    lows: list[float] = field(default_factory=list)
+    highs: list[float] = field(default_factory=list)
+    elements: int = 0
+    reach: float = 0.0
+    nonzero: float = 0.0
+
+
+def bin_centres(reach: float) -> Floats:
+    """The number in the middle of each bin of a histogram over -reach..reach."""
+    return np.asarray((np.arange(-HALF_BINS, HALF_BINS) + 0.5) * (reach / HALF_BINS))
+
+
+def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
+    """(low, high) such that ``percentile`` percent of the counted values lie between, and as many below as above."""
+    centres = bin_centres(reach)
+    share = np.cumsum(counts) / counts.sum()
+    outside = (1 - percentile / 100) / 2
+    low, high = (centres[min(int(np.searchsorted(share, part)), len(share) - 1)] for part in (outside, 1 - outside))
+    return float(low), float(high)
+
+
+def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
+    """(low, high) of least expected squared error.
+
+    Args:
+        seen: with a reach above 0 and elements that are not zero.
+        counts: the histogram.
+        levels: steps between the least code and the largest.
+        symmetric: the range is -x..x.
+    """
+    centres, inputs = bin_centres(seen.reach), len(seen.lows)
+    weight = seen.elements / counts.sum()  # histogram counts stand for this many elements each
+    rounding = seen.nonzero * weight / 12
+    fine = levels > 255
+    highs, above = _candidates(np.asarray(seen.highs), counts, centres, weight, inputs, fine)
+    lows, below = _candidates(-np.asarray(seen.lows), counts[::-1], centres, weight, inputs, fine)
+    if symmetric:  # one bound for both sides
+        bounds = np.union1d(highs, lows)
+        cost = np.interp(bounds, highs, above) + np.interp(bounds, lows, below) + rounding * (2 * bounds / levels) ** 2
+        bound = float(bounds[np.argmin(cost)])
+        return -bound, bound
+    step = (highs[None, :] + lows[:, None]) / levels
+    cost = above[None, :] + below[:, None] + rounding * step**2
+    row, column = np.unravel_index(np.argmin(cost), cost.shape)
+    return -float(lows[row]), float(highs[column])
+
+
+def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
+    """Upper bounds worth trying, and for each the squared error of clipping there, summed over all inputs.
+
+    Args:
+        extremes: the largest value of each input.
+        counts, centres: histogram, ascending.
+        weight: elements that a count stands for.
+        inputs: number of inputs.
+        fine: rounding costs so little that an extreme which the histogram's share of the elements lacks counts by itself.
+    """
+    largest = max(float(extremes.max()), 0.0)
+    spread = float(np.std(extremes, ddof=1)) if inputs > 1 else 0.0
+    bounds = np.concatenate([np.linspace(0.2, 1.0, 65) * largest, largest + np.linspace(0.1, 8.0, 40) * spread])
+    if largest == 0:
+        bounds = np.unique(bounds)
+    s0, s1, s2 = (np.concatenate([np.cumsum((counts * centres**k)[::-1])[::-1], [0.0]]) for k in range(3))
+    first = np.searchsorted(centres, bounds)
+    seen = np.maximum(s2[first] - 2 * bounds * s1[first] + bounds**2 * s0[first], 0) * weight
+    if fine:
+        seen = np.maximum(seen, (np.maximum(extremes[:, None] - bounds, 0) ** 2).sum(axis=0))
+    seen[bounds >= largest] = 0
+    unseen = np.zeros_like(bounds)
+    if spread > 0:  # the next input's largest value M follows Student's distribution: E[max(M - bound, 0)^2]
+        sigma = spread * math.sqrt(1 + 1 / inputs)
+        z, excess = _student_excess(max(inputs - 1, 3))
+        unseen = sigma**2 * np.interp((np.maximum(bounds, largest) - float(extremes.mean())) / sigma, z, excess)
+    return bounds, _CLIPPED * seen + inputs * unseen
+
+
+@functools.cache
+def _student_excess(freedom: int) -> tuple[Floats, Floats]:
+    """(z, E[max(T - z, 0)^2]) for T of Student's t distribution, which is what is known of the next of a few normal values.
+
+    Args:
+        freedom: degrees of freedom, at least 3: the integral diverges below.
+    """
+    t = np.concatenate([np.linspace(-2, 40, 1051), 40 + np.geomspace(1e-3, 1e4, 200)])
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    density = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+    z = np.linspace(-1, 20, 211)
+    return z, np.trapezoid(np.maximum(t - z[:, None], 0) ** 2 * density, t, axis=1)

@@ -1,0 +1,200 @@
+"""Views: how one is taken of a tensor, and how a new value of it is put back into what it was taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+#: Views by their names in PyTorch, grouped by what undoes them.
+_SAME_ORDER = {
+    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as",
+    "_reshape_alias", "ravel",
+}  # fmt: skip
+_PERMUTATIONS = {
+    "permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "matrix_H", "mT", "mH", "adjoint",
+}  # fmt: skip
+_IDENTITIES = {
+    "alias", "detach", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout", "lift_fresh", "type_as", "positive",
+    "resolve_conj", "resolve_neg", "expand", "expand_as", "atleast_1d",
+}  # fmt: skip
+#: Operators that make their argument a view of what it was, and write nothing.
+RESHAPE_IN_PLACE = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_"}
+
+#: ``emit(target, *args)`` adds a node to the graph.
+Emit = Callable[..., Node]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One view.
+
+    Attributes:
+        key: equal for equal views.
+        take: the node of a tensor -> the node of the view.
+        put: (a tensor, a new value of the view) -> the tensor with that value in it.
+    """
+
+    key: tuple[Any, ...]
+    take: Callable[[Node], Node]
+    put: Callable[[Node, Node], Node]
+
+
+def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse: Callable[[str], NoReturn]) -> Step:
+    """The view that ``node`` is of its argument ``source``.
+
+    Args:
+        shape: of the source.
+        emit: adds a node where the view is taken or put back.
+        refuse: raises, for a view that cannot be put back.
+    """
+    assert isinstance(node.target, torch._ops.OpOverload)
+    name = name_of(node)
+    if name in RESHAPE_IN_PLACE:
+        name = name[:-1]
+    if name in ("slice", "narrow"):
+        return _sliced(node, name, shape, emit)
+    if name == "select":
+        dim = argument(node, "dim") % len(shape)
+        return select_step(shape, dim, argument(node, "index") % shape[dim], emit)
+    if name in _SAME_ORDER:
+        wanted = list(shape_of(node))
+        return Step(
+            ("view", *wanted),
+            lambda x: emit(aten.reshape.default, x, wanted),
+            lambda _, new: emit(aten.reshape.default, new, list(shape)),
+        )
+    if name in _PERMUTATIONS:
+        order = _permutation(node, len(shape))
+        back = [order.index(dim) for dim in range(len(order))]
+        return Step(
+            ("permute", *order),
+            lambda x: emit(aten.permute.default, x, order),
+            lambda _, new: emit(aten.permute.default, new, back),
+        )
+    if name in _IDENTITIES and shape_of(node) == shape:
+        return Step(("same",), lambda x: x, lambda _, new: new)
+    if name == "diagonal":
+        rest = [argument(node, key) for key in ("offset", "dim1", "dim2")]
+        return Step(
+            ("diagonal", *rest),
+            lambda x: emit(aten.diagonal_copy.default, x, *rest),
+            lambda old, new: emit(aten.diagonal_scatter.default, old, new, *rest),
+        )
+    return _one_way(node, source, emit, refuse)
+
+
+def _one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn]) -> Step:
+    """A view that can be taken by its own operator, and not put back."""
+    target, args, kwargs = node.target, node.args, node.kwargs
+
+    def take(x: Node) -> Node:
+        def follow(arg: Node) -> Node:
+            return x if arg is source else arg
+
+        return emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
+
+    def put(_: Node, __: Node) -> Node:
+        refuse(f"it writes through a view that {target} made")
+
+    return Step((str(target), str(args[1:]), str(kwargs)), take, put)
+
+
+def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | None:
+    """The views that split, chunk, unbind and their kin return of a tensor of that shape; None for other operators."""
+    name, values = name_of(node), node.meta["val"]
+    if name == "unbind":
+        dim = argument(node, "dim") % len(shape)
+        return [select_step(shape, dim, index, emit) for index in range(len(values))]
+    if name not in ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"):
+        return None
+    dim = argument(node, "dim") % len(shape)
+    steps, start = [], 0
+    for value in values:
+        end = start + int(value.shape[dim])
+        steps.append(slice_step(shape, dim, start, end, 1, emit))
+        start = end
+    return steps
+
+
+def _sliced(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
+    dim = argument(node, "dim") % len(shape)
+    if name == "narrow":
+        start, step = argument(node, "start"), 1
+        start = start if start >= 0 else start + shape[dim]
+        end = start + argument(node, "length")
+    else:
+        bounds = slice(argument(node, "start"), argument(node, "end"), argument(node, "step"))
+        start, end, step = bounds.indices(shape[dim])
+    return slice_step(shape, dim, start, end, step, emit)
+
+
+def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> Step:
+    """``x[..., start:end:step]`` along ``dim`` of a tensor of that shape."""
+    end = max(start, end)
+
+    def take(x: Node) -> Node:
+        return emit(aten.slice.Tensor, x, dim, start, end, step)
+
+    def put(old: Node, new: Node) -> Node:
+        if step != 1:
+            return emit(aten.slice_scatter.default, old, new, dim, start, end, step)
+        parts = [emit(aten.slice.Tensor, old, dim, 0, start)] if start else []
+        parts.append(new)
+        if end < shape[dim]:
+            parts.append(emit(aten.slice.Tensor, old, dim, end, shape[dim]))
+        return emit(aten.cat.default, parts, dim) if len(parts) > 1 else new
+
+    return Step(("slice", dim, start, end, step), take, put)
+
+
+def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> Step:
+    """``x[..., index]`` along ``dim`` of a tensor of that shape."""
+    kept = slice_step(shape, dim, index, index + 1, 1, emit)
+    return Step(
+        ("select", dim, index),
+        lambda x: emit(aten.select.int, x, dim, index),
+        lambda old, new: kept.put(old, emit(aten.unsqueeze.default, new, dim)),
+    )
+
+
+def _permutation(node: Node, rank: int) -> list[int]:
+    """Source dimension of each result dimension, from running the operator on extents that all differ."""
+    probe = torch.empty(tuple(range(2, 2 + rank)), device="meta")
+    result = functional_of(node.target)(probe, *node.args[1:], **node.kwargs)
+    return [int(extent) - 2 for extent in result.shape]
+
+
+# --- what a call says -------------------------------------------------------------------------------------------------------
+
+
+def name_of(node: Node) -> str:
+    """``relu_`` for ``aten::relu_``."""
+    name: str = node.target._schema.name  # type: ignore[union-attr]
+    return name.split("::")[1]
+
+
+def argument(node: Node, name: str) -> Any:
+    """An argument by name, its default where the call leaves it out."""
+    for index, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name, declared.default_value)
+    raise KeyError(name)
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """Of the node's result."""
+    return tuple(int(extent) for extent in node.meta["val"].shape)
+
+
+def functional_of(target: Any) -> Any:
+    """``aten.relu_.default`` -> ``aten.relu.default``, or None."""
+    name = target._schema.name.split("::")[1]
+    packet = getattr(aten, name.removesuffix("_"), None)
+    overload = "int" if name == "transpose_" else target._overloadname
+    return getattr(packet, overload, None) if packet is not None else None

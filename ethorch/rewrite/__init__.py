@@ -1,0 +1,1 @@
+"""Rewrites of TOSA graphs. Each keeps every bit of the result."""

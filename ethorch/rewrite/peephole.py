@@ -1,0 +1,122 @@
+"""Peephole rules: a few neighbouring operators become fewer, and no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ethorch.rewrite.rewriter import Rewriter
+from ethorch.tosa.ir import Op
+
+#: A rule looks at one operator and its producers, and replaces it or leaves it.
+Rule = Callable[[Rewriter, Op], None]
+
+
+def merge_reshapes(r: Rewriter, op: Op) -> None:
+    """RESHAPE of RESHAPE is the outer one; RESHAPE to the same shape is nothing."""
+    source = op.operands[0]
+    if source.shape == op.result.shape:
+        if not r.is_output(op.result):
+            r.bypass(op, source)
+    elif inner := r.producer(source, "RESHAPE"):
+        r.read(op, 0, inner.operands[0])
+
+
+def merge_transposes(r: Rewriter, op: Op) -> None:
+    """TRANSPOSE of TRANSPOSE is one, or nothing where they cancel."""
+    perms = op.attrs["perms"]
+    if inner := r.producer(op.operands[0], "TRANSPOSE"):
+        joined = tuple(inner.attrs["perms"][axis] for axis in perms)
+        r.replace(op, r.before(op).again(op, inner.operands[0], perms=joined))
+    elif list(perms) == sorted(perms) and not r.is_output(op.result):
+        r.bypass(op, op.operands[0])
+
+
+def merge_clamps(r: Rewriter, op: Op) -> None:
+    """CLAMP of CLAMP is one with the tighter bounds, where the ranges overlap."""
+    inner = r.producer(op.operands[0], "CLAMP", sole=True)
+    if inner is None:
+        return
+    low, high = max(inner.attrs["min_val"], op.attrs["min_val"]), min(inner.attrs["max_val"], op.attrs["max_val"])
+    if low <= high:
+        r.replace(op, r.before(op).again(op, inner.operands[0], min_val=low, max_val=high))
+
+
+def compose_tables(r: Rewriter, op: Op) -> None:
+    """TABLE of TABLE, int8, is one table."""
+    inner = r.producer(op.operands[0], "TABLE", sole=True)
+    if inner is None or op.operands[0].dtype != "INT8":
+        return
+    first, second = inner.operands[1].data, op.operands[1].data
+    assert first is not None and second is not None
+    at = r.before(op)
+    r.replace(op, at.again(op, inner.operands[0], at.constant(second[first.astype(np.int32) + 128], "INT8")))
+
+
+def pad_into_convolution(r: Rewriter, op: Op) -> None:
+    """PAD of height and width with the zero point, before a convolution, is the convolution's own padding."""
+    pad = r.producer(op.operands[0], "PAD", sole=True)
+    if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
+        return
+    n0, n1, top, bottom, left, right, c0, c1 = pad.attrs["padding"]
+    if n0 or n1 or c0 or c1:
+        return
+    total = tuple(a + b for a, b in zip(op.attrs["pad"], (top, bottom, left, right), strict=True))
+    kernel_axes = (1, 2) if op.name == "CONV2D" else (0, 1)
+    spans = [(op.operands[1].shape[axis] - 1) * d + 1 for axis, d in zip(kernel_axes, op.attrs["dilation"], strict=True)]
+    if max(total[:2]) < spans[0] and max(total[2:]) < spans[1]:  # of a window of padding only Vela may refuse it
+        r.replace(op, r.before(op).again(op, pad.operands[0], pad=total))
+
+
+#: Operator -> the rule for it.
+RULES: Mapping[str, Rule] = {
+    "RESHAPE": merge_reshapes,
+    "TRANSPOSE": merge_transposes,
+    "CLAMP": merge_clamps,
+    "TABLE": compose_tables,
+    "CONV2D": pad_into_convolution,
+    "DEPTHWISE_CONV2D": pad_into_convolution,
+}
+
+
+def merge_neighbours(r: Rewriter) -> None:
+    """Try each operator's rule once."""
+    for op in r.named(*RULES):
+        RULES[op.name](r, op)
+
+
+def move_reshapes_before_pads(r: Rewriter) -> None:
+    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over."""
+    for op in r.named("RESHAPE"):
+        pad = r.producer(op.operands[0], "PAD", sole=True)
+        if pad is None:
+            continue
+        padded, shape = pad.result.shape, op.result.shape
+        axes = [axis for axis, extent in enumerate(padded) if extent != 1]
+        if [padded[axis] for axis in axes] != [extent for extent in shape if extent != 1]:
+            continue
+        source, padding, following = pad.operands[0], pad.attrs["padding"], iter(axes)
+        kept = [next(following) if extent != 1 else None for extent in shape]
+        at = r.before(op)
+        moved = at.reshape(source, *(1 if axis is None else source.shape[axis] for axis in kept))
+        around = tuple(n for axis in kept for n in ((0, 0) if axis is None else padding[2 * axis : 2 * axis + 2]))
+        r.replace(op, at.again(pad, moved, padding=around))
+        r.erase(pad)
+
+
+def move_tables_before_transposes(r: Rewriter) -> None:
+    """TABLE of a TRANSPOSE becomes a TRANSPOSE of the TABLE, INT8: it can join what is before it, another TABLE for one.
+
+    Vela's bug: ``vela.table-between-transposes``.
+    """
+    for op in r.named("TABLE"):
+        moves: list[Op] = []
+        while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
+            moves.append(move)
+        if op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves):
+            at = r.before(op)
+            value = at.again(op, moves[-1].operands[0])
+            for move in reversed(moves):
+                value = at.again(move, value)
+            r.replace(op, value)

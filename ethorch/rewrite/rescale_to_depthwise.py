@@ -1,0 +1,42 @@
+"""A copy of INT8, rescaled or not, is a depthwise convolution with a kernel of one: half the cycles of a pool on U55."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ethorch.rewrite.rewriter import Rewriter
+from ethorch.tosa.ir import Op
+
+
+def rescale_to_depthwise(r: Rewriter, smallest: int) -> None:
+    """Each RESCALE from INT8 to INT8 that is no part of another operator becomes a DEPTHWISE_CONV2D and the rest of it.
+
+    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays.
+
+    Args:
+        smallest: elements of a RESCALE from which it is done.
+    """
+    for op in r.named("RESCALE"):
+        if is_plain(op) and not op.operands[0].is_const and math.prod(op.result.shape) >= smallest:
+            _multiply_by_one(r, op)
+
+
+def is_plain(op: Op) -> bool:
+    """Is ``op`` a RESCALE from INT8 to INT8, signed, with one multiplier?"""
+    if op.name != "RESCALE" or not op.operands[0].dtype == op.result.dtype == "INT8":
+        return False
+    return not (op.attrs["per_channel"] or op.attrs["input_unsigned"] or op.attrs["output_unsigned"])
+
+
+def _multiply_by_one(r: Rewriter, op: Op) -> None:
+    at, value = r.before(op), op.operands[0]
+    *outer, width, channels = (1, 1, *value.shape)
+    shape = (1, math.prod(outer), width, channels)
+    one = at.constant(np.ones((1, 1, channels, 1), np.int8), "INT8")
+    zero = at.constant(np.zeros(1, np.int32), "INT32")
+    window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": op.attrs["input_zp"], "weight_zp": 0}
+    value = value if value.shape == shape else at.reshape(value, *shape)
+    value = at.again(op, at.emit("DEPTHWISE_CONV2D", value, one, zero, **window), input_zp=0)
+    r.replace(op, value if value.shape == op.result.shape else at.reshape(value, *op.result.shape))

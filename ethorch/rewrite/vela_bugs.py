@@ -1,0 +1,379 @@
+"""``VELA_BUGS``: what Vela gets wrong, a row for each bug, and what is done instead.
+
+tests/rewrite/vela_bug_graphs.py has small graphs for each row. The tests show that they are computed right with the row and (among
+the long tests) that Vela gets them wrong without: a row goes when no Vela that is supported needs it. Code elsewhere that avoids
+a bug names the id of its row. docs/vela-bugs.md is written from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ethorch.rewrite import vela_workarounds as do
+from ethorch.rewrite.insert_copies import ELEMENTWISE
+from ethorch.rewrite.rewriter import Rewriter
+from ethorch.tosa.ir import Op
+
+Family = Literal["u55", "u65", "u85"]
+U55_U65: tuple[Family, ...] = ("u55", "u65")
+U85: tuple[Family, ...] = ("u85",)
+ALL: tuple[Family, ...] = (*U55_U65, *U85)
+SINCE_5_2 = ("5.2.0",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VelaBug:
+    """One thing that Vela refuses, or compiles to a stream that computes something else.
+
+    Attributes:
+        id: stable; names the row in tests and comments.
+        wrong: what Vela does.
+        instead: what is done to each operator that the row finds. Of a bug that is avoided elsewhere, where and how.
+        operators: what the row is about; () is any.
+        which: which of them, as its docstring says.
+        of: they read the result of one of these;
+        reads: and of one of these, seen through RESHAPEs.
+        placed: a CONCAT or PAD places their result; ``reshaped``: behind one RESHAPE at least, ``anyhow``: perhaps behind some.
+        families: those of which a graph shows it.
+        assumed: families for which it is avoided though no graph shows it.
+        versions: of Vela, in which it was seen; the families are those of the last one.
+    """
+
+    id: str
+    wrong: str
+    instead: Callable[[Rewriter, Op], None] | str
+    operators: tuple[str, ...] = ()
+    which: Callable[[Rewriter, Op], bool] = do.any_of_them
+    of: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    placed: Literal["", "anyhow", "reshaped"] = ""
+    families: tuple[Family, ...] = ALL
+    assumed: tuple[Family, ...] = ()
+    versions: tuple[str, ...] = ("5.1.0", "5.2.0")
+
+    def concerns(self, family: str) -> bool:
+        """Is it avoided for this family of NPUs?"""
+        return family in (*self.families, *self.assumed)
+
+    def finds(self, r: Rewriter, op: Op) -> bool:
+        """Does the row concern ``op``, one of its operators?"""
+        return (
+            (not self.of or r.producer(op.operands[0], *self.of) is not None)
+            and (not self.reads or do.reads(r, op.operands[0], *self.reads))
+            and (not self.placed or do.is_placed(r, op.result, reshaped=self.placed == "reshaped"))
+            and self.which(r, op)
+        )
+
+
+VELA_BUGS: tuple[VelaBug, ...] = (
+    # --- offsets that are lost: reading -------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.transposed-convolution-of-slice",
+        wrong="A TRANSPOSE_CONV2D, which Vela splits, reads a SLICE from the beginning of the whole.",
+        operators=("TRANSPOSE_CONV2D",),
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.dilated-convolution-of-slice",
+        wrong="A convolution with a dilation above 2, which Vela splits, reads a SLICE from the beginning of the whole.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_dilated,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.multiplied-depthwise-of-slice",
+        wrong="A DEPTHWISE_CONV2D with several outputs per channel, which Vela splits, reads a SLICE from the beginning of the "
+        "whole.",
+        operators=("DEPTHWISE_CONV2D",),
+        which=do.is_multiplied,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.padded-window-of-sliced-batch",
+        wrong="A window with padding over several pictures reads a SLICE from the beginning of the whole.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"),
+        which=do.is_padded_batch,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.tile-of-five-axes-of-slice",
+        wrong="A TILE of more than four axes reads a SLICE from the beginning of the whole.",
+        operators=("TILE",),
+        which=do.is_wide,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.rescale-of-six-axes-of-slice",
+        wrong="A RESCALE of more than five axes, as part of an operator that broadcasts, reads a SLICE from the beginning of the "
+        "whole.",
+        operators=("RESCALE",),
+        which=do.is_very_wide,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.maximum-of-slice",
+        wrong="A REDUCE_MAX reads a SLICE from the beginning of the whole.",
+        operators=("REDUCE_MAX",),
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.sum-along-channels-of-slice",
+        wrong="A REDUCE_SUM along the last axis reads a SLICE from the beginning of the whole.",
+        operators=("REDUCE_SUM", "RESCALE"),
+        which=do.is_summed_along_channels,
+        reads=("SLICE",),
+        instead=do.copy_operand,
+    ),
+    VelaBug(
+        id="vela.matmul-of-slice",
+        wrong="A MATMUL reads a SLICE from the beginning of the whole.",
+        operators=("MATMUL",),
+        reads=("SLICE",),
+        instead=do.copy_operand,
+        families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.lone-rescale-of-move",
+        wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which forgets where in a "
+        "SLICE, CONCAT or PAD it reads, and computes the first copy only of a TILE.",
+        operators=("RESCALE",),
+        which=do.is_lone,
+        reads=("SLICE", "CONCAT", "PAD", "TILE"),
+        instead=do.copy_operand,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    # --- offsets that are lost: writing -------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.lone-rescale-placed",
+        wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which a CONCAT or PAD does "
+        "not move: in cat([x, y * constant]) the second part lies over the first.",
+        operators=("RESCALE",),
+        which=do.is_lone,
+        placed="anyhow",
+        instead=do.copy_result,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.multiplied-depthwise-placed",
+        wrong="A DEPTHWISE_CONV2D with several outputs per channel that a CONCAT or PAD places is an error of Vela's.",
+        operators=("RESCALE",),
+        which=do.is_rescaled_multiplied,
+        placed="anyhow",
+        instead=do.copy_result,
+    ),
+    VelaBug(
+        id="vela.rescale-between-placements",
+        wrong="A RESCALE of a CONCAT, PAD or TILE that a CONCAT or PAD places is written over what is there.",
+        operators=("RESCALE",),
+        which=do.is_of_codes,
+        reads=("CONCAT", "PAD", "TILE"),
+        placed="anyhow",
+        instead=do.copy_result,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.maximum-placed",
+        wrong="A REDUCE_MAX along the last axis that a CONCAT or PAD places is written over what is there.",
+        operators=("REDUCE_MAX",),
+        placed="anyhow",
+        instead=do.copy_result,
+    ),
+    VelaBug(
+        id="vela.clamp-of-transpose-placed",
+        wrong="A CLAMP of a TRANSPOSE that a CONCAT or PAD places is written over what is there.",
+        operators=("CLAMP",),
+        reads=("TRANSPOSE",),
+        placed="anyhow",
+        instead=do.copy_result,
+        families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.transposed-convolution-placed",
+        wrong="A TRANSPOSE_CONV2D that a CONCAT or PAD places is written over what is there.",
+        operators=("RESCALE",),
+        of=("TRANSPOSE_CONV2D",),
+        placed="anyhow",
+        instead=do.copy_result,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.reshaped-matmul-placed",
+        wrong="A MATMUL that is reshaped and that a CONCAT or PAD places is written over what is there.",
+        operators=("RESCALE",),
+        of=("MATMUL",),
+        placed="reshaped",
+        instead=do.copy_result,
+        families=U55_U65,
+    ),
+    # --- copies of INT32 ----------------------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.wide-int32-move",
+        wrong="What moves INT32 is a copy of INT16 with twice as many places along the last axis; beyond 65,536 of those it is cut "
+        "off.",
+        operators=("CONCAT", "PAD", "SLICE", "TILE"),
+        which=do.is_wide_int32,
+        instead=do.move_along_an_axis_more,
+        families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.wide-int32-identity",
+        wrong="An IDENTITY of INT32 is a copy as in vela.wide-int32-move.",
+        operators=("IDENTITY",),
+        which=do.is_wide_int32,
+        instead=do.copy_instead,
+        families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.wide-int32-input",
+        wrong="A RESHAPE or TRANSPOSE of an input of INT32 is a copy as in vela.wide-int32-move, in the shape of the input.",
+        operators=("RESHAPE", "TRANSPOSE"),
+        which=do.is_wide_int32_input,
+        instead=do.copy_operand,
+        families=U55_U65,
+    ),
+    # --- shapes and memory that are shared ----------------------------------------------------------------------------
+    VelaBug(
+        id="vela.select-of-reshaped",
+        wrong="A SELECT of what a RESHAPE reads, too, takes some of its steps in the shape of the RESHAPE.",
+        operators=("SELECT",),
+        instead=do.copy_reshaped_operands,
+        families=U85,
+    ),
+    VelaBug(
+        id="vela.square-of-reshaped",
+        wrong="Of x * x, where x is rescaled and reshaped, one operand gets the shape before, and the result is written over it.",
+        operators=ELEMENTWISE,
+        which=do.is_square_of_reshaped,
+        instead=do.reshape_twice,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.bool-output-that-is-read",
+        wrong="Truth values are 0 and -1, as outputs 0 and 1: what reads an output combines the two.",
+        instead=do.copy_read_outputs,
+        families=U85,
+    ),
+    VelaBug(
+        id="vela.loop-in-operands",
+        wrong="A WHILE_LOOP computes its rounds in the memory of its operands, which others read.",
+        operators=("WHILE_LOOP",),
+        instead=do.copy_shared_operands,
+        families=U85,
+    ),
+    # --- what other steps of the pipeline avoid ------------------------------------------------------------------------
+    VelaBug(
+        id="vela.concat-of-five-axes",
+        wrong="A CONCAT of more than four axes behind a SLICE and a RESHAPE reads the wrong rows.",
+        instead="The step ``fold wide moves`` makes it one of at most four axes.",
+        operators=("CONCAT",),
+    ),
+    VelaBug(
+        id="vela.slice-of-five-axes",
+        wrong="A SLICE of more than four axes, a RESHAPE and a CONCAT kill the process on U55 and U65; on U85 they read the wrong "
+        "rows.",
+        instead="The step ``fold wide moves`` makes it several of three axes.",
+        operators=("SLICE",),
+    ),
+    VelaBug(
+        id="vela.table-between-transposes",
+        wrong="Of TABLE, TRANSPOSE, TABLE, TRANSPOSE, INT8, the second TABLE is lost.",
+        instead="The step ``move tables before transposes`` makes them one TABLE and one TRANSPOSE.",
+        operators=("TABLE",),
+        families=U85,
+    ),
+    # --- what lowerings do not emit ------------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.sum-of-whole-scales",
+        wrong="Of a sum of two INT16 that are both rescaled to INT32 by whole numbers below 2**14 it emits the smaller scale; "
+        "the NPU takes its own shift for the larger.",
+        instead="``ops.arithmetic`` rescales the larger by 2**14, of INT8 by 2**19: the shifts that are the NPU's own.",
+        operators=("ADD", "SUB"),
+        families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.rescale-in-comparison",
+        wrong="RESCALEs of operands become part of a comparison, but the NPU scales operands of ADD and SUB only.",
+        instead="``ops.compare`` compares a difference with 0. The simulator cannot show it: it scales them as Vela means it.",
+        operators=("EQUAL", "GREATER", "GREATER_EQUAL"),
+        families=U85,
+    ),
+    VelaBug(
+        id="vela.rescale-in-select",
+        wrong="The RESCALE of an operand becomes part of the AND_NOT that a SELECT is made of, but the NPU scales operands of ADD "
+        "and SUB only.",
+        instead="``ops.selection`` adds 0 before it rescales.",
+        operators=("SELECT",),
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.rescale-of-product-per-channel",
+        wrong="A RESCALE per channel of a MATMUL, or of a convolution with computed weights, takes the first scale for all.",
+        instead="Only weights that are constant are rescaled per channel.",
+        operators=("MATMUL", "CONV2D"),
+        families=U85,
+    ),
+    VelaBug(
+        id="vela.unread-input",
+        wrong="An input that nothing reads is not there any more.",
+        instead="``lower.walk`` adds it to an output, times 0; ``vela.compile`` refuses a model that lost one.",
+    ),
+    # --- what targets forbid -------------------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.padded-pool-of-wide-stride",
+        wrong="A MAX_POOL2D with padding and a stride above 3 reads other places.",
+        instead="A limit of ``target.u85``: it stays on the CPU.",
+        operators=("MAX_POOL2D",),
+        families=U85,
+    ),
+    VelaBug(
+        id="vela.long-sum",
+        wrong="A REDUCE_SUM of more than 65,536 numbers is done in parts, each of which is rescaled as if it were the whole.",
+        instead="A limit of ``target.u85``; ``ops.sums`` takes sums of sums.",
+        operators=("REDUCE_SUM",),
+        families=U85,
+    ),
+    # --- what is seen around the compilation ---------------------------------------------------------------------------
+    VelaBug(
+        id="vela.int32-slice-in-cascade",
+        wrong="A SLICE of INT32 in a cascade reads from the beginning of the whole.",
+        instead="``vela.compile`` compiles a graph that has both once more, without cascading.",
+        operators=("SLICE",),
+        families=("u65",),
+        assumed=("u55",),
+    ),
+    VelaBug(
+        id="vela.undone-transpose-output",
+        wrong="An output that a TRANSPOSE writes and another TRANSPOSE undoes is not there any more.",
+        instead="Neighbours that are merged do not leave any; ``vela.compile`` refuses a model that lost one.",
+        operators=("TRANSPOSE",),
+    ),
+    VelaBug(
+        id="vela.input-in-its-readers-shape",
+        wrong="An input that a RESHAPE reads is reported in the shape of that RESHAPE.",
+        instead="``vela.compile`` puts the shape back; the bytes are the same.",
+        operators=("RESHAPE",),
+    ),
+)
+BY_ID: Mapping[str, VelaBug] = {bug.id: bug for bug in VELA_BUGS}
+
+
+def work_around(r: Rewriter, family: Family) -> None:
+    """Do what the rows that concern ``family`` say, one row after the other."""
+    for bug in VELA_BUGS:
+        if bug.concerns(family) and not isinstance(bug.instead, str):
+            for op in r.named(*bug.operators) if bug.operators else r:
+                if bug.finds(r, op):
+                    bug.instead(r, op)

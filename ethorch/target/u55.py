@@ -1,0 +1,71 @@
+"""Ethos-U55 and Ethos-U65 as data: what they can run of each TOSA operator, and which ways to say it run fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ethorch.target.family import Family
+from ethorch.target.tuning import FoldColumns, TileCost, TransposeCost, Tuning
+from ethorch.tosa.limits import ABSENT, Limits, Range, upto
+
+NONE, _ONE = Range(0, 0), Range(1, 1)
+#: Vela splits kernels, maps, batches and strides, but never channels.
+CHANNELS = {"ifm_c": upto(65536)}
+#: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
+_PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
+POOL = {**CHANNELS, "kernel_w": upto(65536)}
+STRIDES = "It stays on the CPU; a stride of at most 3, or no padding, runs on the NPU."
+
+#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators.
+_ABSENT_U55 = (
+    "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "INTDIV", "LOGICAL_AND", "LOGICAL_RIGHT_SHIFT", "LOGICAL_OR",
+    "LOGICAL_XOR", "LOGICAL_NOT", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "REDUCE_ALL", "REDUCE_ANY", "GATHER", "SCATTER",
+)  # fmt: skip
+
+_NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
+#: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
+NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
+_NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
+
+LIMITS = {
+    "CONV2D": Limits({**CHANNELS, **_PLAIN_STRIDES}, way_out=STRIDES),
+    "DEPTHWISE_CONV2D": Limits({**CHANNELS, "stride": upto(3)}, way_out=STRIDES),
+    "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}, way_out=STRIDES),
+    "AVG_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE, "padded_kernel": upto(8)}, way_out=STRIDES),
+    "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
+    "MATMUL": Limits(dtypes=frozenset({"INT8"})),
+    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"})),
+    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"})),
+    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"})),
+    **dict.fromkeys(_ABSENT_U55, ABSENT),
+    "COND_IF": Limits(present=False, way_out=_NO_COND),
+    "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
+}
+
+#: Both families have no BOOL, and RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
+TUNING = Tuning(
+    truth_dtype="INT8",
+    resize="doubling",
+    transpose_conv="phases",
+    largest_max_pool_in_turn_bytes=math.inf,
+    fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
+    largest_selection=512,
+    transpose_steps=TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True),
+    tile_steps=TileCost(cycles_per_copy=800, cycles_per_byte=1),
+    copies_broadcast_constants=True,
+    smallest_rescale_by_depthwise=1024,
+    vela_family="u55",
+)
+
+U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, LIMITS, TUNING)
+U65 = replace(
+    U55,
+    name="u65",
+    vela_arch="EthosU65",
+    default_system_config="Ethos_U65_High_End",
+    default_memory_mode="Dedicated_Sram_384KB",
+    address_bits=40,
+    # Memory is what a convolution of few channels waits for.
+    tuning=replace(TUNING, fold_strides=FoldColumns(channels=8, taps=4, least_products=1024), vela_family="u65"),
+)

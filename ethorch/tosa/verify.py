@@ -1,0 +1,36 @@
+"""Verification of TOSA graphs: what every rewrite and lowering has to leave behind."""
+
+from __future__ import annotations
+
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.opset import OPSET
+
+
+def verify(graph: Graph) -> None:
+    """Raise AssertionError unless operators are known, operands defined before use, shapes and dtypes as the row says."""
+    names: set[str] = set()
+    graphs = [region.name for region in graph.regions()]
+    assert len(set(graphs)) == len(graphs), f"two regions have one name: {graphs}"
+    for region in graph.regions():
+        _verify_region(region, names)
+
+
+def _verify_region(graph: Graph, names: set[str]) -> None:
+    """Verify this graph without its regions; ``names`` are those of values found so far."""
+    defined = {id(value) for value in graph.inputs}
+    for value in graph.inputs:
+        assert value.name not in names, f"two values are called %{value.name}"
+        names.add(value.name)
+    for op in graph.ops:
+        row = OPSET[op.name]
+        for value in op.operands:
+            assert value.is_const or id(value) in defined, f"{op.name} reads {value} before it is defined"
+        inferred = row.infer(op.operands, op.attrs)
+        found = [(value.shape, value.dtype) for value in op.results]
+        assert inferred == found, f"{op.name} from {op.result.origin}: row says {inferred}, found {found}"
+        for value in op.results:
+            assert value.name not in names, f"two values are called %{value.name}"
+            names.add(value.name)
+            defined.add(id(value))
+    for value in graph.outputs:
+        assert value.is_const or id(value) in defined, f"output {value} is never computed"

@@ -1,0 +1,28 @@
+"""``python -m ethorch.vela FOLDER``: the child's side of ``compile_apart``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from ethorch.errors import VelaError
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.vela.child import to_files
+from ethorch.vela.compiler import compile
+
+
+def main(folder: Path) -> None:
+    """Compile the folder's graph and leave the result, or Vela's refusal, beside it."""
+    target, flags = json.loads((folder / "spec.json").read_text())
+    *configs, ini = [flag.removeprefix("--config=") for flag in flags if flag.startswith("--config=")]
+    others = [flag for flag in flags if not flag.startswith("--config=")] + [f"--config={name}" for name in configs]
+    try:
+        spec = EthosUCompileSpec(target, extra_flags=others, config_ini=ini)
+        to_files(folder, compile((folder / "graph.tosa").read_bytes(), spec))
+    except VelaError as error:
+        (folder / "result.json").write_text(json.dumps({"error": str(error)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,73 @@
+"""A Vela compilation in a process of its own, which a crash or a time limit may end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ethorch.errors import VelaError
+from ethorch.formats.payload import IoTensor
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, Tables
+
+
+def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
+    """``python -m ethorch.vela FOLDER``: the graph and the flags go in as files, the result comes back as files."""
+    with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
+        folder = Path(name)
+        (folder / "graph.tosa").write_bytes(tosa)
+        (folder / "spec.json").write_text(json.dumps([spec.target.name, spec.compiler_flags]))
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", "ethorch.vela", name], capture_output=True, timeout=timeout_seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise VelaError(
+                f"Vela did not finish within {timeout_seconds:g} seconds. The graph may be damaged; a larger "
+                "timeout_seconds gives it longer."
+            ) from None
+        if child.returncode < 0:
+            raise VelaError(f"Vela died of signal {-child.returncode} on this graph; it is damaged, or Vela has a bug.")
+        try:
+            result = json.loads((folder / "result.json").read_text())
+        except (OSError, ValueError):
+            raise VelaError(f"Vela's process failed: {child.stderr.decode(errors='replace')[-500:]}") from None
+        if "error" in result:
+            raise VelaError(result["error"])
+        return from_files(folder, result)
+
+
+def to_files(folder: Path, model: CompiledModel) -> None:
+    (folder / "commands").write_bytes(model.command_stream)
+    (folder / "constants").write_bytes(model.constants)
+    fields = asdict(replace(model, command_stream=b"", constants=b"", load_tables=dict))
+    for name in ("command_stream", "constants", "load_tables"):
+        del fields[name]
+    (folder / "result.json").write_text(json.dumps({**fields, "tables": dict(model.tables)}))
+
+
+def from_files(folder: Path, result: dict[str, Any]) -> CompiledModel:
+    memories = {
+        name: Memory(m["peak_bytes"], m["access_cycles"], {kind: Access(**a) for kind, a in m["accesses"].items()})
+        for name, m in result["performance"].pop("memories").items()
+    }
+    tables: Tables = {name: (header, rows) for name, (header, rows) in result["tables"].items()}
+
+    def io(tensors: list[dict[str, Any]]) -> tuple[IoTensor, ...]:
+        return tuple(IoTensor(tuple(t["shape"]), t["element_size"], t["offset"], t["region"]) for t in tensors)
+
+    return CompiledModel(
+        command_stream=(folder / "commands").read_bytes(),
+        constants=(folder / "constants").read_bytes(),
+        scratch_bytes=result["scratch_bytes"],
+        scratch_fast_bytes=result["scratch_fast_bytes"],
+        inputs=io(result["inputs"]),
+        outputs=io(result["outputs"]),
+        performance=Performance(memories=memories, **result["performance"]),
+        load_tables=lambda: tables,
+    )

@@ -1,0 +1,212 @@
+"""Vela in this process: TOSA flatbuffer in, command stream, constants, I/O map, estimates and operator table out.
+
+Vela's compiler ("regor", C++) reports every refusal as a Python exception; nothing of what it says is lost to a
+terminal. Fuzzing it with 1700 damaged TOSA files gave no crash, but one endless compilation, so graphs that come from
+outside can be compiled in a process of their own, with a time limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ethorch.errors import VelaError
+from ethorch.formats.payload import RANK, IoTensor
+from ethorch.redirect import COUT_LOCK
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.vela.child import compile_apart
+from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance
+from ethorch.vela.declared import Declared, Shape
+
+_MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
+
+# Vela's own words for parts of its scheduler that a flag switches off (vela.py, get_compiler_config).
+_FEATURES = {
+    "--disable-chaining": "Grouping",
+    "--disable-fwd": "FWD",
+    "--disable-cascading": "Cascading",
+    "--disable-buffering": "WeightBuffering",
+    "--disable-ifm-reuse": "ReuseIFM",
+}
+# Flags that make Vela print: section of its options, key.
+_VERBOSE = {
+    "--verbose-high-level-command-stream": ("compiler", "verbose_high_level_command_stream"),
+    "--verbose-register-command-stream": ("compiler", "verbose_register_command_stream"),
+    "--verbose-schedule": ("scheduler", "verbose"),
+    "--verbose-allocation": ("scheduler", "verbose_allocation"),
+    "--verbose-graph": ("graph", "verbose"),
+    "--verbose-quantization": ("graph", "verbose_quantization"),
+}
+
+
+def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | None = None) -> CompiledModel:
+    """Compile a TOSA 1.0 flatbuffer for the spec's NPU.
+
+    Args:
+        tosa: the flatbuffer.
+        spec: target, memories and flags.
+        timeout_seconds: compile in a child process and give it this long: for graphs from outside, on which Vela may
+            not return. None compiles in this process, which is quicker by about half a second.
+
+    Raises:
+        VelaError: Vela refused the graph (its own words follow), took too long, or died.
+    """
+    if len(tosa) < 8 or bytes(tosa[4:8]) != b"TOSA":
+        raise VelaError(f"not a TOSA flatbuffer: bytes 4 to 8 are {bytes(tosa[4:8])!r}, not b'TOSA'.")
+    if len(tosa) > _MAX_TOSA_BYTES:
+        raise VelaError(f"the TOSA flatbuffer is {len(tosa)} bytes long; Vela reads at most {_MAX_TOSA_BYTES}.")
+    if timeout_seconds is not None:
+        return compile_apart(tosa, spec, timeout_seconds)
+    from ethorch.rewrite.vela_bugs import BY_ID  # with NumPy, of which `import ethorch.vela` is 0.1 s quicker
+
+    model = compile_as_it_stands(tosa, spec)
+    declared = Declared.of(tosa)
+    cascading = BY_ID["vela.int32-slice-in-cascade"]
+    if model.performance.cascades and declared.cuts_int32 and cascading.concerns(spec.target.family):
+        model = compile_as_it_stands(tosa, spec, cascading=False)
+    return _with_declared_ends(declared, model)
+
+
+def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool = True) -> CompiledModel:
+    """What Vela makes of a TOSA flatbuffer, with its bugs.
+
+    Args:
+        cascading: False is as the flag --disable-cascading.
+
+    Raises:
+        VelaError: Vela refused the graph.
+    """
+    try:
+        from ethosu import regor
+    except ImportError as error:
+        raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
+    options = options_text(spec, cascading=cascading)
+    try:
+        with COUT_LOCK:  # nor does anything say that two compilations may overlap
+            raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
+    except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
+        raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
+    if not isinstance(raw, regor.CompiledRawModel):
+        raise VelaError(f"Vela returned {type(raw).__name__} instead of a raw model.")
+    return _read(raw, spec)
+
+
+def system_text(spec: EthosUCompileSpec) -> str:
+    """The hardware half of Vela's configuration: architecture, section names, then the ini files (vela.py, main)."""
+    target = spec.target
+    return (
+        f"[architecture]\nmacs={target.macs // target.cores}\ncores={target.cores}\n"
+        f"[vela]\nsystem_config_name={spec.system_config}\nmemory_mode_name={spec.memory_mode}\n"
+        f"{spec.vela_config.text}"
+    )
+
+
+def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
+    """The compiler half: flags as Vela's driver translates them (vela.py, get_compiler_config).
+
+    Args:
+        cascading: False is as the flag --disable-cascading.
+    """
+    flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
+    sections: dict[str, dict[str, Any]] = {
+        "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},
+        "scheduler": {
+            "optimize": flags.get("--optimise", "Performance"),
+            "arena_size_limit": spec.arena_cache_bytes,
+            "disable_feature": "|".join(feature for flag, feature in _FEATURES.items() if flag in flags),
+            "cpu_tensor_alignment": flags.get("--cpu-tensor-alignment", 16),
+            "tensor_allocator": flags.get("--tensor-allocator", "HillClimb"),
+        },
+        "graph": {"softmax_int16_neg_exp_range": flags.get("--experimental-softmax-int16-neg-exp-range", 10.0)},
+    }
+    for flag, (section, key) in _VERBOSE.items():
+        if flag in flags or "--verbose-all" in flags:
+            sections[section][key] = "true"
+    return "".join(
+        f"\n[{name}]\n" + "".join(f"{key}={value}\n" for key, value in values.items()) for name, values in sections.items()
+    )
+
+
+def _with_declared_ends(declared: Declared, model: CompiledModel) -> CompiledModel:
+    """The model with its inputs and outputs in the shapes the graph declares; VelaError when Vela lost one.
+
+    The payload's tensors would belong to other arguments then. Vela's bugs: ``vela.unread-input``,
+    ``vela.undone-transpose-output``, ``vela.input-in-its-readers-shape``.
+    """
+    return replace(
+        model,
+        inputs=_in_declared_shapes("input", declared.inputs, model.inputs),
+        outputs=_in_declared_shapes("output", declared.outputs, model.outputs),
+    )
+
+
+def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compiled: Sequence[IoTensor]) -> tuple[IoTensor, ...]:
+    wanted = [(*[1] * (RANK - len(shape)), *shape) for _, shape in declared]
+    if [math.prod(shape) for shape in wanted] != [math.prod(tensor.shape) for tensor in compiled]:
+        names, found = (name for name, _ in declared), (str(list(tensor.shape)) for tensor in compiled)
+        raise VelaError(
+            f"Vela returned {len(compiled)} of {len(declared)} {kind}s, or in another order: "
+            f"{', '.join(found) or 'none'} for {', '.join(names)}. It drops "
+            "inputs that nothing reads, and outputs that a TRANSPOSE writes and another TRANSPOSE undoes: keep those "
+            "out of the graph."
+        )
+    return tuple(replace(tensor, shape=shape) for tensor, shape in zip(compiled, wanted, strict=True))
+
+
+def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
+    """Copy out of Vela's own objects everything but the database, which is large and seldom asked for."""
+    report = raw.perf_report
+    performance = Performance(
+        npu_cycles=report.npuCycles,
+        total_cycles=report.totalCycles,
+        mac_count=report.macCount,
+        npu_ops=report.npuOps,
+        cascades=report.cascades,
+        cascaded_ops=report.cascadedOps,
+        original_weight_bytes=report.originalWeights,
+        encoded_weight_bytes=report.encodedWeights,
+        read_only_bytes=report.readOnlyPeakUsage,
+        staging_area=report.stagingMemoryArea,
+        memories={
+            name: Memory(
+                memory.peakUsage,
+                memory.totalAccessCycles,
+                {
+                    kind: Access(access.bytesRead, access.bytesWritten, access.accessCycles)
+                    for kind, access in memory.accesses.items()
+                },
+            )
+            for name, memory in report.memories.items()
+        },
+        core_clock_hz=spec.memory_system.core_clock_hz,
+    )
+    if report.cpuOps:
+        raise VelaError(f"Vela left {report.cpuOps} operators to the CPU, which a delegate cannot do.")
+    if raw.variables:
+        raise VelaError(f"the graph has {len(raw.variables)} persistent variables; the payload has no place for them.")
+
+    def io(tensors: Any) -> tuple[IoTensor, ...]:
+        return tuple(IoTensor(tuple(t.shape), t.element_size, t.address, t.region) for t in tensors)
+
+    database = raw.opt_database
+    return CompiledModel(
+        command_stream=bytes(raw.command_stream),
+        constants=bytes(raw.read_only.data),
+        scratch_bytes=raw.scratch.size,
+        scratch_fast_bytes=raw.scratch_fast.size if raw.scratch_fast.region == 2 else 0,
+        inputs=io(raw.inputs),
+        outputs=io(raw.outputs),
+        performance=performance,
+        load_tables=lambda: {
+            name: (list(table.header), [list(row) for row in table.data]) for name, table in database.tables.items()
+        },
+    )
+
+
+def _words(error: BaseException) -> str:
+    """Vela's message on one line."""
+    text = str(error).removeprefix("Compilation failed: ")
+    words = "; ".join(line.strip(" -") for line in text.splitlines() if line.strip(" -"))
+    return words.replace(":; ", ": ") or type(error).__name__

@@ -1,0 +1,58 @@
+"""What a TOSA flatbuffer declares, read without TOSA's library: its inputs and outputs, and what tells Vela's bugs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ethorch.errors import VelaError
+from ethorch.formats.flatbuffer import Buffer, Table
+
+Shape = tuple[int, ...]
+
+# Numbers of tosa.fbs of TOSA 1.0, as those of the fields below.
+_SLICE, _INT32 = 59, 5
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Of a TOSA graph.
+
+    Attributes:
+        inputs, outputs: name and shape of each, in order.
+        cuts_int32: it has a SLICE of INT32, perhaps in a region of control flow.
+    """
+
+    inputs: tuple[tuple[str, Shape], ...]
+    outputs: tuple[tuple[str, Shape], ...]
+    cuts_int32: bool
+
+    @classmethod
+    def of(cls, tosa: bytes) -> Declared:
+        """Read a TOSA 1.0 flatbuffer.
+
+        Raises:
+            VelaError: it is damaged.
+        """
+        reader = _Tosa(memoryview(tosa), 20_000_000)
+        graph = Table(reader, reader.number("<I", 0, "graph"), "graph")
+        blocks = [block for region in graph.tables(1, "region") for block in region.tables(1, "block")]
+        if not blocks:
+            raise reader.error("graph", "has no block")
+        tensors = {tensor.text(0, "tensor name"): tensor for tensor in blocks[0].tables(2, "tensor")}
+
+        def shapes(field: int, what: str) -> tuple[tuple[str, Shape], ...]:
+            found = [(name, tensors[name]) for name in blocks[0].texts(field, what) if name in tensors]
+            return tuple((name, tuple(tensor.numbers(1, "i", "shape")) if tensor.has(1) else ()) for name, tensor in found)
+
+        return cls(shapes(3, "inputs"), shapes(4, "outputs"), any(_cuts_int32(block) for block in blocks))
+
+
+class _Tosa(Buffer):
+    def error(self, what: str, problem: str) -> VelaError:
+        return VelaError(f"the TOSA flatbuffer is damaged: {what} {problem}.")
+
+
+def _cuts_int32(block: Table) -> bool:
+    types = {tensor.text(0, "tensor name"): tensor.number(2, "<I") for tensor in block.tables(2, "tensor")}
+    slices = (op for op in block.tables(1, "operator") if op.number(0, "<I") == _SLICE)
+    return any(types.get(name) == _INT32 for op in slices for name in op.texts(3, "operands"))

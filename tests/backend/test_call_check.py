@@ -1,0 +1,62 @@
+"""A payload that does not fit the delegate's call is an error while compiling, never a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ethorch import EthosUPartitioner, vela
+from ethorch.errors import EthorchError
+from ethorch.formats.payload import IoTensor
+from ethorch.vela import CompiledModel
+from tests.backend.test_partitioner import SPEC
+from tests.support.quantized import lower, quantized
+
+
+def wider(tensor: IoTensor) -> IoTensor:
+    return replace(tensor, element_size=2, shape=(*tensor.shape[:-1], tensor.shape[-1] // 2))
+
+
+def transposed(tensor: IoTensor) -> IoTensor:
+    return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]))
+
+
+FORGED: dict[str, tuple[Callable[[CompiledModel], CompiledModel], str]] = {
+    "no input": (lambda model: replace(model, inputs=()), "called with 1 inputs, but its payload has 0"),
+    "two outputs": (lambda model: replace(model, outputs=model.outputs * 2), "called with 1 outputs, but its payload has 2"),
+    "dtype": (lambda model: replace(model, inputs=(wider(model.inputs[0]),)), r"input 0 .*int8\[1, 3, 6, 8\].*elements of 2 bytes"),
+    "shape": (
+        lambda model: replace(model, outputs=(transposed(model.outputs[0]),)),
+        r"output 0 .*int8\[1, 4, 6, 8\].*in the shape \[1, 1, 1, 4, 8, 6\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_payload(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forge, message = FORGED[name]
+    compile_ = vela.compile
+    monkeypatch.setattr(vela, "compile", lambda *args, **options: forge(compile_(*args, **options)))
+    inputs = (torch.randn(1, 3, 6, 8),)
+    with pytest.raises(EthorchError, match=message):
+        lower(quantized(nn.Conv2d(3, 4, 1), [inputs]).module, inputs, EthosUPartitioner(SPEC))
+
+
+class Several(nn.Module):
+    """Ones in the shapes, a scalar-like result, truth values and another memory format."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        z = x + y
+        return z, z.mean(), (z > 0), z[:, :1].contiguous(memory_format=torch.channels_last)
+
+
+def test_what_fits_is_let_through() -> None:
+    inputs = (torch.randn(1, 4, 1, 6), torch.randn(1, 4, 5, 6).to(memory_format=torch.channels_last))
+    partitioner = EthosUPartitioner(SPEC)
+    lower(quantized(Several(), [inputs]).module, inputs, partitioner)
+    assert partitioner.report.npu_operators >= 3

@@ -1,0 +1,145 @@
+"""Lowering once more without what Vela declined, and leaving ExecuTorch as it was for everybody else."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import final
+
+import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch import nn
+
+from ethorch import EthosUPartitioner, host, vela
+from ethorch.backend import retry
+from ethorch.rewrite import pipeline
+from ethorch.target.npus import LIMITS
+from ethorch.tosa.limits import Limits
+from tests.backend.test_partitioner import SPEC, steps
+from tests.support.quantized import lower, quantized
+
+
+class Pooled(nn.Module):
+    """U55 has no average over a padded window of 9x9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = nn.functional.avg_pool2d(x, 9, 1, 4, count_include_pad=False)
+        return self.last(x)
+
+
+def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(LIMITS["u55"], "AVG_POOL2D", Limits())  # a limit too loose, so that Vela really refuses
+    inputs = (torch.randn(1, 3, 16, 16),)
+    module = quantized(Pooled(), [inputs]).module
+    partitioner = EthosUPartitioner(SPEC)
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 2
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+    (refusal,) = partitioner.report.refusals
+    assert (refusal.reason.id, refusal.origin.target) == ("vela.refused", "aten.avg_pool2d.default")
+    assert refusal.origin.source.startswith("test_retry.py:")
+    assert partitioner.report.npu_operators == 2 + 1  # two convolutions and relu, each counted once
+    assert "again without aten.avg_pool2d.default" in caplog.text
+
+
+def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
+    """The CPU has no conv2d: only what ExecuTorch makes of it."""
+    steps_left = tuple(step for step in pipeline.PIPELINE if getattr(step, "name", "") != "split transposes")
+    monkeypatch.setattr(pipeline, "PIPELINE", steps_left)  # so that Vela really refuses
+    inputs = (torch.randn(1, 3, 257, 256),)
+    module = quantized(nn.Sequential(nn.Conv2d(3, 2, 3, 2), nn.Hardswish(), nn.AdaptiveAvgPool2d(4)), [inputs]).module
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert len(program.delegates) == 1
+    assert steps(program(*inputs)[0], module, inputs) <= 2.01
+    refused = {refusal.origin.target: refusal for refusal in partitioner.report.refusals}
+    assert refused["aten.convolution.default"].reason.id == "vela.refused"
+    assert refused["aten.convolution.default"].origin.module == "0"
+
+
+def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
+    calls: list[bytes] = []
+    compile_ = vela.compile
+    monkeypatch.setattr(vela, "compile", lambda tosa, *rest: calls.append(tosa) or compile_(tosa, *rest))
+    inputs = (torch.randn(1, 3, 8, 8),)
+    module = quantized(nn.Conv2d(3, 4, 1), [inputs]).module
+    lower(module, inputs, EthosUPartitioner(SPEC))
+    assert len(calls) == 1
+
+
+@final
+class Nothing(BackendDetails):
+    """A backend of somebody else: it takes everything and writes one byte."""
+
+    @staticmethod
+    def preprocess(edge_program: torch.export.ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(processed_bytes=b"!")
+
+
+@final
+class NothingPartitioner(Partitioner):
+    def partition(self, exported_program: torch.export.ExportedProgram) -> PartitionResult:
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = "all"
+        return PartitionResult(exported_program, {"all": DelegationSpec("Nothing", [])})
+
+
+def test_other_backends_lower_as_before() -> None:
+    inputs = (torch.randn(1, 3, 8, 8),)
+    EthosUPartitioner(SPEC)
+    lower(quantized(nn.Conv2d(3, 4, 1), [inputs]).module, inputs, EthosUPartitioner(SPEC))
+    edge = to_edge_transform_and_lower(torch.export.export(nn.ReLU(), inputs), partitioner=[NothingPartitioner()])
+    calls = [node for node in edge.exported_program().graph.nodes if "call_delegate" in str(node.target)]
+    assert len(calls) == 1
+    assert b"Nothing" in edge.to_executorch().buffer
+
+
+def test_to_backend_is_wrapped_once() -> None:
+    EthosUPartitioner(SPEC)
+    forms = (torch.export.ExportedProgram, MethodProgramsPartitionerSpec)
+    before = [to_backend.dispatch(form) for form in forms]
+    EthosUPartitioner(SPEC)
+    retry.install()
+    assert [to_backend.dispatch(form) for form in forms] == before
+
+
+def test_importing_ethorch_changes_nothing() -> None:
+    """Every module of it, with the packages that it imports there already."""
+    script = """
+import importlib, logging, pkgutil, signal, sys, warnings
+import torch, torchao.quantization.pt2e.quantize_pt2e, executorch.exir, executorch.kernels.quantized, executorch.runtime
+from executorch.exir.backend.backend_api import to_backend
+import ethosu.regor, tosa_serializer
+
+def state():
+    ethorchs = {name: (logger.handlers, logger.level) for name, logger in logging.root.manager.loggerDict.items()
+                if name.startswith("ethorch") and isinstance(logger, logging.Logger)}
+    return (dict(to_backend.registry), logging.root.handlers[:], logging.root.level, sys.unraisablehook, sys.excepthook,
+            signal.getsignal(signal.SIGINT), warnings.filters[:]), ethorchs
+
+before, _ = state()
+import ethorch
+for module in pkgutil.walk_packages(ethorch.__path__, "ethorch."):
+    importlib.import_module(module.name)
+after, loggers = state()
+for old, new in zip(before, after):
+    assert old == new, (old, new)
+assert "ethorch.backend.retry" in loggers
+assert all(found == ([], logging.NOTSET) for found in loggers.values()), loggers
+print("nothing changed")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("nothing changed"), done.stderr

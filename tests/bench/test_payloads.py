@@ -1,0 +1,40 @@
+"""The comparison of payloads: what counts as a difference, and that another package can stand in for the present one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.payloads import differences, extracted, in_child
+
+SAME = {"payloads": ["a", "b"], "pte": "p", "pte_bytes": 100}
+
+
+def test_differences_name_network_and_kind() -> None:
+    before = {"x": SAME, "y": SAME, "z": SAME, "failing": {"error": "no"}, "elsewhere": SAME}
+    after = {
+        "x": SAME,
+        "y": SAME | {"payloads": ["a", "c"], "pte": "q"},
+        "z": SAME | {"pte": "q", "pte_bytes": 104},
+        "failing": {"error": "other"},
+    }
+    assert list(differences(before, after)) == [
+        "y: 2 -> 2 payloads, 1 of them differ",
+        "z: equal payloads in another program (100 -> 104 bytes)",
+        "failing: no -> other",
+    ]
+
+
+def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--against no-such-revision"):
+        extracted("no-such-revision", tmp_path)
+
+
+@pytest.mark.long
+def test_the_package_of_the_child_is_the_one_given(tmp_path: Path) -> None:
+    """A package without anything in it cannot compile, and its error is the record."""
+    (tmp_path / "ethorch").mkdir()
+    (tmp_path / "ethorch" / "__init__.py").write_text("raise RuntimeError('this one')")
+    with pytest.raises(RuntimeError, match="this one"):
+        in_child(tmp_path / "ethorch", ["ds_cnn"], ["ethos-u55-128"])

@@ -1,0 +1,441 @@
+"""For each row of ``VELA_BUGS`` graphs, as small as they get, that Vela gets wrong as they stand.
+
+``python -m tests.rewrite.vela_bug_graphs [ID ...]`` says what the installed Vela makes of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch import EthosUCompileSpec, vela
+from ethorch.builder.builder import Builder
+from ethorch.errors import MachineFault, VelaError
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.rewrite.vela_bugs import BY_ID, VELA_BUGS, VelaBug
+from ethorch.target.npus import TARGETS
+from ethorch.tosa.ir import Graph, Value
+from ethorch.tosa.serialize import serialize
+from ethorch.vela.compiler import compile_as_it_stands
+from tests.support.tosa_runs import reference, run_compiled
+
+#: Puts a graph together and returns its outputs.
+Make = Callable[[Builder], Value | tuple[Value, ...]]
+#: The NPU that stands for its family.
+NPUS = {"u55": "ethos-u55-128", "u65": "ethos-u65-256", "u85": "ethos-u85-256"}
+
+
+@dataclass(frozen=True)
+class Avoided:
+    """A graph that Vela gets wrong and that nothing is done about, since lowerings emit another one, ``instead``."""
+
+    make: Make
+    instead: Make
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def whole(b: Builder, dtype: str = "INT8") -> Value:
+    return b.input("x", (1, 10, 11, 6), dtype)
+
+
+def cut(b: Builder, dtype: str = "INT8") -> Value:
+    return b.emit("SLICE", whole(b, dtype), start=(0, 1, 2, 1), size=(1, 9, 9, 4))
+
+
+def beside(b: Builder, value: Value) -> Value:
+    other = b.input("z", (*value.shape[:-1], 3), value.dtype)
+    return b.emit("CONCAT", other, value, axis=value.rank - 1)
+
+
+def within(b: Builder, value: Value) -> Value:
+    return b.emit("PAD", value, padding=(0, 0) * (value.rank - 2) + (2, 1, 1, 1), pad_const=0)
+
+
+def pair(b: Builder, dtype: str = "INT8") -> tuple[Value, Value]:
+    return b.input("x", (2, 12), dtype), b.input("y", (2, 12), dtype)
+
+
+def constant(b: Builder, *shape: int, dtype: type[np.generic] = np.int8) -> Value:
+    return b.const(np.random.default_rng(5).integers(-50, 50, shape).astype(dtype))
+
+
+def zero(b: Builder) -> Value:
+    return b.const(np.zeros((1, 1), np.int32))
+
+
+def table(b: Builder, value: Value, seed: int) -> Value:
+    return b.emit("TABLE", value, b.const(np.random.default_rng(seed).integers(-128, 128, 256).astype(np.int8)))
+
+
+def int32(b: Builder, value: Value, unit: float = 1.0) -> Value:
+    return b.rescale(value, unit, dtype="INT32")
+
+
+def convolved(b: Builder, x: Value, name: str, dilation: int = 1, per_channel: int = 1) -> Value:
+    c = x.shape[3]
+    depthwise = name == "DEPTHWISE_CONV2D"
+    weight = constant(b, *((3, 3, c, per_channel) if depthwise else (6, 3, 3, c)))
+    bias = constant(b, c * per_channel if depthwise else 6, dtype=np.int32)
+    where = {"out_pad": (0, 0, 0, 0)} if name == "TRANSPOSE_CONV2D" else {"pad": (dilation,) * 4, "dilation": (dilation,) * 2}
+    return b.rescale(b.emit(name, x, weight, bias, stride=(1, 1), input_zp=0, weight_zp=0, **where), 0.002)
+
+
+def multiplied(b: Builder, x: Value) -> Value:
+    return b.rescale(b.emit("MATMUL", x, b.input("y", (2, x.shape[2], 6), "INT8"), a_zp=0, b_zp=0), 0.01)
+
+
+def reshaped_matmul(b: Builder) -> Value:
+    return b.reshape(multiplied(b, b.input("x", (2, 5, 8), "INT8")), (1, 2, 5, 6))
+
+
+def by_constants(b: Builder, x: Value) -> Value:
+    return b.rescale(b.emit("MUL", int32(b, x), constant(b, 1, 1, 1, x.shape[3], dtype=np.int32), shift=0), 0.03)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def padded_windows_of_a_batch(b: Builder) -> Value:
+    x = b.emit("SLICE", b.input("x", (2, 9, 9, 6), "INT8"), start=(0, 0, 0, 1), size=(2, 9, 9, 4))
+    return convolved(b, x, "CONV2D")
+
+
+def six_axes(b: Builder) -> Value:
+    x = b.emit("SLICE", b.input("x", (1, 2, 3, 2, 3, 5), "INT8"), start=(0,) * 5 + (1,), size=(1, 2, 3, 2, 3, 4))
+    y = b.reshape(b.emit("SLICE", b.input("y", (3, 5), "INT8"), start=(0, 1), size=(3, 4)), (1, 1, 1, 1, 3, 4))
+    return b.rescale(b.emit("ADD", int32(b, x, 2.0**19), int32(b, y, 2.0**19)), 2.0**-20)
+
+
+def five_axes(b: Builder) -> Value:
+    x = b.emit("SLICE", b.input("x", (5, 2, 2, 9), "INT16"), start=(1, 1, 1, 2), size=(3, 1, 1, 6))
+    return b.emit("TILE", b.reshape(x, (1, 3, 1, 1, 6)), multiples=(1, 3, 1, 1, 1))
+
+
+def maximum(b: Builder, x: Value, axis: int) -> Value:
+    return b.emit("REDUCE_MAX", x, axis=axis)
+
+
+def select(shared: str, dtype: str) -> Make:
+    def make(b: Builder) -> tuple[Value, ...]:
+        x, y = pair(b, dtype)
+        condition = b.emit("GREATER", int32(b, y), zero(b))
+        chosen = b.emit("SELECT", condition, x, y)
+        reshaped = b.reshape({"condition": condition, "first": x, "second": y}[shared], (1, 2, 12, 1))
+        return chosen, b.emit("LOGICAL_NOT", reshaped) if shared == "condition" else b.emit("REVERSE", reshaped, axis=2)
+
+    return make
+
+
+def square(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> Make:
+    def make(b: Builder) -> Value:
+        x = b.reshape(b.rescale(b.input("x", shape, "INT8"), 0.5, input_zp=7), other)
+        return b.emit(name, int32(b, x), int32(b, x), **({"shift": 0} if name == "MUL" else {}))
+
+    return make
+
+
+def read_condition(b: Builder) -> tuple[Value, ...]:
+    x, y = pair(b)
+    condition = b.emit("GREATER", int32(b, x), int32(b, y))
+    return condition, b.emit("SELECT", condition, x, y)
+
+
+def loop(b: Builder) -> Value:
+    """A table of an input, beside what two rounds of another table make of it."""
+    x = table(b, b.input("a", (1, 5, 5, 8), "INT8"), 0)
+    condition, body = b.region("condition"), b.region("body")
+    for inner in (condition, body):
+        inner.input("n", (1,), "INT32")
+        inner.input("x", x.shape, "INT8")
+    one, two = (b.const(np.array([number], np.int32)) for number in (1, 2))
+    condition.graph.outputs.append(condition.emit("GREATER", two, condition.graph.inputs[0]))
+    body.graph.outputs += [body.emit("ADD", body.graph.inputs[0], one), table(body, body.graph.inputs[1], 1)]
+    b.emit("WHILE_LOOP", b.const(np.zeros(1, np.int32)), x, cond_graph=condition.graph, body_graph=body.graph)
+    return b.emit("CONCAT", x, b.graph.ops[-1].results[1], axis=1)
+
+
+def concat_of_five_axes(axis: int) -> Make:
+    def make(b: Builder) -> Value:
+        x = b.input("x", (2, 3, 4, 6), "INT8")
+        size = tuple(1 if k == max(axis - 1, 0) else extent for k, extent in enumerate(x.shape))
+        starts = [tuple(first if k == max(axis - 1, 0) else 0 for k in range(4)) for first in (1, 0)]
+        return b.emit("CONCAT", *(b.reshape(b.emit("SLICE", x, start=start, size=size), (1, *size)) for start in starts), axis=axis)
+
+    return make
+
+
+def slice_of_five_axes(*axes: int) -> Make:
+    def make(b: Builder) -> Value:
+        x = b.input("x", (2, 3, 4, 3, 4), "INT8")
+        size = tuple(1 if k in axes else extent for k, extent in enumerate(x.shape))
+        starts = [tuple(first if k in axes else 0 for k in range(5)) for first in (1, 0)]
+        parts = [b.reshape(b.emit("SLICE", x, start=start, size=size), (size[0] * size[1], *size[2:])) for start in starts]
+        return b.emit("CONCAT", *parts, axis=1)
+
+    return make
+
+
+def tables(b: Builder) -> Value:
+    value = b.input("x", (3, 16, 16), "INT8")
+    for seed in (0, 1):
+        value = b.emit("TRANSPOSE", table(b, value, seed), perms=(1, 0, 2))
+    return value
+
+
+def total(bits: int) -> Make:
+    """The sum of two INT16 of which one has a quarter of the other's scale."""
+
+    def make(b: Builder) -> Value:
+        x, y = pair(b, "INT16")
+        acc = b.emit("ADD", int32(b, x, 2.0**bits), int32(b, y, 2.0 ** (bits - 2)))
+        return b.rescale(acc, 2.0 ** -(bits + 1), dtype="INT16")
+
+    return make
+
+
+def selected(added: bool) -> Make:
+    def make(b: Builder) -> Value:
+        x, y = pair(b)
+        values = [b.emit("ADD", int32(b, value), zero(b)) if added else value for value in (x, y)]
+        return b.emit("SELECT", b.input("c", (2, 12), "BOOL"), b.rescale(values[0], 0.7), b.rescale(values[1], 0.3))
+
+    return make
+
+
+def product(per_channel: bool) -> Make:
+    def make(b: Builder) -> Value:
+        acc = b.emit("MATMUL", b.input("x", (1, 5, 8), "INT8"), b.input("y", (1, 8, 4), "INT8"), a_zp=0, b_zp=0)
+        return b.rescale(acc, [0.01, 0.002, 0.03, 0.004] if per_channel else 0.01)
+
+    return make
+
+
+def pooled(pad: int) -> Make:
+    shape = (1, 12 - pad, 12 - pad, 6)
+    return lambda b: b.emit("MAX_POOL2D", b.input("x", shape, "INT8"), kernel=(4, 4), stride=(4, 4), pad=(pad, 0, pad, 0))
+
+
+def long_sum(folded: bool) -> Make:
+    def make(b: Builder) -> Value:
+        x = int32(b, b.input("x", (1, 70_000, 2), "INT8"))
+        if folded:
+            x = b.reshape(b.emit("REDUCE_SUM", b.reshape(x, (70, 1000, 2)), axis=1), (1, 70, 2))
+        return b.rescale(b.emit("REDUCE_SUM", x, axis=1), 0.001)
+
+    return make
+
+
+def unread_input(read: bool) -> Make:
+    def make(b: Builder) -> Value:
+        x, z = pair(b)
+        if not read:
+            return b.emit("CLAMP", x, min_val=-9, max_val=9)
+        nothing = b.emit("MUL", int32(b, z), zero(b), shift=0)
+        return b.rescale(b.emit("ADD", int32(b, x), nothing), 1.0)
+
+    return make
+
+
+def int32_slice_in_cascade(b: Builder) -> Value:
+    wide = b.rescale(b.input("x", (1, 205, 100, 10), "INT8"), 1.0, input_zp=3, dtype="INT32")
+    return b.emit("ADD", b.emit("SLICE", wide, start=(0, 2, 0, 0), size=(1, 200, 100, 10)), constant(b, 1, 1, 1, 1, dtype=np.int32))
+
+
+def undone_transpose(b: Builder) -> tuple[Value, ...]:
+    turned = b.emit("TRANSPOSE", table(b, b.input("x", (1, 6, 5, 4), "INT8"), 0), perms=(0, 2, 1, 3))
+    return turned, b.emit("TRANSPOSE", turned, perms=(0, 2, 1, 3))
+
+
+def reshaped_input(b: Builder) -> Value:
+    return b.emit("CLAMP", b.reshape(b.input("x", (2, 12), "INT8"), (24,)), min_val=-9, max_val=9)
+
+
+#: Row -> name -> graph.
+def wide_rows(b: Builder) -> Value:
+    return b.input("x", (2, 40_000), "INT32")
+
+
+WIDE_MOVES: Mapping[str, Callable[[Builder, Value], Value]] = {
+    "joined": lambda b, x: b.emit("CONCAT", x, b.input("y", x.shape, "INT32"), axis=1),
+    "padded": lambda b, x: b.emit("PAD", x, padding=(0, 0, 1, 2), pad_const=7),
+    "cut": lambda b, x: b.emit("SLICE", x, start=(0, 3), size=(2, 39_000)),
+    "tiled": lambda b, x: b.emit("TILE", x, multiples=(2, 1)),
+}
+
+GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
+    "vela.transposed-convolution-of-slice": {"": lambda b: convolved(b, cut(b), "TRANSPOSE_CONV2D")},
+    "vela.dilated-convolution-of-slice": {
+        "CONV2D": lambda b: convolved(b, cut(b), "CONV2D", dilation=3),
+        "DEPTHWISE_CONV2D": lambda b: convolved(b, cut(b), "DEPTHWISE_CONV2D", dilation=3),
+    },
+    "vela.multiplied-depthwise-of-slice": {"": lambda b: convolved(b, cut(b), "DEPTHWISE_CONV2D", per_channel=2)},
+    "vela.padded-window-of-sliced-batch": {"": padded_windows_of_a_batch},
+    "vela.tile-of-five-axes-of-slice": {"": five_axes},
+    "vela.rescale-of-six-axes-of-slice": {"": six_axes},
+    "vela.maximum-of-slice": {
+        "along the first axis": lambda b: maximum(b, cut(b), 1),
+        "along the last axis": lambda b: maximum(b, cut(b), 3),
+    },
+    "vela.sum-along-channels-of-slice": {"": lambda b: b.rescale(b.emit("REDUCE_SUM", int32(b, cut(b)), axis=3), 0.1)},
+    "vela.matmul-of-slice": {
+        "": lambda b: multiplied(b, b.emit("SLICE", b.input("x", (2, 5, 9), "INT8"), start=(0, 0, 1), size=(2, 5, 8)))
+    },
+    "vela.lone-rescale-of-move": {
+        "SLICE": lambda b: b.rescale(cut(b, "INT32"), 0.7, dtype="INT16"),
+        "CONCAT": lambda b: b.rescale(beside(b, whole(b, "INT32")), 0.7),
+        "PAD": lambda b: int32(b, within(b, whole(b))),
+        "TILE": lambda b: int32(b, b.emit("TILE", b.input("x", (96,), "INT8"), multiples=(5,))),
+        "TILE to a long row": lambda b: int32(b, b.emit("TILE", b.input("x", (9000,), "INT8"), multiples=(9,))),
+    },
+    "vela.lone-rescale-placed": {
+        "product": lambda b: beside(b, by_constants(b, whole(b))),
+        "CONCAT": lambda b: beside(b, b.rescale(whole(b, "INT32"), 0.7)),
+        "PAD": lambda b: within(b, int32(b, whole(b), 0.7)),
+    },
+    "vela.multiplied-depthwise-placed": {
+        "CONCAT": lambda b: beside(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", per_channel=2)),
+        "PAD": lambda b: within(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", dilation=3, per_channel=2)),
+    },
+    "vela.rescale-between-placements": {
+        "CONCAT": lambda b: beside(b, b.rescale(beside(b, whole(b)), 0.7, input_zp=3, output_zp=-5)),
+        "PAD": lambda b: within(b, b.rescale(within(b, whole(b)), 90.7, dtype="INT16")),
+        "TILE": lambda b: beside(b, b.rescale(b.emit("TILE", whole(b), multiples=(1, 1, 2, 1)), 0.7)),
+    },
+    "vela.maximum-placed": {
+        "along the first axis": lambda b: beside(b, maximum(b, whole(b), 1)),
+        "along the last axis": lambda b: beside(b, maximum(b, whole(b), 3)),
+    },
+    "vela.clamp-of-transpose-placed": {
+        "": lambda b: beside(b, b.emit("CLAMP", b.emit("TRANSPOSE", whole(b), perms=(0, 3, 1, 2)), min_val=-9, max_val=9))
+    },
+    "vela.transposed-convolution-placed": {
+        "CONCAT": lambda b: beside(b, convolved(b, whole(b), "TRANSPOSE_CONV2D")),
+        "PAD": lambda b: within(b, convolved(b, whole(b), "TRANSPOSE_CONV2D")),
+    },
+    "vela.reshaped-matmul-placed": {
+        "CONCAT": lambda b: beside(b, reshaped_matmul(b)),
+        "PAD": lambda b: within(b, reshaped_matmul(b)),
+    },
+    "vela.wide-int32-move": {name: lambda b, move=move: move(b, wide_rows(b)) for name, move in WIDE_MOVES.items()},
+    "vela.wide-int32-identity": {"": lambda b: b.emit("IDENTITY", wide_rows(b))},
+    "vela.wide-int32-input": {"": lambda b: b.reshape(wide_rows(b), (2, 4, 10_000))},
+    "vela.select-of-reshaped": {
+        f"{shared}, {dtype}": select(shared, dtype) for shared in ("condition", "first", "second") for dtype in ("INT8", "INT16")
+    },
+    "vela.square-of-reshaped": {
+        "SUB": square("SUB", (12,), (3, 4)),
+        "MUL": square("MUL", (12,), (3, 4)),
+        "MUL of three axes": square("MUL", (2, 3, 4), (2, 12)),
+        "MUL of four axes": square("MUL", (1, 4, 6, 8), (1, 24, 8)),
+    },
+    "vela.bool-output-that-is-read": {"": read_condition},
+    "vela.loop-in-operands": {"": loop},
+    "vela.concat-of-five-axes": {f"along {axis}": concat_of_five_axes(axis) for axis in range(5)},
+    "vela.slice-of-five-axes": {f"of {axes}": slice_of_five_axes(*axes) for axes in ((0,), (0, 2, 4))},
+    "vela.table-between-transposes": {"": tables},
+    "vela.sum-of-whole-scales": {"": Avoided(total(13), instead=total(14))},
+    "vela.rescale-in-select": {"": Avoided(selected(added=False), instead=selected(added=True))},
+    "vela.rescale-of-product-per-channel": {"": Avoided(product(per_channel=True), instead=product(per_channel=False))},
+    "vela.unread-input": {"": Avoided(unread_input(read=False), instead=unread_input(read=True))},
+    "vela.padded-pool-of-wide-stride": {"": Avoided(pooled(pad=2), instead=pooled(pad=0))},
+    "vela.long-sum": {"": Avoided(long_sum(folded=False), instead=long_sum(folded=True))},
+    "vela.int32-slice-in-cascade": {"": int32_slice_in_cascade},
+    "vela.undone-transpose-output": {"": undone_transpose},
+    "vela.input-in-its-readers-shape": {"": reshaped_input},
+}
+#: Rows without a graph, and why.
+UNSHOWN: Mapping[str, str] = {
+    "vela.rescale-in-comparison": "the simulator scales operands of comparisons as Vela means it",
+}
+
+
+# --- what becomes of them ---------------------------------------------------------------------------------------------
+
+
+def built(make: Make, family: str) -> Graph:
+    b = Builder(tuning=TARGETS[NPUS[family]].tuning)
+    made = make(b)
+    b.graph.outputs += made if isinstance(made, tuple) else (made,)
+    return b.graph
+
+
+def as_it_stands(graph: Make | Avoided, family: str) -> str:
+    """What Vela makes of a graph: "right", or what is wrong with it. In a child process: it may die."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(False)
+    made = built(graph.make if isinstance(graph, Avoided) else graph, family)
+    child = context.Process(target=_send_outcome, args=(send, made, family))
+    child.start()
+    send.close()
+    try:
+        return str(receive.recv())
+    except EOFError:
+        return "the process died"
+    finally:
+        child.join()
+
+
+def _send_outcome(send: Connection, graph: Graph, family: str) -> None:
+    faulthandler.disable()  # pytest has it print where the process died
+    send.send(_outcome(graph, family, compile_as_it_stands))
+
+
+def led_around(graph: Make | Avoided, family: str) -> tuple[str, int]:
+    """As ``as_it_stands``, of what ethorch gives Vela instead; and how many operators that has more."""
+    before = built(graph.instead if isinstance(graph, Avoided) else graph, family)
+    after = rewrite(copy.deepcopy(before), TARGETS[NPUS[family]].tuning)
+    return _outcome(after, family, vela.compile), len(after.ops) - len(before.ops)
+
+
+def _outcome(graph: Graph, family: str, compile: Callable[[bytes, EthosUCompileSpec], vela.CompiledModel]) -> str:
+    tosa, codes = serialize(graph), [_codes(value, seed) for seed, value in enumerate(graph.inputs)]
+    try:
+        model = compile(tosa, EthosUCompileSpec(NPUS[family]))
+    except VelaError as error:
+        return str(error)
+    for kind, values, tensors in (("input", graph.inputs, model.inputs), ("output", graph.outputs, model.outputs)):
+        if [(*(1,) * (6 - value.rank), *value.shape) for value in values] != [tensor.shape for tensor in tensors]:
+            return f"{kind}s of other shapes: {[tensor.shape for tensor in tensors]} for {values}"
+    try:
+        found = run_compiled(model, codes)
+    except MachineFault as error:
+        return str(error)
+    wanted = [array.ravel().astype(np.int64) for array in reference(tosa, codes)]
+    different = sum(int((a != b.ravel()).sum()) for a, b in zip(wanted, found, strict=True))
+    return f"{different} elements differ" if different else "right"
+
+
+def _codes(value: Value, seed: int) -> npt.NDArray[np.generic]:
+    kinds: Mapping[str, type[np.generic]] = {"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
+    low, high = (0, 2) if value.dtype == "BOOL" else (-60, 60)
+    return np.random.default_rng(seed + 3).integers(low, high, value.shape).astype(kinds[value.dtype])
+
+
+def findings(bug: VelaBug) -> Iterator[tuple[str, str, str]]:
+    """Family, graph, and what the installed Vela makes of it as it stands."""
+    for family in bug.families:
+        for name, graph in GRAPHS[bug.id].items():
+            yield family, name, as_it_stands(graph, family)
+
+
+def main(ids: list[str]) -> None:
+    print(f"ethos-u-vela {version('ethos-u-vela')}")
+    for bug in [BY_ID[id] for id in ids] or VELA_BUGS:
+        for family, name, found in findings(bug) if bug.id in GRAPHS else ():
+            avoided, _ = led_around(GRAPHS[bug.id][name], family)
+            print(f"{bug.id:40} {name:24} {family}  as it stands: {found[:60]:60}  led around: {avoided[:60]}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

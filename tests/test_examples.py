@@ -1,0 +1,32 @@
+"""Each short example runs as it is and says what its docstring promises."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+SAYS = {
+    "quantize_and_run": "10 of 10 operators on ethos-u55-128 in 1 delegate",
+    "explain": "Rewritten: 6 of 6 operators on ethos-u85-256 in 1 delegate",
+    "int16": "raised to 16 bits",
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = FOLDER / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert SAYS[name] in capsys.readouterr().out
+
+
+def test_examples_are_short_and_mentioned() -> None:
+    readme = (FOLDER.parent / "README.md").read_text()
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    assert names == {*SAYS, "digits"}
+    assert all(f"examples/{name}.py" in readme for name in names)
+    assert all(len((FOLDER / f"{name}.py").read_text().splitlines()) <= 70 for name in SAYS)

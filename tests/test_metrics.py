@@ -1,0 +1,42 @@
+"""sqnr_db: the ratio by hand, nests of outputs, and what has no ratio."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ethorch import sqnr_db
+
+
+def test_a_tenth_of_the_signal_is_twenty_decibels() -> None:
+    x = torch.ones(100)
+    assert sqnr_db(x, x * 1.1) == pytest.approx(20, abs=1e-3)
+
+
+def test_all_outputs_count_together() -> None:
+    wanted = [{"a": torch.tensor([3.0]), "b": (torch.tensor([4.0]), 7)}]
+    found = [{"a": torch.tensor([3.0]), "b": (torch.tensor([4.5]), 8)}]
+    assert sqnr_db(wanted, found) == pytest.approx(10 * math.log10(25 / 0.25))
+
+
+def test_integers_count_where_nothing_is_floating_point() -> None:
+    index, score = torch.tensor([10]), torch.tensor([1.0])
+    assert sqnr_db((index, score), (index + 1, score)) == math.inf
+    assert sqnr_db(index, index + 1) == pytest.approx(20)
+    assert sqnr_db(torch.tensor([True]), torch.tensor([False])) == 0
+
+
+def test_what_has_no_ratio() -> None:
+    x = torch.ones(3)
+    assert sqnr_db(x, x) == sqnr_db([], []) == math.inf
+    assert sqnr_db(torch.zeros(3), x) == -math.inf
+    assert math.isnan(sqnr_db(x, x * math.nan))
+
+
+def test_other_shapes_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"shape \[1\], the reference \[3\]"):
+        sqnr_db(torch.ones(3), torch.ones(1))
+    with pytest.raises(ValueError):
+        sqnr_db([torch.ones(3)], [])
