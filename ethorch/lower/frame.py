@@ -213,12 +213,14 @@ class Frame(ABC):
         zero_points = tuple(int(zero) for zero in zeros) if zeros.any() else (0,) * scales.size
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
-    def quantize(self, node: Node) -> QTensor | OnCpu:
-        """What a quantize node stands for: a chain becomes a TABLE here, and a tensor in other QParams is requantized."""
+    def quantize(self, node: Node) -> Any:
+        """What a quantize node stands for: a chain becomes a TABLE here, and a tensor in other QParams is requantized.
+
+        The codes of constants are constants.
+        """
+        if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
+            return self.folded(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
-        inside = bool(self.b.floats) or self.given is not None
-        if isinstance(x, np.ndarray) and q is not None and not q.per_channel and inside:
-            return QTensor(self.b.const(q.quantize(x), q.dtype, node.name), contiguous(x.shape), q)
         if isinstance(x, (OnCpu, np.ndarray)) or q is None or q.per_channel:
             return self.boundary(node)
         if isinstance(x, PointwiseChain) and not self.b.integers:

@@ -18,6 +18,7 @@ from ethorch.fx.node import is_in_place, tensor_of
 from ethorch.quantize.activation_observer import ActivationObserver, Follower
 from ethorch.quantize.annotate import BRANCHES
 from ethorch.quantize.link_observers import leading
+from ethorch.quantize.wrapped_graphs import inline_wrapped
 
 
 def join_control_flow(model: GraphModule) -> None:
@@ -105,6 +106,7 @@ def quantize_with_submodules(
         raise QuantizationError(
             "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
         )
+    inline_wrapped(model, trains=is_qat)
     for graph in model.modules():
         if isinstance(graph, GraphModule):
             graph.meta[BRANCHES] = True

@@ -16,6 +16,7 @@ from ethorch.quantize.cleanup import freeze_parameters, remove_assertions, remov
 from ethorch.quantize.constants import fold_constants, promote_constants
 from ethorch.quantize.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantize.functionalize import functionalize
+from ethorch.quantize.wrapped_graphs import inline_wrapped
 from ethorch.tosa.limits import Limits
 
 
@@ -54,6 +55,11 @@ PASSES = (
         "remove guards",
         lambda model, scope: remove_guards(model),
         "First: a guard is a call of a module, which no other pass knows, and which breaks re-export.",
+    ),
+    Pass(
+        "inline wrapped graphs",
+        lambda model, scope: inline_wrapped(model, trains=scope.trains),
+        "Before all that looks at operators: what stands under torch.no_grad() or torch.autocast() is part of the network.",
     ),
     Pass(
         "make in-place operators values",

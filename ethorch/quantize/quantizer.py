@@ -120,12 +120,13 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         Raises:
             QuantizationError: an in-place operator has no functional form.
         """
+        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
+        limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
+        run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
         for child in model.children():
             if isinstance(child, GraphModule):
                 child.meta[INNER] = True
-        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
-        limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
-        return run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
+        return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every operator that a config matches and that the table of operators knows."""

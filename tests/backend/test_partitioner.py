@@ -12,19 +12,23 @@ from executorch.exir.backend.operator_support import DontPartition, DontPartitio
 from executorch.exir.dialects._ops import ops as exir_ops
 from torch import nn
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch import (
     ArmCompileSpecBuilder,
     EthosUCompileSpec,
     EthosUPartitioner,
+    EthosUQuantizer,
+    get_symmetric_quantization_config,
     host,
 )
 from ethorch.fx.node import QUANTIZE, op_name
 from ethorch.target.npus import LIMITS
 from ethorch.tosa.limits import Limits, upto
-from tests.support.quantized import lower, quantized
+from tests.support.quantized import lower, prepared, quantized
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
+PER_CHANNEL = get_symmetric_quantization_config(is_per_channel=True)
 
 
 class TopkInTheMiddle(nn.Module):
@@ -128,6 +132,18 @@ def test_a_table_of_parameters_looked_up_is_a_constant() -> None:
     program = host.load(lower(module, inputs, partitioner))
     assert partitioner.report.refusals == []
     assert len(program.delegates) == 1
+
+
+def test_constants_that_are_quantized_in_the_graph_are_constants() -> None:
+    """``fold_quantize=False`` leaves weights in float, with a quantize node behind each."""
+    inputs = (torch.randn(1, 3, 5, 5),)
+    graph = prepared(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), [inputs], EthosUQuantizer(SPEC).set_global(PER_CHANNEL))
+    module = convert_pt2e(graph, fold_quantize=False)
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert partitioner.report.refusals == []
+    assert len(program.delegates) == 1
+    assert steps(program(*inputs)[0], module, inputs) <= 1.01
 
 
 def test_additional_checks_keep_operators_on_the_cpu() -> None:
