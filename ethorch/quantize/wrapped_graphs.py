@@ -15,7 +15,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import value_of
-from ethorch.fx.node import ASSERTIONS, attribute, op_name
+from ethorch.fx.node import ASSERTIONS, attribute, mapped, op_name
 
 aten = torch.ops.aten
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -133,10 +133,12 @@ class _Inliner:
             self.graph.erase_node(node)
             return
         if lower is not None:
+
+            def wide(argument: Any) -> Any:
+                return torch.float32 if argument is lower else argument
+
             self.changed = True
-            node.args, node.kwargs = (
-                torch.fx.node.map_aggregate(x, lambda y: torch.float32 if y is lower else y) for x in (node.args, node.kwargs)
-            )
+            node.args, node.kwargs = mapped(node.args, wide), mapped(node.kwargs, wide)
             for operand in node.all_input_nodes:
                 value = value_of(operand)
                 if isinstance(value, torch.Tensor) and value.dtype == lower:
