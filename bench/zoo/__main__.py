@@ -1,0 +1,136 @@
+"""``python -m bench.zoo [--networks timm/,hf/bert] [--targets t,u] [--schemes int8,a16w8] [-o FILE.jsonl] [--table FILE.jsonl]``
+
+Each network runs in a process of its own, with a limit of time and memory; a line of JSON each run goes to the file as
+soon as it is known, and a network that the file has already is not run again. ``--table`` prints the Markdown table of such a
+file. timm and transformers are wanted, without what they depend on, or pip replaces torch:
+``pip install --no-deps timm transformers tokenizers regex huggingface_hub safetensors``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+TARGETS = ("ethos-u55-128", "ethos-u85-256")
+SCHEMES = ("int8", "a16w8")
+
+
+def cases() -> dict[str, Any]:
+    """Every network by name."""
+    from bench.zoo import images, sequences
+
+    return {case.name: case for case in (*images.CASES, *sequences.CASES)}
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file; none where there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def table(records: Sequence[Record]) -> str:
+    """A Markdown table, a row a run, behind a line of totals."""
+    counts = Counter(record["status"] for record in records)
+    networks = len({record["network"] for record in records})
+    one = sum(record.get("delegates") == 1 for record in records)
+    lines = [
+        f"{networks} networks, {len(records)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.most_common())
+        + f"; {one} in one delegate.",
+        "",
+        "| network | target | scheme | status | delegates | on the CPU | fake quantized dB | .pte dB | .pte to fake dB |",
+        "|---|---|---|---|---:|---|---:|---:|---:|",
+    ]  # fmt: skip
+    for r in records:
+        cpu: Counter[str] = Counter(r.get("cpu", []))
+        left = ", ".join(f"{n} {name}" if n > 1 else name for name, n in cpu.items())
+        figures = (f"{r[key]:.1f}" if r.get(key) is not None else "" for key in ("fake_db", "pte_db", "pte_to_fake_db"))
+        status = r["status"] if r["status"] == "ok" else f"{r['status']}: {_short(r.get('error', ''))}"
+        cells = (r["network"], r["target"], r["scheme"], status, r.get("delegates", ""), left, *figures)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _short(text: str, length: int = 100) -> str:
+    first = " ".join(text.split()).replace("|", "/")
+    return first if len(first) <= length else first[: length - 3] + "..."
+
+
+def _child(name: str, targets: list[str], schemes: list[str], calibration: int) -> None:
+    from bench.zoo.run import run
+
+    for record in run(cases()[name], targets, schemes, calibration):
+        print(json.dumps(record), flush=True)
+
+
+def _run_in_child(name: str, arguments: argparse.Namespace, out: Path) -> list[Record]:
+    """The network's records, appended to the file; runs that the child did not finish are failures."""
+    command = [sys.executable, "-m", "bench.zoo", "--child", name, "--targets", arguments.targets, "--schemes", arguments.schemes]
+    command += ["--calibration", str(arguments.calibration)]
+    limit = int(arguments.memory * 2**30)
+    wanted = [(name, t, s) for s in arguments.schemes.split(",") for t in arguments.targets.split(",")]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=arguments.timeout * len(wanted), check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)), env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        text, why = child.stdout, child.stderr.strip()[-500:] or f"exit code {child.returncode}"
+    except subprocess.TimeoutExpired as error:
+        text = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        why = f"more than {arguments.timeout * len(wanted)} s"
+    records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    done = {(r["network"], r["target"], r["scheme"]) for r in records}
+    for network, target, scheme in wanted:
+        if (network, target, scheme) not in done:
+            records.append({"network": network, "target": target, "scheme": scheme, "status": "failed: process", "error": why})
+    with out.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    return records
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("bench.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="", help="comma-separated names or beginnings of names; all where not given")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--schemes", default=",".join(SCHEMES))
+    parser.add_argument("--calibration", type=int, default=4, help="how many samples")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds of wall clock a target and scheme")
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space a network")
+    parser.add_argument("-o", "--output", type=Path, default=Path("zoo.jsonl"))
+    parser.add_argument("--table", type=Path, help="print the table of a finished file and end")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.table:
+        print(table(read(arguments.table)))
+        return 0
+    if arguments.child:
+        _child(arguments.child, arguments.targets.split(","), arguments.schemes.split(","), arguments.calibration)
+        return 0
+    names = [name for name in cases() if name.startswith(tuple(arguments.networks.split(",")))]
+    if arguments.list:
+        print("\n".join(names))
+        return 0
+    done = {record["network"] for record in read(arguments.output)}
+    for name in names:
+        if name in done:
+            continue
+        for record in _run_in_child(name, arguments, arguments.output):
+            figures = " ".join(f"{key}={record[key]:.1f}" for key in ("fake_db", "pte_db") if record.get(key) is not None)
+            print(
+                f"{name} {record['target']} {record['scheme']}: {record['status']} {figures} {_short(record.get('error', ''))}",
+                file=sys.stderr,
+            )
+    print(table(read(arguments.output)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Image networks of timm and torchvision, random weights, small pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench import signals
+from bench.models.case import Inputs, ModelCase
+from bench.models.vision import torchvision_model, torchvision_models
+
+#: timm's names and the side of the picture. What has a fixed grid of tokens gets ``img_size`` besides.
+_TIMM: dict[str, int] = {
+    # plain and separable convolutions
+    "lcnet_050": 64, "mobilenetv3_small_050": 64, "mobilenetv4_conv_small": 64, "efficientnet_lite0": 64, "tinynet_e": 64,
+    "mixnet_s": 64, "ghostnet_050": 64, "mnasnet_small": 64, "repvgg_a0": 64, "mobileone_s0": 64, "resnet26d": 64,
+    "regnetx_002": 64, "regnety_002": 64, "seresnext26t_32x4d": 64, "res2net50_26w_4s": 64, "skresnet18": 64, "dla34": 64,
+    "hrnet_w18_small": 64, "ese_vovnet19b_dw": 64, "cspdarknet53": 64, "selecsls42": 64, "rexnet_100": 64, "nf_resnet26": 64,
+    "hgnetv2_b0": 64, "starnet_s1": 64, "fasternet_t0": 64, "repvit_m0_9": 64, "convnext_atto": 64, "convnextv2_atto": 64,
+    "inception_next_atto": 64, "mambaout_femto": 64, "poolformer_s12": 64,
+    # attention
+    "vit_tiny_patch16_224": 64, "mobilevit_xxs": 64, "mobilevitv2_050": 64, "edgenext_xx_small": 64, "efficientvit_m0": 128,
+    "efficientvit_b0": 64, "levit_128s": 224, "fastvit_t8": 64, "pvt_v2_b0": 64, "swin_tiny_patch4_window7_224": 56,
+    "shvit_s1": 128, "efficientformerv2_s0": 224, "botnet26t_256": 256, "mixer_s32_224": 224, "resmlp_12_224": 224,
+    "xcit_nano_12_p16_224": 64, "tiny_vit_5m_224": 224, "swiftformer_xs": 64,
+}  # fmt: skip
+_WITH_IMAGE_SIZE = {"vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
+    "vit_tiny_patch16_224": {"depth": 3},
+    "xcit_nano_12_p16_224": {"depth": 3},
+}
+_TORCHVISION = ("mobilenet_v3_large", "googlenet", "mnasnet0_5", "regnet_y_400mf", "shufflenet_v2_x0_5", "efficientnet_v2_s")
+
+
+def _picture(side: int) -> Callable[[np.random.Generator], Inputs]:
+    return lambda rng: (torch.from_numpy(signals.imagenet_image(rng, side, side))[None],)
+
+
+def _timm(name: str, side: int) -> Callable[[], nn.Module]:
+    def create() -> nn.Module:
+        torchvision_models()  # timm imports torchvision, which may lack its compiled half
+        import timm
+
+        settings = {"num_classes": 10, **_SETTINGS.get(name, {})}
+        if name in _WITH_IMAGE_SIZE:
+            settings["img_size"] = side
+        model: nn.Module = timm.create_model(name, **settings)
+        return model
+
+    return create
+
+
+class Segmentation(nn.Module):
+    """What a torchvision segmentation network calls "out"."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        torchvision_models()
+        from torchvision.models import segmentation
+
+        self.model = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model(x)["out"]
+        return out
+
+
+class Video(nn.Module):
+    """A torchvision video network."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        torchvision_models()
+        from torchvision.models import video
+
+        self.model = getattr(video, name)(weights=None, num_classes=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.model(x)
+        return out
+
+
+def _clip(rng: np.random.Generator) -> Inputs:
+    picture = signals.imagenet_image(rng, 48, 48)
+    frames = [np.roll(picture, shift, 2) for shift in range(4)]
+    return (torch.from_numpy(np.stack(frames, 1))[None],)
+
+
+CASES = (
+    *(ModelCase(f"timm/{name}", _timm(name, side), _picture(side), "timm") for name, side in _TIMM.items()),
+    *(ModelCase(f"torchvision/{name}", torchvision_model(name), _picture(96), "torchvision") for name in _TORCHVISION),
+    *(
+        ModelCase(f"torchvision/{name}", partial(Segmentation, name), _picture(64), "torchvision", 4)
+        for name in ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
+    ),
+    ModelCase("torchvision/r3d_18", lambda: Video("r3d_18"), _clip, "torchvision", 4),
+)

@@ -1,0 +1,138 @@
+"""One network of the zoo in this process: quantized by each scheme, compiled for each target, run, compared.
+
+Three comparisons: fake-quantized PyTorch against float and the .pte against float (SQNR in dB over fresh inputs), and
+every delegate's output bits against the TOSA reference model's on the inputs that the delegate really got.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.implementation import flat, memory_for
+from bench.models.case import Inputs, ModelCase
+from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, host
+from ethorch import get_symmetric_a16w8_quantization_config as a16w8
+from ethorch import get_symmetric_quantization_config as int8
+from ethorch.backend import Lowered
+from ethorch.errors import EthorchError
+from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
+from ethorch.metrics import sqnr_db
+from ethorch.tosa import reference_model
+
+Record = dict[str, Any]
+SCHEMES: dict[str, Callable[..., Any]] = {"int8": int8, "a16w8": a16w8}
+FRESH = 3  # inputs that the accuracy is measured on
+_QUANTIZED = {"dequantize_per_tensor", "dequantize_per_channel", "quantize_per_tensor", "quantize_per_channel"}
+
+
+class Watched:
+    """A simulator of one delegate that keeps what its last run got and gave."""
+
+    def __init__(self, payload: DelegatePayload):
+        self.payload, self.machine = payload, host.npu_machine(payload)
+        self.got: list[bytes] = []
+        self.gave: list[bytes] = []
+
+    def region(self, index: int) -> Any:
+        return self.machine.region(index)
+
+    def run(self) -> object:
+        self.got = [self._bytes(tensor) for tensor in self.payload.inputs]
+        result = self.machine.run()
+        self.gave = [self._bytes(tensor) for tensor in self.payload.outputs]
+        return result
+
+    def _bytes(self, tensor: IoTensor) -> bytes:
+        if not self.payload.scratch_bytes:
+            return b""
+        scratch = self.machine.region(SCRATCH_REGION)
+        return bytes(scratch[tensor.offset : tensor.offset + tensor.nbytes])
+
+
+def differing(delegate: Lowered, watched: Watched) -> int:
+    """How many bytes of the delegate's last outputs are not the TOSA reference model's."""
+    arrays = [
+        np.frombuffer(data, f"int{8 * tensor.element_size}").reshape(value.shape)
+        for data, tensor, value in zip(watched.got, watched.payload.inputs, delegate.inputs, strict=True)
+    ]
+    arrays = [a.astype(bool) if value.dtype == "BOOL" else a for a, value in zip(arrays, delegate.inputs, strict=True)]
+    wanted = [np.ascontiguousarray(array).tobytes() for array in reference_model.run(delegate.tosa, arrays)]
+    count = 0
+    for want, got in zip(wanted, watched.gave, strict=True):
+        if len(want) != len(got):
+            return max(len(want), len(got))
+        count += int((np.frombuffer(want, np.uint8) != np.frombuffer(got, np.uint8)).sum())
+    return count
+
+
+def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: int = 4) -> Iterator[Record]:
+    """A record for each scheme and target; what fails has the error in it."""
+    torch.set_num_threads(1)
+    model = case.build()
+    inputs, fresh = case.example_inputs(), case.calibration(FRESH, seed=99)
+    with torch.no_grad():
+        wanted = [flat(copy.deepcopy(model)(*sample)) for sample in fresh]
+    for scheme in schemes:
+        for target in targets:
+            record: Record = {"network": case.name, "target": target, "scheme": scheme, "status": "ok"}
+            start, step = time.process_time(), "quantize"
+            try:
+                system_config, memory_mode = memory_for(target)
+                spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
+                quantizer = EthosUQuantizer(spec).set_global(SCHEMES[scheme](is_per_channel=True))
+                quantized = _quantized(copy.deepcopy(model), inputs, case.calibration(calibration), quantizer)
+                with torch.no_grad():
+                    faked = [flat(quantized(*sample)) for sample in fresh]
+                record["fake_db"] = _db(wanted, faked)
+                step = "compile"
+                build = flow.build(quantized, inputs, spec)
+                record["compile_seconds"] = time.process_time() - start
+                record["delegates"] = len(build.delegates)
+                record["npu_operators"] = build.partition.npu_operators
+                record["cpu"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
+                record["npu_cycles"] = sum(delegate.performance.npu_cycles for delegate in build.delegates)
+                step = "run"
+                machines: dict[DelegatePayload, Watched] = {}
+
+                def watched(payload: DelegatePayload, machines: dict[DelegatePayload, Watched] = machines) -> Watched:
+                    return machines.setdefault(payload, Watched(payload))
+
+                program = host.load(build.pte, machine=watched)
+                found = [_result(program(*sample)) for sample in fresh]
+                record["pte_db"] = _db(wanted, found)
+                record["pte_to_fake_db"] = _db(faked, found)
+                step = "reference"
+                record["differing"] = sum(differing(delegate, machines[delegate.payload]) for delegate in build.delegates)
+                if record["differing"]:
+                    record["status"] = "differs"
+            except EthorchError as error:
+                record |= {"status": f"refused: {step}", "error": str(error)[:1500]}
+            except Exception as error:
+                record |= {"status": f"failed: {step}", "error": f"{type(error).__name__}: {str(error)[:1500]}"}
+            record["seconds"] = time.process_time() - start
+            yield record
+
+
+def _quantized(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    prepared = prepare_pt2e(torch.export.export(model, inputs).module(check_guards=False), quantizer)
+    with torch.no_grad():
+        for sample in calibration:
+            prepared(*sample)
+    return convert_pt2e(prepared)
+
+
+def _result(outputs: list[Any]) -> Tensor:
+    return flat([torch.as_tensor(np.asarray(output)).to(torch.float32) for output in outputs])
+
+
+def _db(wanted: list[Tensor], found: list[Tensor]) -> float:
+    return float(sqnr_db(torch.stack(wanted).to(torch.float64), torch.stack(found).to(torch.float64)))

@@ -1,0 +1,44 @@
+"""The zoo's run of one network, on a small one of our own: figures and exactness of every delegate."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.models.case import ModelCase
+from bench.zoo.__main__ import cases, table
+from bench.zoo.run import run
+
+
+class WithTopk(nn.Module):
+    """Two delegates: a topk stays on the CPU between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.topk(torch.relu(self.first(x)).mean((2, 3)), 8)[0]
+        out: Tensor = self.last(y)
+        return out
+
+
+def _picture(rng: np.random.Generator) -> tuple[Tensor, ...]:
+    return (torch.from_numpy(rng.normal(size=(1, 3, 8, 8)).astype(np.float32)),)
+
+
+def test_every_delegate_is_compared() -> None:
+    case = ModelCase("with_topk", WithTopk, _picture, "here")
+    (record,) = run(case, ["ethos-u55-128"], ["int8"])
+    assert record["status"] == "ok", record
+    assert (record["delegates"], record["differing"]) == (2, 0)
+    assert record["fake_db"] > 15
+    assert any("topk" in operator for operator in record["cpu"])
+    assert "| with_topk | ethos-u55-128 | int8 | ok | 2 |" in table([record])
+
+
+def test_the_names_are_unique() -> None:
+    names = cases()
+    assert len(names) >= 60
+    assert {name.split("/")[0] for name in names} == {"timm", "hf", "torchvision"}
