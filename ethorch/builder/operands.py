@@ -128,6 +128,8 @@ class OperandBuilder(ScalingBuilder):
         """Plain integers in the ``dtype`` PyTorch gives them, modulo its width: INT32 to INT8 or INT16; anything else as it is."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
+        if not self.integers:
+            return QTensor(self.cast(x.value, dtype), x.dims, None)
         spare = self.const(np.full((1,) * x.value.rank, {"INT8": 24, "INT16": 16}[dtype], np.int32))
         high = self.emit("LOGICAL_LEFT_SHIFT", x.value, spare)
         value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # what it shifts out is 0

@@ -126,8 +126,8 @@ def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
     value = b.reshape(value, around(shape, axis))
 
     def better(one: Value, other: Value) -> Value:
-        wide = [b.rescale(v, 1.0, dtype="INT32") for v in (one, other)]
-        return b.rescale(b.emit(name, *wide), 1.0, dtype=dtype)
+        found = b.emit(name, *[b.widened(v) for v in (one, other)])
+        return found if dtype == "INT32" else b.rescale(found, 1.0, dtype=dtype)
 
     while (extent := value.shape[1]) > 1:
         half = extent // 2

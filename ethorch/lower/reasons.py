@@ -96,6 +96,17 @@ def no_dtype(b: Builder, what: str, node: Node) -> Reason:
     )
 
 
+def no_integer_dtype(node: Node) -> Reason:
+    """The result of ``node`` is integers of a dtype that no target has."""
+    value = first_value(node)
+    dtype = str(value.dtype if value is not None else "no tensor").removeprefix("torch.")
+    return Reason(
+        "graph.integer_dtype",
+        f"its result is {dtype}; allowed are int8, int16, int32 and truth values",
+        "Compute in int32, and make it that dtype behind the delegate.",
+    )
+
+
 # --- what it is -------------------------------------------------------------------------------------------------------------
 
 

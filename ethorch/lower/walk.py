@@ -29,6 +29,7 @@ from ethorch.fx.node import (
     constants_of,
     flat,
     is_int64,
+    is_integer,
     makes_constant,
     mapped,
     op_name,
@@ -45,6 +46,7 @@ from ethorch.lower.reasons import (
     INT64_OUTPUT,
     NOT_OUTPUT_QUANTIZED,
     WRITTEN_BACK,
+    no_integer_dtype,
     no_table,
     not_decomposed,
     not_quantized,
@@ -192,6 +194,8 @@ class Walk(Frame):
     def lower(self, node: Node, spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], out: Result) -> Any:
         """Call the operator's lowering, and hold its result against ``out``."""
         assert spec.lower is not None
+        if out.q is None and not out.dtype and not is_int64(node) and is_integer(node):
+            raise Unsupported(no_integer_dtype(node))
         quantized = [x.qparams for x in flat(args) if isinstance(x, QTensor) and not x.is_integer]
         if out.q is None and quantized:
             rule = spec.rule(node).output

@@ -201,11 +201,11 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     quant=EACH_INPUT,
     pointwise=True,
     floats=lambda b, x, *, out: QTensor(b.emit("ABS", x.value), x.dims, x.q),
-    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40))],
+    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """out = |x|: a table; of plain integers TOSA 1.0 ABS."""
-    return narrowed(b, b.emit("ABS", b.widened(x.value)), x.dims, out.dtype)
+    return QTensor(b.emit("ABS", b.widened(x.value)), x.dims, None)
 
 
 @op(
@@ -213,12 +213,12 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     quant=EACH_INPUT,
     pointwise=True,
     floats=lambda b, x, *, out: QTensor(b.emit("NEGATE", x.value, input_zp=0, output_zp=0), x.dims, x.q),
-    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40))],
+    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """out = -x: a table; of plain integers TOSA 1.0 SUB from 0."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
-    return narrowed(b, b.emit("SUB", zero, b.widened(x.value)), x.dims, out.dtype)
+    return QTensor(b.emit("SUB", zero, b.widened(x.value)), x.dims, None)
 
 
 def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:

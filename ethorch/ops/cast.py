@@ -78,6 +78,8 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
         Sample(Ints(2, 40, low=-2, high=2), dtype="bool"),
         Sample(Ints(4, 30, low=-128, high=127, dtype="int8"), dtype="int32"),
         Sample(Ints(4, 30, low=-128, high=127), dtype="int8"),
+        Sample(Ints(4, 30, low=-70_000, high=7_000_000), dtype="int8"),
+        Sample(Ints(4, 30, low=-32768, high=32767, dtype="int16"), dtype="int8"),
         Sample(Ints(4, 30, dtype="int16"), dtype="int32"),
     ],
 )
@@ -86,7 +88,7 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
 
     - Quantized to integers: rounded towards 0, by a TABLE; of int16 by arithmetic.
     - Integers to quantized: a RESCALE.
-    - Integers to narrower integers: what does not fit saturates.
+    - Quantized or integers to narrower integers: what does not fit keeps its low bits, as in PyTorch.
     - Anything to truth values: is it not 0?
 
     TOSA 1.0 CAST, RESCALE.
@@ -100,10 +102,11 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
         number = whole(b, x, torch.trunc, truncating, 1.0)
         if number is None:
             raise b.refuse("to.int16", "int16 activations to integers that no thresholds tell apart; allowed is int8")
-        return QTensor(number if wanted == "INT32" else b.rescale(number, 1.0, dtype=wanted), x.dims, None)
+        return QTensor(number, x.dims, None)
     if x.value.dtype == wanted:
         return x
     if x.value.dtype == "BOOL" and native(b):
         return QTensor(b.emit("CAST", x.value, dtype=wanted), x.dims, None)
-    value = b.widened(x.value)
-    return QTensor(value if wanted == "INT32" else b.rescale(value, 1.0, dtype=wanted), x.dims, None)
+    wide = b.widened(x.value)
+    fits = x.value.dtype == "BOOL" or (x.value.dtype, wanted) == ("INT8", "INT16")
+    return QTensor(b.rescale(wide, 1.0, dtype=wanted) if fits else wide, x.dims, None)

@@ -46,10 +46,12 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x / y with broadcasting: int8 or int16, x times a reciprocal from a table, rounded once more by the RESCALE.
 
     - int8, |y| up to 8 times its smallest code that is not 0: a reciprocal of 15 bits.
-    - int8, |y| beyond that: 15 bits are too coarse for the largest divisor, so the reciprocal has 22.
-    - int16: a reciprocal of 15 bits, interpolated between the table's entries, coarsely where 1 / y is steep.
+    - int8, |y| beyond that: 15 bits are too coarse for the largest divisor, so the reciprocal has 22. x / 0 is the end of the
+      result's range, and 0 / 0 is 0.
+    - int16: a reciprocal of 15 bits, interpolated between the table's entries, coarsely where 1 / y is steep. By 0 it divides as
+      by the least divisor of the table.
 
-    Dividing by 0 gives the largest quotient. Plain integers as divisors are refused. TOSA 1.0 TABLE, MUL.
+    Plain integers as divisors are refused. TOSA 1.0 TABLE, MUL.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
@@ -59,7 +61,8 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if x.qparams.dtype == y.qparams.dtype == "INT8" and np.abs(real).max() > _WIDE_DIVISORS * least:
-        unit = 1.0 / least / 2**22  # 9 bits of x times 22 fit int32
+        # 9 bits of x times 22 fit int32. The largest reciprocal, that of 0, takes the least x beyond the range of the result.
+        unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
         (xv, yv), dims = b.aligned(x, QTensor(fine.value, fine.dims, y.q))
         acc = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), yv, shift=0)

@@ -27,6 +27,7 @@ def every_reason() -> list[Reason]:
     made = [
         reasons.not_quantized(NODE),
         reasons.no_table("aten.exp.default", OPS["aten.exp.default"], (INT16, [PLAIN], 2.0)),
+        reasons.no_integer_dtype(NODE),
         reasons.no_dtype(Builder(floats=["FP32"]), "its result", NODE),
         reasons.unknown_operator(NODE),
         reasons.not_decomposed(NODE),

@@ -217,3 +217,18 @@ def test_matmul_with_a_parameter_is_a_linear_layer() -> None:
     assert "aten.linear.default" in {op_name(node.target) for node in made.graph.nodes}
     torch.testing.assert_close(made(x), module(x))
     assert [p.shape for p in made.parameters()] and (5, 8) in [tuple(p.shape) for p in made.parameters()]
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_dividing_by_a_code_of_zero_gives_the_end_of_the_range(target: str) -> None:
+    """Small divisors become the code 0, and fake quantization makes infinity of x / 0."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(3, 900, generator=generator) * 2000 - 1000 for _ in range(2))
+    q = ladder.quantized(Call(torch.floor_divide), [(x, y)], target=target)
+    codes = q.input_codes((x, y))
+    tosa = serialize(ladder.lowered(q.program, target))
+    (want,), (found,) = q.output_codes((x, y)), ladder.reference(tosa, codes)
+    assert (want >= 127).any() and (want <= -128).any()
+    known = (codes[1] != 0) | (np.abs(want) > 100)  # 0 / 0 is no number
+    assert np.abs(want - found)[known].max() <= 1
+    np.testing.assert_array_equal(ladder.machine(tosa, codes, EthosUCompileSpec(target))[0].ravel(), found.ravel())

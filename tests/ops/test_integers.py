@@ -85,3 +85,25 @@ def test_every_operator(name: str, index: int, dtype: str, target: str) -> None:
 @pytest.mark.parametrize("name", ["aten.relu.default", "aten.max_pool2d.default", "aten.cumsum.default", "aten.stack.default"])
 def test_a_few(name: str) -> None:
     check(name, 0, "int32", "ethos-u55-128")
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_extremes_of_the_largest_numbers(target: str) -> None:
+    """A RESCALE takes numbers below 2**29 alone; between INT32 and INT32 there is none."""
+    module = ladder.Call("aten.amax.default", Sample(Ints(4, 31), [1]))
+    x = torch.randint(-(2**31), 2**31, (4, 31), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = ladder.lowered(ladder.quantized(module, [(x,)], target=target).program, target)
+    tosa = serialize(graph)
+    for found in (ladder.reference(tosa, [x.numpy()]), ladder.machine(tosa, [x.numpy()], EthosUCompileSpec(target))):
+        np.testing.assert_array_equal(found[0].ravel(), x.amax(1).numpy())
+
+
+def test_a_dtype_that_no_npu_has_is_refused() -> None:
+    class ToBytes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1).to(torch.uint8)
+
+    program = torch.export.export(ToBytes(), (torch.zeros(2, 3, dtype=torch.int32),))
+    assert ladder.refusal_ids(program, "ethos-u55-128") == {"graph.integer_dtype"}
