@@ -117,9 +117,12 @@ class HostBackend:
         # Delegates may be destroyed after Python is gone.
         atexit.register(self.library.ethorch_set_callbacks, *[None] * len(self._callbacks))
         results = []
-        for register_backend, get_pal_impl in copies:
-            results.append(self.library.ethorch_register(ctypes.c_void_p(register_backend)))
-            self.library.ethorch_set_platform(ctypes.c_void_p(get_pal_impl))
+        for core in copies:
+            results.append(self.library.ethorch_register(ctypes.c_void_p(core.register_backend)))
+            self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
+            if core.register_kernels and core.get_registered_kernels:
+                kernels = (ctypes.c_void_p(core.get_registered_kernels), ctypes.c_void_p(core.register_kernels))
+                self.library.ethorch_register_kernels(*kernels)
         if not any(result == 0 for result in results):
             raise HostError(
                 f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}); another delegate of this name "

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from ethorch import native
 from ethorch.errors import HostError
@@ -16,9 +17,28 @@ from ethorch.errors import HostError
 #: The C++ module behind ``executorch.runtime``, as 1.4 and as 1.5 calls it.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
 
+_KERNELS = ("cortex_m.cpp", "cortex_m_images.cpp")
 
-def executorch_copies() -> list[tuple[int, int]]:
-    """Addresses of register_backend and get_pal_impl in every copy of ExecuTorch's core in this process.
+
+class Core(NamedTuple):
+    """Addresses of functions in one copy of ExecuTorch's core; 0 for what it does not export."""
+
+    register_backend: int
+    get_pal_impl: int
+    get_registered_kernels: int
+    register_kernels: int
+
+
+_SYMBOLS = (
+    "_ZN10executorch7runtime16register_backendERKNS0_7BackendE",
+    "_ZN10executorch7runtime12get_pal_implEv",
+    "_ZN10executorch7runtime22get_registered_kernelsEv",
+    "_ZN10executorch7runtime16register_kernelsENS0_4SpanIKNS0_6KernelEEE",
+)
+
+
+def executorch_copies() -> list[Core]:
+    """Every copy of ExecuTorch's core in this process.
 
     In the wheels of 1.4 several shared objects carry a copy, and which of them the Python bindings use depends on the order
     of imports; registering with each makes the order irrelevant. In 1.5 they share one, which is found through each.
@@ -33,21 +53,21 @@ def executorch_copies() -> list[tuple[int, int]]:
         raise HostError(f"ExecuTorch's runtime cannot be imported ({error}): pip install 'executorch>=1.4.1,<1.6'.") from None
     paths: list[str | None] = [None, *(module.__file__ for module in bindings)]
     paths += [str(path) for path in Path(str(quantized.__file__)).parent.glob("*quantized_ops_aot_lib*")]
-    names = (
-        "_ZN10executorch7runtime16register_backendERKNS0_7BackendE",
-        "_ZN10executorch7runtime12get_pal_implEv",
-    )
-    copies: dict[int, tuple[int, int]] = {}
+    copies: dict[int, Core] = {}
     for path in paths:
         library = ctypes.CDLL(path)
-        try:
-            addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
-        except AttributeError:
-            continue
-        copies[addresses[0]] = (addresses[0], addresses[1])
+        core = Core(*(_address(library, symbol) for symbol in _SYMBOLS))
+        if core.register_backend and core.get_pal_impl:
+            copies[core.register_backend] = core
     if not copies:
         raise HostError("this ExecuTorch exports no register_backend; 1.4 and 1.5 are the releases known to work.")
     return list(copies.values())
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    """Where a function is; 0 when the library does not export it."""
+    function = getattr(library, symbol, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def build_library() -> Path:
@@ -60,15 +80,16 @@ def build_library() -> Path:
         executorch_version = "unknown"
     return native.build(
         "host",
-        [sources / name for name in ("payload.cpp", "ethosu_backend.cpp", "driver_host.cpp")],
+        [sources / name for name in ("payload.cpp", "ethosu_backend.cpp", "driver_host.cpp", *_KERNELS)],
         [
             "-O2",
+            "-ffp-contract=off",  # kernels of floats round each product, as PyTorch's do
             "-DC10_USING_CUSTOM_GENERATED_MACROS",
             "-DET_LOG_ENABLED=0",
             f"-I{include}",
             f"-I{include}/executorch/runtime/core/portable_type/c10",
         ],
-        headers=[sources / name for name in ("payload.h", "driver.h")],
+        headers=[sources / name for name in ("payload.h", "driver.h", "kernel.h")],
         depends=executorch_version,
         purpose="ethorch.host",
     )
