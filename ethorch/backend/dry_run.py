@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend.break_up import break_up
 from ethorch.backend.compile import builder_for
-from ethorch.backend.handover import attach, published
+from ethorch.backend.handover import attach, detach, published
 from ethorch.backend.partition_report import PartitionReport, Refusal
 from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
-from ethorch.backend.tagging import behind_dequantize, folded_nodes, partitions, plumbing, tag_with_readers
+from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, constants_of, op_name, origin_of
@@ -114,9 +115,26 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         for node in break_up(program, whole):
             self.declined[origin_of(node)] = "it is a part of what Vela refuses"
 
+    def copy_what_is_shared(self, program: ExportedProgram) -> None:
+        """Give each delegate a dequantize node of its own, and the operators of constants that it reads, in an edge program.
+
+        ExecuTorch holds a program against its copy that was partitioned: what has to be copied is copied before.
+        """
+        constant = constant_nodes(program, set(program.graph.nodes))
+        shared = [n for n in program.graph.nodes if len(n.users) > 1 and (n in constant or op_name(n.target) in DEQUANTIZE)]
+        if not shared:
+            return
+        report = copy.deepcopy(self.report)
+        self.tag(program, self.dry_run(program)[0])
+        detach(program.graph.nodes)
+        for node in program.graph.nodes:
+            node.meta.pop("delegation_tag", None)
+        self.report.restore(report)
+        program.graph_module.recompile()
+
     def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
-        folded = folded_nodes(program, supported)
+        folded = constant_nodes(program, supported)
         tagged = {node for node in supported if not plumbing(node)} - folded
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem

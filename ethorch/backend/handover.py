@@ -29,6 +29,12 @@ def attach(nodes: Iterable[Node], spec: ArmCompileSpec) -> None:
         node.meta[_KEY] = spec
 
 
+def detach(nodes: Iterable[Node]) -> None:
+    """Undo ``attach``."""
+    for node in nodes:
+        node.meta.pop(_KEY, None)
+
+
 def attached(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
     """The spec on the nodes of ``program``; where no partitioner of ethorch left one, what the list says.
 

@@ -50,3 +50,4 @@ class TOSAPartitioner(DryRunPartitioner):
         additional_checks: Sequence[OperatorSupportBase] | None = None,
     ):
         super().__init__(TosaCompileSpec.of(compile_spec), additional_checks)
+        retry.install()

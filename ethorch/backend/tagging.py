@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -16,12 +17,12 @@ def plumbing(node: Node) -> bool:
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
-def folded_nodes(program: ExportedProgram, supported: set[Node]) -> set[Node]:
-    """Supported nodes that depend on constants alone: the lowering folds them, in each delegate that reads one."""
+def constant_nodes(program: ExportedProgram, among: Container[Node]) -> set[Node]:
+    """Operators of ``among`` that depend on constants alone: the lowering folds them, in each delegate that reads one."""
     constants = constants_of(program)
     found: set[Node] = set()
     for node in program.graph.nodes:
-        if node not in supported or is_control_flow(node):
+        if node not in among or node.op != "call_function" or is_control_flow(node):
             continue
         if all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
             found.add(node)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.operator_support import DontPartition, DontPartitionModule, DontPartitionName
 from executorch.exir.dialects._ops import ops as exir_ops
 from torch import nn
@@ -22,7 +24,7 @@ from ethorch import (
     get_symmetric_quantization_config,
     host,
 )
-from ethorch.fx.node import QUANTIZE, op_name
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.target.npus import LIMITS
 from ethorch.tosa.limits import Limits, upto
 from tests.support.quantized import lower, prepared, quantized
@@ -144,6 +146,52 @@ def test_constants_that_are_quantized_in_the_graph_are_constants() -> None:
     assert partitioner.report.refusals == []
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 1.01
+
+
+class ReadTwice(nn.Module):
+    """A tensor from the CPU whose dequantize node is read by two operators, as ExecuTorch removes casts to the same dtype.
+
+    Args:
+        reader: what else reads it, beside an operator on the NPU.
+    """
+
+    def __init__(self, reader: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.reader, self.linear = reader, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = torch.topk(torch.tanh(x), 8).values
+        one, other = x.to(torch.float32), x.to(torch.float32)
+        return self.linear(one * 2), self.reader(other)
+
+
+READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the CPU": lambda x: torch.topk(x, 3).values,
+    "another delegate": lambda x: torch.topk(x, 8).values + x,
+    "both": lambda x: torch.topk(torch.topk(x, 8).values + x, 3).values + x[:, :3],
+    "the output": lambda x: x,
+    "control flow": lambda x: torch.cond(x.sum() > 3, lambda y: y * 2, lambda y: y + 1, (x,)),
+}
+
+
+@pytest.mark.parametrize("name", [x if x == "both" else pytest.param(x, marks=pytest.mark.long) for x in READERS])
+def test_a_dequantize_node_read_inside_and_outside_of_a_delegate(name: str) -> None:
+    inputs = (torch.randn(2, 8),)
+    module = quantized(ReadTwice(READERS[name]), [inputs]).module
+    shared = torch.export.export(module, inputs).run_decompositions({})
+    for node in [n for n in shared.graph.nodes if op_name(n.target) in DEQUANTIZE]:
+        twins = [n for n in shared.graph.nodes if n.target == node.target and n.args == node.args]
+        for twin in twins[1:]:
+            twin.replace_all_uses_with(twins[0])
+    shared.graph.eliminate_dead_code()
+    shared.graph_module.recompile()
+    edge = to_edge_transform_and_lower(
+        shared, partitioner=[EthosUPartitioner(SPEC)], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    program = host.load(edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
+    assert program.delegates
+    for found, wanted in zip(program(*inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0)
 
 
 def test_additional_checks_keep_operators_on_the_cpu() -> None:
