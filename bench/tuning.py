@@ -210,6 +210,10 @@ _STEM = _torch("Conv2d", 3, 64, 7, stride=2, padding=3)
 _IN_STEPS = of_operator("INT8", (8, 7, 8, 7, 96), lambda b, x: b.emit("TRANSPOSE", x, perms=(0, 2, 1, 3, 4)))
 _COPIES = of_operator("INT16", (1, 1), lambda b, x: b.emit("TILE", x, multiples=(1, 1000)))
 
+_MAXIMA = of_operator(
+    "INT8", (1, 1, 1024, 64), lambda b, x: b.emit("MAX_POOL2D", x, kernel=(1, 4), stride=(1, 4), pad=(0, 0, 0, 0))
+)
+
 MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement(
         "transpose",
@@ -264,6 +268,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "maximum over 5x5 of [1,64,61,61]",
         of_module(_torch("MaxPool2d", 5, 1, 2), 1, 64, 61, 61),
         {U55: None, U85: math.inf},
+    ),
+    Measurement(
+        "fewest_results_of_wide_stride", "maxima of 4 each over 1024 places of 64 channels", _MAXIMA, {U55: None, U85: None}
     ),
     Measurement(
         "fold_strides",

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ethorch.rewrite.fold_pools import fold_pools
 from ethorch.rewrite.fold_strides import fold_strides
 from ethorch.rewrite.fold_wide_moves import fold_wide_moves
 from ethorch.rewrite.insert_copies import copy_broadcast_constants
@@ -84,6 +85,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "fold wide moves",
         always(fold_wide_moves),
         "First: the RESHAPEs that it adds merge with their neighbours in the steps behind.",
+    ),
+    Step(
+        "fold pools",
+        Tuned(fold_pools, lambda t: t.fewest_results_of_wide_stride),
+        "Before neighbours are merged, for the sake of its RESHAPEs.",
     ),
     Step(
         "move tables before transposes",

@@ -115,6 +115,9 @@ class Tuning:
 
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
+    #: Fewest places with results of a pool of overlapping windows, or means of squares, with a stride above 3 that is not left to
+    #: Vela, which makes an operation of each (``rewrite.fold_pools``). Of other windows no pool is. None: all are.
+    fewest_results_of_wide_stride: int | None = None
     #: Which strided convolutions of few channels fold places into channels (``rewrite.fold_strides``). None: none.
     fold_strides: FoldColumns | FoldSquares | None = None
     #: Most channels that a convolution reads to pick some of them by its weights (``rewrite.select_channels``). None: none picks.

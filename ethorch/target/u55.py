@@ -49,6 +49,7 @@ TUNING = Tuning(
     resize="doubling",
     transpose_conv="phases",
     largest_max_pool_in_turn_bytes=math.inf,
+    fewest_results_of_wide_stride=4096,
     fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
     largest_selection=512,
     transpose_steps=TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True),
