@@ -173,12 +173,17 @@ class Walk(Frame):
         args, kwargs = mapped(args, self.plain), mapped(kwargs, self.plain)
         self.require_present(spec, args)
         args, kwargs = spec.canonical(name, args, kwargs)
+        args = tuple(mapped(arg, self.tensor) if k in spec.tensors else arg for k, arg in enumerate(args))
         reason = spec.check(*args, **kwargs) if spec.check else None
         if reason:
             raise Unsupported(reason)
         if spec.lower is None:
             raise Unsupported(no_table(name, spec, args))
         return self.lower(node, spec, args, kwargs, out)
+
+    def tensor(self, x: Any) -> Any:
+        """A constant among what a lowering takes as tensors: integers that others are joined to, written into, picked from."""
+        return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def chained(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
         """The chain itself.

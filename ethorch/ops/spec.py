@@ -38,6 +38,7 @@ import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ethorch.builder.floats import FloatTensor
@@ -105,6 +106,14 @@ class OpSpec:
     samples: Sequence[Sample] = ()
     bound: int = 1
     bound16: int = 1
+
+    @cached_property
+    def tensors(self) -> frozenset[int]:
+        """Positions of the arguments that the lowering declares to be tensors or sequences of them, and takes no constants for."""
+        if self.lower is None:
+            return frozenset()
+        parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # without the builder
+        return frozenset(k for k, p in enumerate(parameters) if p.annotation in ("QTensor", "Sequence[QTensor]"))
 
     @property
     def takes_floats(self) -> bool:
