@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ethorch.errors import EthorchError
 from tests.support.ladder.rungs import climb, lowered
 from tests.support.ladder.samples import CASES, INPUTS, SPECS, Call, inputs_for, leaves
 from tests.support.quantized import quantized
@@ -63,8 +66,6 @@ def test_a_table_of_integers_that_a_computed_index_picks_from() -> None:
 )
 def test_any_tensor_of_any_operator_may_be_constant(name: str, index: int) -> None:
     """Both as the sample has it and as integers: lowered, or refused with a reason; nothing else is raised."""
-    from ethorch.errors import EthorchError
-
     sample = SPECS[name].samples[index]
     for given in (inputs_for(sample, 0), tuple(map(integers, inputs_for(sample, 0)))):
         for place in range(len(given)):
@@ -75,7 +76,5 @@ def test_any_tensor_of_any_operator_may_be_constant(name: str, index: int) -> No
             except (RuntimeError, NotImplementedError, IndexError):
                 continue  # PyTorch has no such call
             for target in ("ethos-u55-128", "ethos-u85-256"):
-                try:
+                with suppress(EthorchError):
                     lowered(quantized(module, [rest], target=target).program, target)
-                except EthorchError:
-                    pass
