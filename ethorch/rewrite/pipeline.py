@@ -150,7 +150,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
 def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
     """Run ``PIPELINE`` on the regions of ``graph``, the innermost first, and on itself; the graph. Its outputs keep every bit.
 
-    After each entry of ``PIPELINE`` what nothing reads any more is dropped; after each step the graph is verified.
+    First, and after each step, what nothing reads is dropped: the next sees who really reads a value. Then the graph is verified.
 
     Args:
         graph: is changed.
@@ -163,14 +163,13 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
     """
     names = Names(graph)
 
-    def run(step: Step, r: Rewriter, *, dead_goes: bool) -> bool:
+    def run(step: Step, r: Rewriter) -> bool:
         """True if the step changed something."""
         before = r.changes
         step.run(r, tuning)
         if r.changes == before:
             return False
-        if dead_goes:
-            r.drop_dead()
+        r.drop_dead()
         r.finish()
         verify(graph)
         if dump is not None:
@@ -181,14 +180,14 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
         dump("as lowered", graph)
     for region in reversed(list(graph.regions())):
         r = Rewriter(region, names, is_region=region is not graph)
+        r.drop_dead()
+        r.finish()
         for step in PIPELINE:
             if isinstance(step, Step):
-                run(step, r, dead_goes=True)
+                run(step, r)
                 continue
-            while any(run(inner, r, dead_goes=False) for inner in step.steps):
+            while any(run(inner, r) for inner in step.steps):
                 pass
-            r.drop_dead()
-            r.finish()
     verify(graph)
     return graph
 

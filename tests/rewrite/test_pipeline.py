@@ -81,9 +81,15 @@ def pad_with_another_value(b, x):
     return convolution(b, b.emit("PAD", x, padding=(0, 0, 0, 1, 1, 0, 0, 0), pad_const=8), 7)
 
 
+def reshaped_pad_convolution(b, x):
+    """The PAD is the convolution's own only once the RESHAPEs are gone, not merely unread."""
+    padded = b.emit("PAD", x, padding=(0, 0, 0, 1, 1, 0, 0, 0), pad_const=7)
+    return convolution(b, b.reshape(b.emit("RESHAPE", padded, shape=(7, 24)), padded.shape), 7)
+
+
 CASES = {
     reshapes: 1, transposes: 1, cancelling_transposes: 1, clamps: 1, disjoint_clamps: 2, tables: 1, pad_convolution: 2,
-    pad_with_another_value: 3,
+    pad_with_another_value: 3, reshaped_pad_convolution: 2,
 }  # fmt: skip
 
 
