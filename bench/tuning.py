@@ -2,7 +2,7 @@
 
 ``python -m bench.tuning [--fields a,b] [--write docs/measurements.md]``
 ``python -m bench.tuning --steps``
-``python -m bench.tuning --network unet --target ethos-u85-256 --choice transpose_conv=phases``
+``python -m bench.tuning --network unet --target ethos-u85-256 --choice transpose_conv=TRANSPOSE_CONV2D``
 
 Prints a row for each measurement, by Vela's estimates with the system configuration and memory mode of the benchmarks. ``--write``
 puts all rows in place of the table of that file. All of it takes about a minute of one core.
@@ -112,7 +112,7 @@ def _choice(text: str) -> tuple[str, Any]:
     """``field=value`` as (field, value)."""
     field, _, value = text.partition("=")
     if field not in {known.name for known in fields(Tuning)} or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no choice of Tuning; the form is matrix_rows=width")
+        raise argparse.ArgumentTypeError(f"{text!r} is no choice of Tuning; the form is transpose_conv=phases")
     try:
         return field, ast.literal_eval(value)
     except (SyntaxError, ValueError):
@@ -225,31 +225,19 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "transpose_conv",
         "transposed convolution 2x2, stride 2, of [1,64,16,16] to 32 channels",
         of_module(_torch("ConvTranspose2d", 64, 32, 2, 2), 1, 64, 16, 16),
-        {U55: "TRANSPOSE_CONV2D", U85: "phases"},
+        {U55: "TRANSPOSE_CONV2D", U85: "TRANSPOSE_CONV2D"},
     ),
     Measurement(
         "transpose_conv",
         "transposed convolution 4x4, stride 2, of [1,64,16,16] to 32 channels",
         of_module(_torch("ConvTranspose2d", 64, 32, 4, 2, 1), 1, 64, 16, 16),
-        {U55: "TRANSPOSE_CONV2D", U85: "phases"},
+        {U55: "TRANSPOSE_CONV2D", U85: "TRANSPOSE_CONV2D"},
     ),
     Measurement(
         "crop",
         "convolution 3x3, stride 2, of NCHW [1,3,224,224] to 64 channels",
         of_module(_torch("Conv2d", 3, 64, 3, stride=2), 1, 3, 224, 224),
         {U85: "map", U55: "kernel"},
-    ),
-    Measurement(
-        "matrix_rows",
-        "linear layer of [197,192] to 768",
-        of_module(_torch("Linear", 192, 768), 197, 192),
-        {U85: "height", U55: "width"},
-    ),
-    Measurement(
-        "matrix_rows",
-        "batch norm of [197,192]",
-        of_module(_torch("BatchNorm1d", 192), 197, 192),
-        {U85: "height", U55: "width"},
     ),
     Measurement(
         "mean",
@@ -353,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", action="store_true", help="what TransposeCost estimates instead")
     parser.add_argument("--network", help="a network of the benchmarks instead")
     parser.add_argument("--target", default="ethos-u55-128", help="on which NPU")
-    parser.add_argument("--choice", type=_choice, help="what to choose otherwise: matrix_rows=width")
+    parser.add_argument("--choice", type=_choice, help="what to choose otherwise: transpose_conv=phases")
     options = parser.parse_args(arguments)
     if options.network:
         if options.choice is None:

@@ -12,6 +12,10 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.builder.window import Window
 from ethorch.ops.weights import Filters
+from ethorch.tosa.ir import Value
+
+#: Up to so many channels, a SLICE of columns costs more than taps that save it, and least as one of whole rows.
+FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
@@ -74,18 +78,27 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r."""
-    stride, padding, kernel = window.stride, window.before, filters.codes.shape[2:]
-    taps = [max(-(-k // s), 1) for k, s in zip(kernel, stride, strict=True)]
-    fill = [(0, tap * s - k) for tap, s, k in zip(taps, stride, kernel, strict=True)]
+    """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
+
+    Zeros in front of the kernel move the first place of the result to phase 0, so that nothing is cut off in front: where that needs
+    no tap more, and of few channels always.
+    """
+    stride, kernel = window.stride, filters.codes.shape[2:]
+    few = filters.codes.shape[1] <= FEW
+    zeros = [
+        -p % s if few or -(-(k + -p % s) // s) == -(-k // s) else 0 for k, p, s in zip(kernel, window.before, stride, strict=True)
+    ]
+    padding = [p + z for p, z in zip(window.before, zeros, strict=True)]
+    taps = [max(-(-(k + z) // s), 1) for k, z, s in zip(kernel, zeros, stride, strict=True)]
+    fill = [(z, tap * s - k - z) for z, tap, s, k in zip(zeros, taps, stride, kernel, strict=True)]
     i, o = filters.codes.shape[:2]
     codes = np.pad(filters.codes, [(0, 0), (0, 0), *fill]).reshape(i, o, taps[0], stride[0], taps[1], stride[1])
     codes = codes[:, :, ::-1, :, ::-1]
     firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # whole periods that padding cuts off
     counts = [-(-(size + p - f * s) // s) for size, p, f, s in zip(shape[2:], padding, firsts, stride, strict=True)]
-    for axis in (0, 1):
-        x = b.pad_or_crop(x, 2 + axis, taps[axis] - 1 - firsts[axis], counts[axis] + taps[axis] - 1)
-    value, phases = b.nhwc(x), stride[0] * stride[1]
+    needed = [count + tap - 1 for count, tap in zip(counts, taps, strict=True)]
+    value = _fitted(b, b.nhwc(x), [tap - 1 - first for tap, first in zip(taps, firsts, strict=True)], needed, x.qparams.zp)
+    phases = stride[0] * stride[1]
     if depthwise:
         codes = codes[:, 0].transpose(1, 3, 0, 2, 4).reshape(*taps, i, phases)
         own = filters.with_codes(codes, np.repeat(np.arange(i), phases))
@@ -95,9 +108,26 @@ def _phases(
         codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)
         result = filters.with_codes(codes, np.tile(np.arange(o), phases)).conv2d(b, value, None, out)
         stored, dims = (*result.shape[:3], *stride, o), ((0,), (5,), (1, 3), (2, 4))
-    y = QTensor(b.reshape(result, stored), dims, out)
-    for axis in (0, 1):
-        left = padding[axis] - firsts[axis] * stride[axis]
-        if left or counts[axis] * stride[axis] != shape[2 + axis]:
-            y = b.pad_or_crop(b.from_nhwc(b.nhwc(y), out), 2 + axis, -left, shape[2 + axis])
-    return y
+    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # interleaved here: what follows wants NHWC, or transposes in one go
+    before = [f * s - p for f, s, p in zip(firsts, stride, padding, strict=True)]
+    return b.from_nhwc(_fitted(b, y, before, shape[2:], out.zp), out)
+
+
+def _fitted(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
+    """A map [N,H,W,C] with so many rows and columns of ``code`` in front (negative: without the first), then of ``extents``."""
+    starts = [max(-n, 0) for n in before]
+    sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
+    if (*sizes,) != value.shape[1:3]:
+        n, h, w, c = value.shape
+        if c <= FEW:  # columns are what lies together, then
+            rows = b.reshape(value, (n, h, w * c))
+            value = b.emit("SLICE", rows, start=(0, starts[0], starts[1] * c), size=(n, sizes[0], sizes[1] * c))
+            value = b.reshape(value, (n, *sizes, c))
+        else:
+            value = b.emit("SLICE", value, start=(0, *starts, 0), size=(n, *sizes, c))
+    fronts = [max(n, 0) for n in before]
+    behind = [extents[k] - fronts[k] - sizes[k] for k in (0, 1)]
+    if not any(fronts + behind):
+        return value
+    padding = (0, 0, fronts[0], behind[0], fronts[1], behind[1], 0, 0)
+    return b.emit("PAD", value, padding=padding, pad_const=code)

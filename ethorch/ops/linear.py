@@ -103,8 +103,7 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
     """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, and of int16 in int48; rounded once, by the RESCALE.
 
-    It is a 1x1 CONV2D; rows of x lie along the height of the map, or along the width where the target runs that faster. TOSA 1.0
-    CONV2D.
+    It is a 1x1 CONV2D; rows of x lie along the width of the map: along its height NPUs take up to twice as long. TOSA 1.0 CONV2D.
     """
     weight = weight_array(w)
     outputs, inputs = weight.shape
@@ -112,13 +111,12 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
     x, weight = _contraction_as_stored(x, weight)
     value = b.stored_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
     scales = accumulator_scales(x, w, outputs)
-    wide = b.tuning.matrix_rows == "width"
-    value = b.reshape(value, (1, 1, rows, inputs) if wide else (1, rows, 1, inputs))
+    value = b.reshape(value, (1, 1, rows, inputs))
     matrix = b.const(weight.reshape(outputs, 1, 1, inputs), name="weight")
     codes = bias_codes(b, bias, scales, outputs, x.qparams.dtype)
     acc = b.conv2d(value, matrix, codes, input_zp=x.qparams.zp, weight_zp=w.qparams.zero_point[0])
     result = b.requantize(acc, scales if w.qparams.per_channel else scales[:1], out.qparams)
-    return b.view(QTensor(result, ((), (2 if wide else 1,), (), (3,)), out.qparams), (*x.shape[:-1], outputs))
+    return b.view(QTensor(result, ((), (2,), (), (3,)), out.qparams), (*x.shape[:-1], outputs))
 
 
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:

@@ -86,8 +86,7 @@ def batch_norm(
     scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
     spatial = tuple(range(2, x.rank))
-    places = [(), (), (0, *spatial), (1,)] if b.tuning.matrix_rows == "width" else [(), (0, *spatial), (), (1,)]
-    value = b.stored_as(x, places)
+    value = b.stored_as(x, [(), (), (0, *spatial), (1,)])
     factors = b.const(codes.reshape(1, 1, channels, 1), name="gain")
     acc = b.depthwise_conv2d(value, factors, bias_codes(b, offset, scales, channels, x.qparams.dtype), input_zp=x.qparams.zp)
     stored = b.reshape(b.requantize(acc, scales, out.qparams), (x.shape[0], *x.shape[2:], channels))

@@ -105,8 +105,6 @@ class Tuning:
     #: What leaves out rows and columns that no window reads, behind a TRANSPOSE: a SLICE of the map, or a kernel that is widened
     #: by zeros until it reads them.
     crop: Literal["map", "kernel"] = "map"
-    #: Where the rows of a matrix lie that is multiplied by a CONV2D, or normalized by a DEPTHWISE_CONV2D.
-    matrix_rows: Literal["height", "width"] = "height"
     #: The mean of a small map whose steps are fine: by a sum, or by an AVG_POOL2D and a RESCALE, which round twice.
     mean: Literal["sum", "AVG_POOL2D"] = "sum"
     #: Most bytes of a map over whose width and height in turn a maximum is taken, where the kernel is large enough for that to pay;

@@ -17,8 +17,8 @@ LIMITS = {
 
 TUNING = Tuning(
     transpose="whole",
+    transpose_conv="phases",
     crop="kernel",
-    matrix_rows="width",
     mean="AVG_POOL2D",
     largest_max_pool_in_turn_bytes=100_000,
     fewest_results_of_wide_stride=4096,
