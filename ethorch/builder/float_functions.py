@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from ethorch.builder.floats import FloatTensor
+from ethorch.builder.floats import LARGEST, FloatTensor
+from ethorch.builder.qparams import QTensor
 
 _ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
 _ASIN = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
@@ -41,7 +42,9 @@ def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTen
 def power(x: FloatTensor, exponent: float) -> FloatTensor:
     """x ** exponent: small whole powers by multiplying, larger ones of |x| with the sign of x where the exponent is odd."""
     if exponent != int(exponent):
-        return x.rsqrt() if exponent == -0.5 else x**exponent
+        if abs(exponent) == 0.5:
+            return x.sqrt() if exponent > 0 else x.rsqrt()
+        return (x < 0).then(math.nan, x.abs() ** exponent)
     count = abs(int(exponent))
     if count == 0:
         return x * 0 + 1
@@ -53,6 +56,11 @@ def power(x: FloatTensor, exponent: float) -> FloatTensor:
         for _ in range(count - 1):
             made = made * x
     return made if exponent > 0 else made.reciprocal()
+
+
+def exponential(base: FloatTensor, x: QTensor) -> FloatTensor:
+    """base ** x."""
+    return base ** FloatTensor.of(base.b, x).minimum(LARGEST).maximum(-LARGEST)
 
 
 def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
@@ -95,20 +103,21 @@ def acos(x: FloatTensor) -> FloatTensor:
 def sinh(x: FloatTensor) -> FloatTensor:
     """(e + e / (e + 1)) / 2 with e = exp(|x|) - 1, which cancels nowhere."""
     e = x.abs().expm1()
-    return ((e + e / (e + 1)) * 0.5).signed_like(x)
+    finite = e.minimum(1e30)
+    return ((e + finite / (finite + 1)) * 0.5).signed_like(x)
 
 
 def asinh(x: FloatTensor) -> FloatTensor:
     """log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|."""
     y = x.abs()
     square = y * y
-    return (y + square / ((square + 1).sqrt() + 1)).log1p().signed_like(x)
+    return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().signed_like(x)
 
 
 def acosh(x: FloatTensor) -> FloatTensor:
-    """log(1 + t + sqrt(2 t + t**2)), t = x - 1."""
+    """log(1 + t + sqrt(t) * sqrt(t + 2)), t = x - 1."""
     t = x - 1
-    return (t + (t * (t + 2)).sqrt()).log1p()
+    return (t + t.sqrt() * (t + 2).sqrt()).log1p()
 
 
 def atanh(x: FloatTensor) -> FloatTensor:
@@ -118,8 +127,9 @@ def atanh(x: FloatTensor) -> FloatTensor:
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Inverse error function."""
+    """Inverse error function; w is at most 17, but for the poles."""
     w = -((1 - x) * (x + 1)).log()
+    w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)
     found = (w < 5).then(middle, tail) * x
     return x.abs().equals(1).then(x * math.inf, found)
@@ -138,4 +148,5 @@ def rounded(x: FloatTensor) -> FloatTensor:
     low = x.floor()
     rest = x - low
     odd = low - (low * 0.5).floor() * 2
-    return (rest > 0.5).then(low + 1, (rest < 0.5).then(low, low + odd))
+    nearest = (rest > 0.5).then(low + 1, (rest < 0.5).then(low, low + odd))
+    return (x.abs() < 2.0**23).then(nearest, x)

@@ -19,6 +19,8 @@ from ethorch.tosa.layout import contiguous
 
 Number = float | int
 FP32 = float_qparams("FP32")
+#: The largest finite FP32.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class FloatTensor:
         return FloatTensor(self.b, self._with("POW", exponent))
 
     def __rpow__(self, base: Any) -> FloatTensor:
-        return FloatTensor(self.b, self._with("POW", base, swap=True))
+        finite = self.minimum(LARGEST).maximum(-LARGEST)  # TOSA 1.0 does not define POW by an infinite exponent
+        return FloatTensor(self.b, finite._with("POW", base, swap=True))
 
     def maximum(self, other: Any) -> FloatTensor:
         """The larger of both. TOSA 1.0 MAXIMUM."""
@@ -184,8 +187,8 @@ class FloatTensor:
         return self.apply("COS")
 
     def sqrt(self) -> FloatTensor:
-        """Square root, as a power of 1/2."""
-        return self**0.5
+        """Square root, by that of 1 / x, which TOSA defines of every number: POW it does not of negative and infinite ones."""
+        return self.equals(0).then(self, self * self.minimum(LARGEST).rsqrt())
 
     def clamp(self, low: float, high: float) -> FloatTensor:
         """At least ``low``, at most ``high``."""
@@ -209,9 +212,9 @@ class FloatTensor:
         return (self.abs() < 1).then((t * 2) / (1 - t), self.exp() - 1)
 
     def log1p(self) -> FloatTensor:
-        """log(1 + x). The rounding error of u = 1 + x is made up for: log(u) * x / (u - 1)."""
+        """log(1 + x). The rounding error of u = 1 + x is made up for: log(u) * x / (u - 1), up to where there is none."""
         u = self + 1
-        return u.equals(1).then(self, u.log() * self / (u - 1))
+        return u.equals(1).then(self, (self > 1e9).then(u.log(), u.log() * self / (u - 1)))
 
     def polynomial(self, coefficients: Sequence[float]) -> FloatTensor:
         """Horner's rule, the highest coefficient first."""

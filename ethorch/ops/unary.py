@@ -70,7 +70,7 @@ table_op(
     doc="x, or 0 where |x| <= lambd",
     calls=[(), (1.0,)],
     steps=True,
-    floats=lambda x, lambd=0.5: (x.abs() > lambd).then(x, 0),
+    floats=lambda x, lambd=0.5: (x.abs() <= lambd).then(0, x),
 )
 table_op(
     "aten.softshrink.default",
@@ -84,7 +84,7 @@ table_op(
     doc="x, or value where x <= threshold",
     calls=[(0.5, -1.0)],
     steps=True,
-    floats=lambda x, threshold, value: (x > threshold).then(x, value),
+    floats=lambda x, threshold, value: (x <= threshold).then(value, x),
 )
 table_op(
     "aten.rrelu.default",
@@ -120,7 +120,7 @@ table_op("aten.rsqrt.default", doc="1 / square root of x", low=0.1, high=4.0, bo
 table_op("aten.reciprocal.default", doc="1 / x", low=0.2, high=4.0, bound16=16, floats="RECIPROCAL")
 table_op("aten.square.default", doc="x * x", bound16=2, floats=lambda x: x * x)
 table_op("aten.pow.Tensor_Scalar", doc="x ** exponent", calls=[(2,), (3,), (1,)], bound16=2, floats=f.power)
-table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2, floats=lambda base, x: base**x)
+table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2, floats=f.exponential)
 table_op(
     "aten.logit.default",
     doc="log(x / (1 - x)), x within eps..1-eps",

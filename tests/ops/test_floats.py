@@ -12,6 +12,7 @@ from ethorch import TosaCompileSpec
 from ethorch.backend.compile import tosa_graph
 from ethorch.fx.node import as_array, storage_order
 from ethorch.ops import OPS
+from ethorch.ops.samples import I8, Sample
 from ethorch.tosa.serialize import serialize
 from tests.support import ladder
 
@@ -63,6 +64,36 @@ def check(name: str, index: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
 def test_fp32(name: str, index: int) -> None:
     check(name, index, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "erfinv",
+        "atanh",
+        "acosh",
+        "asinh",
+        "asin",
+        "acos",
+        "sinh",
+        "sqrt",
+        "rsqrt",
+        "log",
+        "log1p",
+        "logit",
+        "exp2",
+        "round",
+        "threshold",
+    ),
+)
+def test_poles(name: str) -> None:
+    """Where a function is infinite or not defined, TOSA says what PyTorch does: the reference model calls nothing unpredictable."""
+    spec = SPECS[f"aten.{name}.default"]
+    inf = float("inf")
+    x = torch.tensor([0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1e30, -1e30, 1e38, inf, -inf])
+    sample = Sample(I8(12), *spec.samples[0].args[1:], **spec.samples[0].kwargs)
+    for found, wanted in run(ladder.Call(spec.name, sample), (x,)):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=4e-6)
 
 
 @pytest.mark.long
