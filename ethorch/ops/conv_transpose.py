@@ -80,8 +80,8 @@ def _phases(
 ) -> QTensor:
     """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
 
-    Zeros in front of the kernel move the first place of the result to phase 0, so that nothing is cut off in front: where that needs
-    no tap more, and of few channels always.
+    Zeros in front of the kernel move the first place of the result to phase 0, so that nothing is cut off in front: where that
+    needs no tap more, and of few channels always.
     """
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW
