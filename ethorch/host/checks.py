@@ -27,10 +27,19 @@ def payloads(description: pte.Method) -> tuple[DelegatePayload, ...]:
         tensors = (*payload.inputs, *payload.outputs)
         where = f"delegate {call.delegate} of method {description.name!r}"
         if len(call.args) != len(tensors):
-            raise ProgramError(f"{where} is called with {len(call.args)} values; its payload has {len(tensors)}.")
+            sides = [f"{len(side)} {kind}{'s' * (len(side) != 1)}" for side, kind in _sides(payload)]
+            raise ProgramError(
+                f"{where} is called with {len(call.args)} tensors, but its payload has {' and '.join(sides)}. Whoever made the "
+                "file lost a tensor that the delegate does not read or does not return, and on a device the wrong ones would be "
+                "copied: compile the model with ethorch, or report it to the file's maker."
+            )
         for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
             _check_delegate_argument(f"value {number} of {where}", description.values[arg], tensor)
     return tuple(payloads.values())
+
+
+def _sides(payload: DelegatePayload) -> tuple[tuple[tuple[IoTensor, ...], str], ...]:
+    return (payload.inputs, "input"), (payload.outputs, "output")
 
 
 def _check_delegate_argument(what: str, value: pte.Value, tensor: IoTensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from ethorch import host, vela
 from ethorch.errors import ProgramError
 from ethorch.formats import pte as program
 from ethorch.formats.payload import DelegatePayload
+from ethorch.host.checks import payloads
 from ethorch.host.host_program import _npu_program
 from ethorch.npu.registers import NPUS
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -90,5 +92,15 @@ def test_staging_memory_is_found_from_the_stream(incumbent):
 
 def test_a_payload_that_lacks_an_output_is_refused(incumbent):
     """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
-    with pytest.raises(ProgramError, match=r"delegate 0 .* is called with 3 values; its payload has 2"):
+    with pytest.raises(ProgramError, match=r"delegate 0 .* with 3 tensors, but its payload has 1 input and 1 output") as error:
         host.load(incumbent / "lost.pte")
+    assert "compile the model with ethorch" in str(error.value)
+
+
+def test_a_payload_that_lacks_an_input_is_refused(incumbent):
+    """The incumbent's PatchTST: what reads only an input's shape becomes constants, and the call still passes the input."""
+    method = program.read((incumbent / "cnn.pte").read_bytes()).methods["forward"]
+    (delegate,) = method.delegates
+    without = replace(DelegatePayload.unpack(delegate.blob), inputs=()).pack()
+    with pytest.raises(ProgramError, match=r"with 2 tensors, but its payload has 0 inputs and 1 output"):
+        payloads(replace(method, delegates=(replace(delegate, blob=without),)))
