@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,11 @@ def subcommand(
     return register
 
 
-MODEL = argument("model", metavar="FILE.py:FACTORY|FILE.pt2", help="factory() returns (module, inputs[, calibration])")
+MODEL = argument(
+    "model",
+    metavar="FILE.py:NAME|FILE.pt2",
+    help="NAME() returns (module, inputs[, calibration]), or NAME is a module whose file has example_inputs; inputs: tuple or dict",
+)
 TARGET = argument("--target", default="ethos-u55-128", help="see `ethorch targets`; default: %(default)s")
 CHOICES = (
     argument("--system-config", help="a section of vela.ini; default: the target's"),
@@ -108,9 +113,12 @@ def columns(rows: Sequence[Sequence[object]], indent: str = "") -> str:
 
 def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserModel, Module, Build]:
     """(the user's model, quantized, the finished program)"""
-    from ethorch import flow, model_files
+    from ethorch.user_code import find
 
     spec = _spec(options)
+    find(options.model)  # what is wrong with either is said before the seconds that the imports below take
+    from ethorch import flow, model_files
+
     if dump is not None:
         spec.dump_intermediate_artifacts_to(dump)
     model = model_files.load_model(options.model)
@@ -118,6 +126,13 @@ def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserMo
         model = flow.with_nhwc_io(model)
     quantized = flow.quantize(model, spec)
     return model, quantized, flow.build(quantized, model.example_inputs, spec)
+
+
+def _check_output(path: str) -> None:
+    """EthorchError, before anything is computed, when a file cannot be written there."""
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise EthorchError(f"cannot write {path}: {folder} is not a directory one may write to.")
 
 
 @subcommand(
@@ -130,14 +145,11 @@ def _build(options: argparse.Namespace, dump: str | None = None) -> tuple[UserMo
     argument("--dump", metavar="DIRECTORY", help="keep TOSA graphs and payloads there"),
 )
 def compile_(options: argparse.Namespace) -> Answer:
-    folder = Path(options.output).absolute().parent
-    if not os.access(folder, os.W_OK) or Path(options.output).is_dir():
-        raise EthorchError(f"cannot write {options.output}: {folder} is not a directory one may write to.")
-    _spec(options)  # what is wrong with it is said before the seconds that the imports below take
+    _check_output(options.output)
+    made = _build(options, options.dump)[-1]
     from ethorch.formats.files import write_whole
     from ethorch.report import build as report
 
-    made = _build(options, options.dump)[-1]
     write_whole(options.output, made.pte)
     text = f"{report.to_text(made)}\nwrote {options.output}, {len(made.pte):,} bytes"
     return Answer({"output": options.output, **report.to_json(made)}, text)
@@ -145,9 +157,9 @@ def compile_(options: argparse.Namespace) -> Answer:
 
 @subcommand("explain", "why is an operator on the NPU, or not?", MODEL, TARGET, *CHOICES)
 def explain(options: argparse.Namespace) -> Answer:
+    made = _build(options)[-1]
     from ethorch.report import build as report
 
-    made = _build(options)[-1]
     return Answer(report.to_json(made), report.to_text(made))
 
 
@@ -160,10 +172,10 @@ def explain(options: argparse.Namespace) -> Answer:
     argument("--inputs", nargs="+", metavar="FILE", help=".npy files, or one .npz or .pt; default: the model's own"),
 )
 def compare(options: argparse.Namespace) -> Answer:
+    model, quantized, made = _build(options)
     from ethorch.model_files import load_inputs
     from ethorch.report.compare import compare as ladder
 
-    model, quantized, made = _build(options)
     inputs = load_inputs(options.inputs) if options.inputs else model.example_inputs
     found = ladder(model.module, quantized, made, inputs)
     return Answer(found.to_json(), found.to_text(), 0 if found.bit_exact else 1)
@@ -187,6 +199,8 @@ DUMP = argument("--dump", metavar="DIRECTORY", help="written by `compile --dump`
     argument("-o", "--output", metavar="FILE.npz", help="write the outputs there"),
 )
 def run(options: argparse.Namespace) -> Answer:
+    if options.output:
+        _check_output(options.output)
     from ethorch import host, model_files
 
     device = host.load(options.program, options.method, sources=options.dump)
@@ -289,13 +303,14 @@ def parser() -> argparse.ArgumentParser:
         for add in command.arguments:
             add(sub)
         sub.add_argument("--json", action="store_true", help="print plain data as JSON")
+        sub.add_argument("--traceback", action="store_true", help="where an error comes from, frame by frame")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done; 1 it could not be done, the reason is on stderr; 2 wrong usage; 130 interrupted."""
     top = parser()
-    options = top.parse_args(arguments)
+    options = top.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     if options.version:
         print("\n".join(f"{name} {found}" for name, found in _versions()))
         return 0
@@ -308,14 +323,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (EthorchError, OSError) as error:
-        print(f"ethorch {options.command}: {error}", file=sys.stderr)
+    except Exception as error:
+        _complain(options, error)
         return 1
     try:
         print(json.dumps(answer.data, indent=2) if options.json else answer.text, flush=True)
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return answer.status
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with ``--vela-flag --optimise=Size`` as ``--vela-flag=--optimise=Size``: argparse takes no value like that."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--vela-flag":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _complain(options: argparse.Namespace, error: Exception) -> None:
+    """One sentence on stderr; frames of the stack only for ``--traceback``."""
+    said = str(error)
+    if not isinstance(error, (EthorchError, OSError)):
+        from ethorch.user_code import first_sentence
+
+        said = f"{first_sentence(error)} This is a bug of ethorch; please report it with what --traceback shows."
+    elif error.__cause__ is not None and not options.traceback:
+        said += " (--traceback shows where.)"
+    if options.traceback:
+        traceback.print_exception(error)
+    print(f"ethorch {options.command}: {said}", file=sys.stderr)
 
 
 @contextmanager

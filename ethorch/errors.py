@@ -4,6 +4,7 @@
 
     EthorchError
     ├── SpecError            a target, system config, memory mode or flag nobody knows     (also a ValueError)
+    ├── UserCodeError        the user's own code failed: a factory, a model's forward; its cause is the error
     ├── QuantizationError    the quantizer was asked for what it cannot do                 (also a ValueError)
     ├── Unsupported          a refusal: an operator a target cannot run; holds its Reason
     ├── VelaError            Vela declined a graph; holds Vela's own words
@@ -30,6 +31,10 @@ class EthorchError(Exception):
 
 class SpecError(EthorchError, ValueError):
     """A compile specification names something unknown; the message lists what is known."""
+
+
+class UserCodeError(EthorchError):
+    """The user's own code failed, or cannot be exported; ``__cause__`` is what it raised, the message names its line."""
 
 
 class QuantizationError(EthorchError, ValueError):

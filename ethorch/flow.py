@@ -7,23 +7,26 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend import Lowered, lowered_delegates
 from ethorch.backend.partition_report import PartitionReport
 from ethorch.backend.partitioner import EthosUPartitioner
-from ethorch.errors import EthorchError
+from ethorch.errors import EthorchError, UserCodeError
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantize.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.user_code import at, explained, first_sentence
 
 __all__ = ["Build", "Inputs", "UserModel", "build", "quantize", "with_nhwc_io"]
 
@@ -52,7 +55,9 @@ def with_nhwc_io(model: UserModel) -> UserModel:
     if model.quantized:
         raise EthorchError("the model is quantized already; wrap the float model in ethorch.nhwc.NhwcIo before torch.export.")
     calibration = [nhwc_inputs(inputs) for inputs in model.calibration]
-    return UserModel(NhwcIo(model.module).eval(), nhwc_inputs(model.example_inputs), calibration)
+    wrapped = NhwcIo(model.module)
+    wrapped.training = False  # not eval(): a module that torch.export made refuses it
+    return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration)
 
 
 def quantize(model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None) -> nn.Module:
@@ -61,7 +66,10 @@ def quantize(model: UserModel, spec: EthosUCompileSpec, config: QuantizationConf
         return model.module
     quantizer = EthosUQuantizer(spec)
     quantizer.set_global(config or get_symmetric_quantization_config(is_per_channel=True))
-    graph = torch.export.export(model.module, model.example_inputs).module(check_guards=False)
+    for number, inputs in enumerate(model.calibration):
+        if (given := described(inputs)) != (wanted := described(model.example_inputs)):
+            raise EthorchError(f"calibration sample {number} is {given}; the example inputs, which fix the shapes, are {wanted}.")
+    graph = _exported(model.module, model.example_inputs).module(check_guards=False)
     prepared = prepare_pt2e(graph, quantizer)
     with torch.no_grad():
         for inputs in model.calibration or [model.example_inputs]:
@@ -70,9 +78,39 @@ def quantize(model: UserModel, spec: EthosUCompileSpec, config: QuantizationConf
     return converted
 
 
+def described(inputs: Any) -> str:
+    """``float32[1, 3, 8, 8], int64[1, 4]``: the tensors of an input tuple."""
+    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves) or "no tensor"
+
+
+def _exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+    """``torch.export.export(module, inputs)``.
+
+    Raises:
+        UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
+    """
+    try:
+        return torch.export.export(module, inputs)
+    except Exception as error:
+        with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
+            module(*inputs)
+        if any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT):
+            raise UserCodeError(
+                f"the model's way depends on the values of a tensor{at(error)}, and an exported model has one way only. Compute "
+                "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
+                "index) has to be a constant."
+            ) from error
+        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
+
+
+#: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
+_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
+
+
 def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
     """Export, partition, lower and serialize a quantized model for the spec's target. Vela compiles each delegate once."""
-    exported: ExportedProgram = torch.export.export(quantized, example_inputs)
+    exported = _exported(quantized, example_inputs)
     partitioner = EthosUPartitioner(spec)
     edge = to_edge_transform_and_lower(
         exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)

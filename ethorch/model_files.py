@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte import Method
+from ethorch.user_code import explained, find, first_sentence
 
 Inputs = tuple[Any, ...]
 
@@ -24,6 +27,9 @@ Inputs = tuple[Any, ...]
 @dataclass(frozen=True)
 class UserModel:
     """A model and inputs for it.
+
+    Inputs are a tuple, or a dict of keyword arguments, or (tuple, dict). Of keyword arguments those that hold tensors become
+    further inputs of the module, in the order of the example's, and the others constants of it: see ``KeywordInputs``.
 
     Attributes:
         module: in eval mode; quantized already where ``quantized`` says so.
@@ -37,61 +43,145 @@ class UserModel:
     calibration: Sequence[Inputs] = ()
     quantized: bool = False
 
+    def __post_init__(self) -> None:
+        arguments, keywords = _arguments(self.module, self.example_inputs)
+        wrapped = KeywordInputs(self.module, len(arguments), keywords) if keywords else None
+        if wrapped is not None:
+            object.__setattr__(self, "module", wrapped)
+        inputs = arguments if wrapped is None else (*arguments, *wrapped.values(keywords))
+        object.__setattr__(self, "example_inputs", inputs)
+        samples = []
+        for number, sample in enumerate(self.calibration):
+            arguments, given = _arguments(self.module if wrapped is None else wrapped.module, sample)
+            if given.keys() != keywords.keys():
+                raise EthorchError(
+                    f"calibration sample {number} has the keyword arguments {', '.join(given) or 'none'}; the example inputs have "
+                    f"{', '.join(keywords) or 'none'}."
+                )
+            samples.append(arguments if wrapped is None else (*arguments, *wrapped.values(given)))
+        object.__setattr__(self, "calibration", samples)
+
+
+class KeywordInputs(nn.Module):
+    """A model called by position: the first inputs are its arguments, the others its keyword arguments by name."""
+
+    def __init__(self, module: nn.Module, arguments: int, keywords: Mapping[str, Any]):
+        super().__init__()
+        self.module = module
+        self.arguments = arguments
+        self.names = [name for name, value in keywords.items() if _holds_tensors(value)]
+        self.constants = {name: value for name, value in keywords.items() if name not in self.names}
+        self.training = module.training
+
+    def values(self, keywords: Mapping[str, Any]) -> Inputs:
+        """The inputs that stand for keyword arguments."""
+        return tuple(keywords[name] for name in self.names)
+
+    def forward(self, *inputs: Any) -> Any:
+        """The module's results."""
+        named = dict(zip(self.names, inputs[self.arguments :], strict=True))
+        return self.module(*inputs[: self.arguments], **named, **self.constants)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, Any]]:
+    """Inputs as (arguments, keyword arguments)."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if not isinstance(inputs, (tuple, list)):
+        return (inputs,), {}
+    if len(inputs) == 2 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping):
+        try:  # unless the model takes a tuple and a dict
+            inspect.signature(module.forward).bind(*inputs[0], **inputs[1])
+        except (TypeError, ValueError):
+            return tuple(inputs), {}
+        return tuple(inputs[0]), dict(inputs[1])
+    return tuple(inputs), {}
+
 
 def load_model(reference: str) -> UserModel:
-    """The model that ``FILE.py:factory`` or ``FILE.pt2`` names.
+    """The model that ``FILE.py:NAME`` or ``FILE.pt2`` names.
 
-    A factory takes no arguments and returns ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``,
-    the last a list of input tuples. A .pt2 file is one that ``torch.export.save`` wrote with its example inputs.
+    NAME is a function that takes no arguments, or a variable. It returns, or is, ``(module, example_inputs)`` or ``(module,
+    example_inputs, calibration)``, the last a list of inputs; or a module, whose inputs are its attribute ``example_inputs``
+    or ``example_input_array``, or the file's variable of one of the names in ``INPUT_NAMES``. Inputs are a tuple, a tensor or
+    a dict of keyword arguments. A .pt2 file is one that ``torch.export.save`` wrote with its example inputs.
 
     Raises:
         EthorchError: there is no such file or factory, or it returned something else.
+        UserCodeError: the file or the factory raised an error.
     """
-    path, colon, factory = reference.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _from_factory(Path(path), factory)
-    if reference.endswith(".pt2"):
-        return _from_exported(Path(reference))
-    raise EthorchError(f"{reference!r} is neither FILE.py:factory nor FILE.pt2.")
+    path, name = find(reference)
+    return _from_python(path, name) if name or path.suffix == ".py" else _from_exported(path)
 
 
-def _from_factory(path: Path, name: str) -> UserModel:
+#: Variables of a user's file that hold inputs for a module in it; ``ModelInputs`` is what ExecuTorch's Arm scripts look for.
+INPUT_NAMES = ("example_inputs", "EXAMPLE_INPUTS", "ModelInputs")
+
+
+def _from_python(path: Path, name: str) -> UserModel:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise EthorchError(f"there is no Python file {path}.")
+    if spec is None or spec.loader is None:
+        raise EthorchError(f"{path} cannot be imported as a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up there
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        with explained(f"{path} cannot be imported"):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    made = getattr(module, name, None)
+    if callable(made) and not isinstance(made, nn.Module):
+        with explained(f"{path}:{name}() failed"):
+            made = made()
+    elif not isinstance(made, (nn.Module, tuple)):
+        known = [key for key, value in vars(module).items() if _offers_model(value, path.stem) and not key.startswith("_")]
         raise EthorchError(f"{path} has no function {name!r}; it has: {', '.join(known) or 'none'}.")
-    made = factory()
+    if isinstance(made, nn.Module):
+        holders = [(made, "example_inputs"), (made, "example_input_array"), *((module, name) for name in INPUT_NAMES)]
+        inputs = next((found for holder, key in holders if (found := getattr(holder, key, None)) is not None), None)
+        if inputs is None:
+            raise EthorchError(
+                f"{path}:{name} is a module without example inputs: give the file a variable example_inputs, or name a function "
+                "that has to return (module, example_inputs) or (module, example_inputs, calibration)."
+            )
+        made = made, inputs, getattr(module, "calibration", ())
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise EthorchError(
             f"{path}:{name}() returned {type(made).__name__}; it has to return (module, example_inputs) or "
             "(module, example_inputs, calibration)."
         )
-    inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
-    calibration = [x if isinstance(x, tuple) else (x,) for x in (made[2] if len(made) == 3 else ())]
-    return UserModel(made[0].eval(), inputs, calibration, is_quantized(made[0]))
+    calibration = list(made[2]) if len(made) == 3 else []
+    return UserModel(_in_eval_mode(made[0]), made[1], calibration, is_quantized(made[0]))
+
+
+def _offers_model(value: Any, file: str) -> bool:
+    """May a value of a user's file be the one that is asked for? What it imports from elsewhere is not."""
+    return isinstance(value, (nn.Module, tuple)) or (callable(value) and getattr(value, "__module__", file) == file)
+
+
+def _in_eval_mode(module: nn.Module) -> nn.Module:
+    """The module in eval mode; one that torch.export made has no other."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
 
 
 def _from_exported(path: Path) -> UserModel:
-    if not path.is_file():
-        raise EthorchError(f"there is no file {path}.")
     try:
         program = torch.export.load(path)
     except Exception as error:  # zip, pickle and schema errors of many types
-        raise EthorchError(f"{path} is not a program that torch.export.save wrote: {error}") from error
-    if not program.example_inputs:
+        raise EthorchError(f"{path} is not a program that torch.export.save wrote: {first_sentence(error)}") from error
+    if not program.example_inputs or not any(program.example_inputs):
         raise EthorchError(f"{path} holds no example inputs: export it with them.")
     module = program.module(check_guards=False)
-    return UserModel(module, tuple(program.example_inputs[0]), quantized=is_quantized(module))
+    arguments, keywords = program.example_inputs
+    return UserModel(module, (tuple(arguments), keywords), quantized=is_quantized(module))
 
 
 def is_quantized(module: nn.Module) -> bool:
@@ -106,13 +196,13 @@ def load_inputs(paths: Iterable[str]) -> Inputs:
     for path in paths:
         try:
             if path.endswith(".pt"):
-                loaded = torch.load(path, weights_only=True)
-                tensors += [loaded] if isinstance(loaded, torch.Tensor) else list(loaded)
+                tensors += pytree.tree_leaves(torch.load(path, weights_only=True))
             else:
                 array = np.load(path, allow_pickle=False)
                 tensors += [torch.from_numpy(a) for a in ([array] if isinstance(array, np.ndarray) else array.values())]
         except Exception as error:  # whatever numpy, zip and torch raise for a file that is something else
-            raise EthorchError(f"cannot read tensors from {path}: {error}") from error
+            wrong = "it is no .npy, .npz or .pt file of tensors." if "pickle" in str(error) else first_sentence(error)
+            raise EthorchError(f"cannot read tensors from {path}: {wrong}") from error
     return tuple(tensors)
 
 
