@@ -219,6 +219,7 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
         Sample("bij,bjk->bik", [I8(2, 4, 5), I8(2, 5, 3)]),
         Sample("bchw,bkhw->bck", [I8(1, 4, 3, 5), I8(1, 6, 3, 5)]),
         Sample("ij->ji", [I8(4, 6)]),
+        Sample("nkctv,kvw->nctw", [I8(1, 2, 2, 5, 3), I8(2, 3, 3)]),
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:

@@ -71,6 +71,8 @@ def hoist_clamps(model: GraphModule) -> None:
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
             continue
+        if spec.rule(node).output == "same":  # a copy, behind which a view finds the elements in order
+            continue
         (move,) = node.all_input_nodes
         while MADE_FOR in move.meta and _moves(move) and len(move.users) == 1 and node.meta["val"].shape == move.meta["val"].shape:
             (source,) = move.all_input_nodes

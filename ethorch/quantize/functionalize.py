@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.errors import QuantizationError
 from ethorch.fx.node import is_in_place
-from ethorch.quantize.view_steps import RESHAPE_IN_PLACE, Step, functional_of, name_of, parts_of, shape_of, step_of
+from ethorch.quantize.view_steps import RESHAPE_IN_PLACE, Step, functional_of, name_of, one_way, parts_of, shape_of, step_of
 
 aten = torch.ops.aten
 
@@ -85,7 +85,7 @@ class _Functionalizer:
     def __init__(self, model: GraphModule):
         self.graph = model.graph
         self.views: dict[Node, _View] = {}
-        self.lists: dict[Node, tuple[int, list[_View]]] = {}
+        self.lists: dict[Node, list[tuple[_View, int] | None]] = {}
         self.origin = self.here = self.graph.output_node()
         self.dead: list[Node] = []
 
@@ -139,14 +139,13 @@ class _Functionalizer:
     # --- views --------------------------------------------------------------------------------------------------------
 
     def view(self, node: Node) -> None:
-        source = self.shares_memory_with(node)
-        if source is None:
-            return
+        sources = self.shares_memory_with(node)
         if isinstance(node.meta.get("val"), (tuple, list)):
-            self.lists[node] = (self.place(source).memory.version, self.parts(node, source))
-        else:
-            place = self.place(source)
-            self.enter(node, _View(place.memory, (*place.steps, self.step(node, source))), place.memory.version)
+            if any(sources):
+                self.lists[node] = self.parts(node, sources)
+        elif sources and sources[0]:
+            place = self.place(sources[0])
+            self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, taken_at: int) -> None:
         """Register the node as that view. It holds its value, unless it was written since or another node holds it."""
@@ -159,33 +158,40 @@ class _Functionalizer:
         source, index = node.args
         if isinstance(source, Node) and source in self.lists:
             assert isinstance(index, int)
-            taken_at, views = self.lists[source]
-            self.enter(node, views[index], taken_at)
+            found = self.lists[source][index]
+            if found is not None:
+                self.enter(node, *found)
 
-    def parts(self, node: Node, source: Node) -> list[_View]:
-        """The views that an operator of several results returns."""
-        place = self.place(source)
-        steps = parts_of(node, shape_of(self.current(source)), self.emit)
-        if steps is None:
-            self.refuse(node, "its results are views that cannot be written back")
-        return [_View(place.memory, (*place.steps, step)) for step in steps]
+    def parts(self, node: Node, sources: list[Node | None]) -> list[tuple[_View, int] | None]:
+        """The views that an operator of several results returns, each with its memory's version."""
+        first = sources[0]
+        steps = parts_of(node, shape_of(self.current(first)), self.emit) if first is not None else None
+        found: list[tuple[_View, int] | None] = []
+        for index, source in enumerate(sources):
+            if source is None:
+                found.append(None)
+                continue
+            place = self.place(source)
+            step = steps[index] if steps else one_way(node, source, self.emit, self.refuse_origin, index)
+            found.append((_View(place.memory, (*place.steps, step)), place.memory.version))
+        return found
 
     def step(self, node: Node, source: Node) -> Step:
         """The view that ``node`` is of ``source``; a write through it is refused in the name of the node that writes."""
+        return step_of(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
-        def refuse(why: str) -> NoReturn:
-            self.refuse(self.origin, why)
+    def refuse_origin(self, why: str) -> NoReturn:
+        """Refuse the node that the pass is at."""
+        self.refuse(self.origin, why)
 
-        return step_of(node, source, shape_of(self.current(source)), self.emit, refuse)
-
-    def shares_memory_with(self, node: Node) -> Node | None:
-        """The argument whose memory the result is, found by running the operator on tensors without data."""
+    def shares_memory_with(self, node: Node) -> list[Node | None]:
+        """For each result the argument whose memory it is, found by running the operator on tensors without data."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
-            return None
+            return []
         annotated = any(result.alias_info is not None for result in target._schema.returns)
         if not annotated and not target._can_decompose():
-            return None
+            return []
         standins: dict[Node, Any] = {}
 
         def standin(arg: Node) -> Any:
@@ -196,15 +202,10 @@ class _Functionalizer:
         try:
             result = target(*torch.fx.map_arg(node.args, standin), **torch.fx.map_arg(node.kwargs, standin))
         except Exception:  # an operator that has no kernel for tensors without data: believe its schema
-            return node.all_input_nodes[0] if annotated else None
-        first = result[0] if isinstance(result, (tuple, list)) and result else result
-        if not isinstance(first, torch.Tensor):
-            return None
-        memory = first.untyped_storage()._cdata
-        for arg, tensor in standins.items():
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata == memory:
-                return arg
-        return None
+            return [node.all_input_nodes[0]] if annotated else []
+        owners = {tensor.untyped_storage()._cdata: arg for arg, tensor in standins.items() if isinstance(tensor, torch.Tensor)}
+        results = result if isinstance(result, (tuple, list)) else [result]
+        return [owners.get(each.untyped_storage()._cdata) if isinstance(each, torch.Tensor) else None for each in results]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

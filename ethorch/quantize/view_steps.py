@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -86,23 +87,24 @@ def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse
             lambda x: emit(aten.diagonal_copy.default, x, *rest),
             lambda old, new: emit(aten.diagonal_scatter.default, old, new, *rest),
         )
-    return _one_way(node, source, emit, refuse)
+    return one_way(node, source, emit, refuse)
 
 
-def _one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn]) -> Step:
-    """A view that can be taken by its own operator, and not put back."""
+def one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> Step:
+    """A view that can be taken by its own operator, and not put back; of several results the one of that index."""
     target, args, kwargs = node.target, node.args, node.kwargs
 
     def take(x: Node) -> Node:
         def follow(arg: Node) -> Node:
             return x if arg is source else arg
 
-        return emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
+        taken = emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
+        return taken if index is None else emit(operator.getitem, taken, index)
 
     def put(_: Node, __: Node) -> Node:
         refuse(f"it writes through a view that {target} made")
 
-    return Step((str(target), str(args[1:]), str(kwargs)), take, put)
+    return Step((str(target), str(args), str(kwargs), index), take, put)
 
 
 def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | None:

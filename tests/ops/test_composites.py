@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Make, list[tuple[int, ...]], float]] = {
     "group_norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU()), [(1, 3, 9, 9)], 28),
     "instance_norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True)), [(2, 3, 9, 9)], 28),
     "rms_norm": (lambda: nn.Sequential(nn.Linear(12, 24), nn.RMSNorm(24), nn.Linear(24, 8)), [(1, 7, 12)], 28),
-    "einsum": (lambda: Call(lambda x, y: torch.einsum("bqhd,bkhd->bhqk", x, y)), [(1, 5, 2, 8), (1, 6, 2, 8)], 28),
+    "einsum": (lambda: Call(lambda x: torch.einsum("nkctv,kvw->nctw", x, torch.ones(2, 3, 3))), [(1, 2, 2, 5, 3)], 28),
     "pixel_shuffle": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 4, 3)), [(1, 3, 8, 8)], 28),
     "logistic_pieces": (lambda: Call(lambda x: F.glu(x, 1) + F.cosine_similarity(x[:, :4], x[:, 4:], 1)[:, None]), [(2, 8, 6)], 24),
     "shift_and_flip": (lambda: Call(lambda x: torch.cat([x.roll(1, -1), x.flip(2)], 1).unfold(-1, 3, 2)), [(1, 3, 5, 9)], 28),

@@ -115,6 +115,20 @@ def unsqueezed_in_place(x: Tensor) -> Tensor:
     return y.transpose_(1, 2) * 2
 
 
+def lists_of_views_that_are_read(x: Tensor) -> Tensor:
+    """Of constants, of what is written before and after they are taken, and of several tensors."""
+    rows, columns = torch.meshgrid(torch.arange(2.0), torch.arange(16.0), indexing="ij")
+    y, z = x[0] * 2, x[:, 3] + 1
+    y[:4] = 1
+    left, right = torch.meshgrid(z, y, indexing="ij")
+    y.add_(1)
+    upper, lower = (x + y).hsplit(2)
+    z.mul_(2)
+    a, b = torch.broadcast_tensors(y, torch.ones(2, 1))
+    y.sub_(3)
+    return torch.cat([left * right + rows * columns, upper, lower, a * b], 1)
+
+
 def eval_dropout_is_a_view(x: Tensor) -> Tensor:
     y = x + 0
     z = nn.functional.dropout(y, 0.5, training=False)
@@ -131,7 +145,7 @@ def chain_without_views(x: Tensor) -> Tensor:
 FUNCTIONS = [
     add_to_slice, relu_of_view, clamp_of_transposed, base_written_view_read, two_views_of_one, split_and_unbind,
     chunk_read_after_write, copied_value_is_not_shared, strided, indexed, broadcast_and_cast, diagonal, unsqueezed_in_place,
-    eval_dropout_is_a_view, chain_without_views,
+    lists_of_views_that_are_read, eval_dropout_is_a_view, chain_without_views,
 ]  # fmt: skip
 
 
@@ -203,14 +217,22 @@ def test_metadata_names_and_parameters_stay() -> None:
     assert any(path == "act" for path, _ in relu.meta["nn_module_stack"].values())
 
 
-def test_what_cannot_be_written_back_is_refused_by_name() -> None:
-    def forward(x: Tensor) -> Tensor:
-        y = x + 0
-        y.unfold(1, 4, 4).add_(1)
-        return y
+def into_windows(x: Tensor) -> Tensor:
+    y = x + 0
+    y.unfold(1, 4, 4).add_(1)
+    return y
 
-    graph = torch.export.export(Lambda(forward), (torch.randn(2, 16),)).module(check_guards=False)
-    with pytest.raises(QuantizationError, match=r"add_.*unfold.*without an in-place operator.*\[quantize\.in_place\]"):
+
+def into_one_of_several(x: Tensor) -> Tensor:
+    y = x + 0
+    y.hsplit(2)[0].add_(1)
+    return y
+
+
+@pytest.mark.parametrize(("function", "view"), [(into_windows, "unfold"), (into_one_of_several, "hsplit")])
+def test_what_cannot_be_written_back_is_refused_by_name(function: Callable[[Tensor], Tensor], view: str) -> None:
+    graph = torch.export.export(Lambda(function), (torch.randn(2, 16),)).module(check_guards=False)
+    with pytest.raises(QuantizationError, match=rf"add_.*{view}.*without an in-place operator.*\[quantize\.in_place\]"):
         functionalize(graph)
 
 
