@@ -176,7 +176,8 @@ class Walk(Frame):
         args = tuple(mapped(arg, self.tensor) if k in spec.tensors else arg for k, arg in enumerate(args))
         reason = spec.check(*args, **kwargs) if spec.check else None
         if reason:
-            raise Unsupported(reason)
+            computed = any(isinstance(x, QTensor) and x.is_integer and not x.value.is_const for x in flat(args))
+            raise Unsupported((self.absent(spec) if computed else None) or reason)
         if spec.lower is None:
             raise Unsupported(no_table(name, spec, args))
         return self.lower(node, spec, args, kwargs, out)
@@ -225,11 +226,14 @@ class Walk(Frame):
         """
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
-                row = self.b.limits.get(spec.needs)
-                absent = row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
-                raise Unsupported(absent or INT64_INPUT)
+                raise Unsupported(self.absent(spec) or INT64_INPUT)
             if isinstance(x, (OnCpu, PointwiseChain)):
                 raise Unsupported(not_quantized(x.node if isinstance(x, OnCpu) else x.end))
+
+    def absent(self, spec: OpSpec) -> Reason | None:
+        """Why the target cannot read a computed index, where it has no operator that does so."""
+        row = self.b.limits.get(spec.needs)
+        return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 

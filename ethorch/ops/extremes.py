@@ -13,10 +13,14 @@ from torch.fx import Node
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.builder.reductions import all_dims, maximum_of, minimum_of, reduced_tensor
+from ethorch.builder.truth import selected
 from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.ops.compare import compared
+from ethorch.ops.indices import index_as_int32
 from ethorch.ops.quant_rules import SAME_AS_INPUT, QuantRule
 from ethorch.ops.samples import I8, Ints, Sample
 from ethorch.ops.spec import composite, op
+from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import contiguous
 
 aten = torch.ops.aten
@@ -95,10 +99,12 @@ def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
     """int32[shape]: the index along ``dim`` of the largest or least code, the first of several; over all dims if it is None.
 
-    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other.
+    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other. It reads no INT32.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
+    if x.value.dtype == "INT32":
+        return b.view(_first_of_equals(b, b.stored_as(x, [rest, dims]), minimum_of if least else maximum_of), shape)
     value = b.stored_as(x, [(), (), rest, dims])
     if least:
         minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
@@ -108,16 +114,36 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
     return b.view(QTensor(result, contiguous(result.shape), None), shape)
 
 
+def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
+    """int32[N]: the index in each of the ``rows`` INT32[N, K] of its extreme, the first of several.
+
+    Where a number is the extreme, K - its index counts, and the largest is that of the first. Exact where the extreme is less than
+    2**31 away from every number. TOSA 1.0 MAXIMUM, EQUAL, SELECT, SUB.
+    """
+    extent = rows.shape[1]
+    numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))
+    counts = b.plain_tensor(np.arange(extent, 0, -1, dtype=np.int32)[None])
+    nothing = b.plain_tensor(np.zeros((1, 1), np.int32))
+    first = maximum_of(b, selected(b, compared(b, "eq", numbers, best), counts, nothing, None).value, 1)
+    index = b.reshape(b.emit("SUB", b.const(np.full((1, 1), extent, np.int32)), first), (rows.shape[0],))
+    return QTensor(index, contiguous(index.shape), None)
+
+
 def decompose_index_of_extreme(s: AtenBuilder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
-    """The index as int32, which the NPU has, and that cast to int64, which is left to the CPU."""
-    if all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users):
+    """The index as int32, which the NPU has, and that cast to int64, which is left to the CPU; int64 token ids as int32."""
+    narrow = index_as_int32(s, x)
+    casts = all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users)
+    if casts and narrow is None:
         return None
-    index = s(s.node.target, x, dim, keepdim)
+    index = s(s.node.target, x if narrow is None else narrow, dim, keepdim)
+    if casts:
+        return index
     return s(torch.ops.aten._to_copy.default, s(torch.ops.aten._to_copy.default, index, dtype=torch.int32), dtype=torch.int64)
 
 
 _INDICES = [
     Sample(I8(1, 5, 4, 10), -1), Sample(I8(2, 7, 3), 1, True), Sample(I8(3, 5), None), Sample(I8(1, 8, 4, 5), 1),
+    Sample(Ints(3, 77, low=-9, high=9), -1), Sample(Ints(2, 5, 3), None, True),
 ]  # fmt: skip
 
 
@@ -129,7 +155,7 @@ _INDICES = [
     samples=_INDICES,
 )
 def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = index of the maximum of x along ``dim``, the first of several: int8 or int16 -> int32. TOSA 1.0 ARGMAX."""
+    """out = index of the maximum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX."""
     return _index_of_extreme(b, x, dim, False, out.shape)
 
 
@@ -148,5 +174,5 @@ def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bo
     samples=_INDICES,
 )
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = index of the minimum of x along ``dim``, the first of several: int8 or int16 -> int32. TOSA 1.0 ARGMAX of -1 - x."""
+    """out = index of the minimum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX of -x."""
     return _index_of_extreme(b, x, dim, True, out.shape)

@@ -13,7 +13,8 @@ from torch.fx import Node
 
 from ethorch.builder.qparams import QTensor
 from ethorch.errors import Reason
-from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, shape_of
+from ethorch.ops.spec import find
 
 aten = torch.ops.aten
 
@@ -47,6 +48,18 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
     if known or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
         return None
     return s(aten.to.dtype, index, torch.int32)
+
+
+def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
+    """The int32 form of an int64 tensor that has one already: what is read as an index somewhere fits int32."""
+    while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
+        x = x.args[0]  # type: ignore[assignment]
+    for user in x.users:
+        made_for = find(user.meta.get(MADE_FOR, (None, None))[1])
+        cast = user.target in (aten.to.dtype, aten._to_copy.default) and user.meta["val"].dtype == torch.int32
+        if cast and made_for is not None and made_for.needs:
+            return user
+    return None
 
 
 def side_by_side(indices: Sequence[Any]) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, host
 from ethorch.fx.node import op_name
+from tests.support.networks import TARGETS, checked
 from tests.support.quantized import lower, quantized
 
 
@@ -50,3 +51,32 @@ def test_truth_values_are_gathered() -> None:
     program = host.load(lower(module, (X > 0, numbers), partitioner))
     assert partitioner.report.npu_operators == 1
     torch.testing.assert_close(program(X > 0, numbers)[0], Flags()(X > 0, numbers))
+
+
+class PooledText(nn.Module):
+    """CLIP's: the state at the end of the text, whose token has the largest number."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.dtype = dtype
+        self.tokens, self.last = nn.Embedding(50, 8), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.tokens(ids).relu()
+        return self.last(states[torch.arange(states.shape[0]), ids.to(self.dtype).argmax(-1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, pytest.param(torch.int64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_index_that_is_computed_of_token_ids(target: str, dtype: torch.dtype) -> None:
+    ids = torch.randint(0, 49, (3, 7), generator=torch.Generator().manual_seed(0))
+    ids[range(3), [4, 6, 4]] = 49
+    ids[0, 5] = 49  # the first of several counts
+    built = checked(PooledText(dtype), [(ids,), (ids.flip(1),)], target)
+    reasons = {(refusal.origin.target, refusal.reason.id) for refusal in built.partition.refusals}
+    if target == "ethos-u85-256":
+        assert len(built.delegates) == 1
+        assert {name for name, _ in reasons} == {"dim_order_ops._to_dim_order_copy.default"}, reasons
+    else:
+        assert {("aten.embedding.default", "GATHER.absent"), ("aten.index.Tensor", "GATHER.absent")} <= reasons
