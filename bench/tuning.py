@@ -59,7 +59,7 @@ class Measurement:
         """Vela's estimates: (as the target is tuned, with the other choice in the field's place)."""
         target, tuning = TARGETS[name], TARGETS[name].tuning
         other = replace(target, tuning=replace(tuning, **{self.field: self.others[name]}))
-        return _cycles(target, self.fill), _cycles(other, self.fill)
+        return cycles(target, self.fill), cycles(other, self.fill)
 
     def rows(self) -> Iterator[str]:
         """A row of the table of docs/measurements.md for each target."""
@@ -84,7 +84,8 @@ def _words(choice: Any, other: Any) -> str:
     return f"{choice:g}: " if isinstance(choice, float) else f"{choice}: "
 
 
-def _cycles(target: Target, fill: Fill) -> int:
+def cycles(target: Target, fill: Fill) -> int:
+    """Vela's estimate of a graph for a target, as it is tuned."""
     graph = rewrite(fill(builder_for(target)), tuning=target.tuning)
     verify(graph)
     return vela.compile(serialize(graph), EthosUCompileSpec(target.name, *memory_for(target.name))).performance.total_cycles
@@ -322,7 +323,7 @@ def step_table() -> Iterator[str]:
         row = TARGETS[target]
         cost = row.tuning.transpose_steps
         assert cost is not None
-        found = _cycles(row, of_operator("INT8", shape, lambda b, x: b.emit("TRANSPOSE", x, perms=(1, 0, 2))))
+        found = cycles(row, of_operator("INT8", shape, lambda b, x: b.emit("TRANSPOSE", x, perms=(1, 0, 2))))
         yield f"| {list(shape)} | {target} | {found:,} | {cost.cycles(*shape):,.0f} |"
 
 
