@@ -20,6 +20,7 @@ from ethorch.ops import (
     matmul,
     normalize,
     pad,
+    patches,
     pool2d,
     pool_composites,
     recurrent,

@@ -87,10 +87,13 @@ def merge_neighbours(r: Rewriter) -> None:
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over."""
+    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over.
+
+    Not of more than four axes: ``vela.pad-of-five-axes``.
+    """
     for op in r.named("RESHAPE"):
         pad = r.producer(op.operands[0], "PAD", sole=True)
-        if pad is None:
+        if pad is None or op.result.rank > 4:
             continue
         padded, shape = pad.result.shape, op.result.shape
         axes = [axis for axis, extent in enumerate(padded) if extent != 1]

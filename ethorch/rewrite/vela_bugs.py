@@ -287,6 +287,12 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("SLICE",),
     ),
     VelaBug(
+        id="vela.pad-of-five-axes",
+        wrong="A PAD of more than four axes behind a SLICE and a RESHAPE reads the wrong rows.",
+        instead="The step ``fold wide moves`` makes it several of three axes.",
+        operators=("PAD",),
+    ),
+    VelaBug(
         id="vela.table-between-transposes",
         wrong="Of TABLE, TRANSPOSE, TABLE, TRANSPOSE, INT8, the second TABLE is lost.",
         instead="The step ``move tables before transposes`` makes them one TABLE and one TRANSPOSE.",

@@ -175,6 +175,11 @@ def concat_of_five_axes(axis: int) -> Make:
     return make
 
 
+def pad_of_five_axes(b: Builder) -> Value:
+    cut = b.emit("SLICE", b.input("x", (4, 3, 9, 8), "INT8"), start=(0, 0, 0, 0), size=(4, 3, 9, 7))
+    return b.emit("PAD", b.reshape(cut, (1, 4, 3, 9, 7)), padding=(0,) * 9 + (3,), pad_const=0)
+
+
 def slice_of_five_axes(*axes: int) -> Make:
     def make(b: Builder) -> Value:
         x = b.input("x", (2, 3, 4, 3, 4), "INT8")
@@ -343,6 +348,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.loop-in-operands": {"": loop},
     "vela.concat-of-five-axes": {f"along {axis}": concat_of_five_axes(axis) for axis in range(5)},
     "vela.slice-of-five-axes": {f"of {axes}": slice_of_five_axes(*axes) for axes in ((0,), (0, 2, 4))},
+    "vela.pad-of-five-axes": {"": pad_of_five_axes},
     "vela.table-between-transposes": {"": tables},
     "vela.sum-of-whole-scales": {"": Avoided(total(13), instead=total(14))},
     "vela.rescale-in-select": {"": Avoided(selected(added=False), instead=selected(added=True))},
