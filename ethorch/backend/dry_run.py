@@ -17,11 +17,12 @@ from torch.fx import Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend.break_up import break_up
+from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
 from ethorch.backend.compile import builder_for
 from ethorch.backend.handover import attach, detach, published
 from ethorch.backend.partition_report import PartitionReport, Refusal
 from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
-from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, tag_with_readers
+from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, constants_of, op_name, origin_of
@@ -115,14 +116,18 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         for node in break_up(program, whole):
             self.declined[origin_of(node)] = "it is a part of what Vela refuses"
 
-    def copy_what_is_shared(self, program: ExportedProgram) -> None:
-        """Give each delegate a dequantize node of its own, and the operators of constants that it reads, in an edge program.
+    def prepare(self, program: ExportedProgram) -> None:
+        """Change an edge program as a partitioner may not: ExecuTorch holds what it was given against what it returns.
 
-        ExecuTorch holds a program against its copy that was partitioned: what has to be copied is copied before.
+        The CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize node of its own, and the operators of
+        constants that it reads.
         """
+        picks = picked_from_codes(program, self.compile_spec.target.limits)
+        if picks:
+            supported, _ = self.dry_run(program)
+            pick_codes(program, [node for node in picks if node not in supported])
         constant = constant_nodes(program, set(program.graph.nodes))
-        shared = [n for n in program.graph.nodes if len(n.users) > 1 and (n in constant or op_name(n.target) in DEQUANTIZE)]
-        if not shared:
+        if not any(len(n.users) > 1 and (n in constant or op_name(n.target) in QUANTIZE | DEQUANTIZE) for n in program.graph.nodes):
             return
         report = copy.deepcopy(self.report)
         self.tag(program, self.dry_run(program)[0])
@@ -155,7 +160,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             tags.append(tag)
             self.report.delegated[tag] = [node.name for node in group if not plumbing(node)]
         for node in reversed(list(program.graph.nodes)):
-            if node in folded or (op_name(node.target) in DEQUANTIZE and node in supported):
+            if node in folded or (node in supported and (op_name(node.target) in DEQUANTIZE or requantizes(node, tagged))):
                 tag_with_readers(program, node)
         return tags
 

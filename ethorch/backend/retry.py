@@ -1,4 +1,4 @@
-"""Lowering once more without what Vela declined, and before that the copies that no partitioner may make.
+"""Lowering once more without what Vela declined, and before that the changes that no partitioner may make.
 
 ExecuTorch partitions first and compiles the delegates then, too late for a partitioner to hear of what Vela declines: the
 partitioner sees weights without values, and nothing that ``preprocess`` returns takes a delegate back. So ``to_backend``
@@ -46,7 +46,7 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
         users = [(edge, user) for edge, user in pairs if isinstance(user, DryRunPartitioner)]
         while True:
             for edge, user in users:
-                user.copy_what_is_shared(edge)
+                user.prepare(edge)
             before = [copy.deepcopy(user.report) for _, user in users]
             try:
                 return once(program, *rest)

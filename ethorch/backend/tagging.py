@@ -29,6 +29,12 @@ def constant_nodes(program: ExportedProgram, among: Container[Node]) -> set[Node
     return found
 
 
+def requantizes(node: Node, tagged: Container[Node]) -> bool:
+    """Does the quantize node give codes that the CPU made another scale? Its delegate does that better, if it has to be done."""
+    source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE else None
+    return source is not None and op_name(source.target) in DEQUANTIZE and node not in tagged
+
+
 def tag_with_readers(program: ExportedProgram, node: Node) -> None:
     """Put a dequantize node, or one of constants, into the delegate that reads it; where several do, each gets a copy."""
     readers: dict[str | None, list[Node]] = {}
