@@ -17,6 +17,7 @@ from ethorch.rewrite.fold_strides import fold_strides
 from ethorch.rewrite.fold_wide_moves import fold_wide_moves
 from ethorch.rewrite.insert_copies import copy_broadcast_constants
 from ethorch.rewrite.keep_shapes import keep_shapes
+from ethorch.rewrite.order_channels import order_channels
 from ethorch.rewrite.peephole import merge_neighbours, move_reshapes_before_pads, move_tables_before_transposes
 from ethorch.rewrite.rescale_to_depthwise import rescale_to_depthwise
 from ethorch.rewrite.rewriter import Names, Rewriter
@@ -118,6 +119,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "select channels",
         Tuned(select_channels, lambda t: t.largest_selection),
         "After neighbours are merged: it follows RESHAPEs and TRANSPOSEs back, and the fewer there are the more it understands.",
+    ),
+    Step(
+        "order channels",
+        always(order_channels),
+        "After channels are selected, which leaves fewer TRANSPOSEs; before those are split: what is left of one keeps rows whole.",
     ),
     Step(
         "split transposes",
