@@ -24,6 +24,7 @@ Shape = tuple[int, int, int]
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
     """Each TRANSPOSE that keeps its last axis and moves three or more becomes several, if they are estimated to be faster.
 
+    One that moves its last axis does so where the target moves single elements as fast as rows.
     So does one with an axis that is too long for Vela.
     """
     for op in r.named("TRANSPOSE"):
@@ -42,8 +43,12 @@ def _steps(op: Op, cost: TransposeCost) -> list[Shape]:
     refused = cost.refuses_long_axes and max(arranged[0]) > _LONGEST
     if refused:
         arranged = _shortened(*arranged)
-    elif len(arranged[1]) < 4 or arranged[1][-1] != len(arranged[1]) - 1:
+    elif len(arranged[1]) < 4:
         return []
+    elif arranged[1][-1] != len(arranged[1]) - 1:
+        if not cost.of_single_elements:
+            return []
+        arranged = (*arranged[0], 1), (*arranged[1], len(arranged[1]))
     (*extents, row), perm = arranged
     row_bytes = row * _BYTES[op.result.dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)

@@ -44,6 +44,8 @@ class TransposeCost:
     vela_cycles_per_byte: float
     #: Rows that are moved one by one; None where all bytes cost the same.
     row: RowCost | None = None
+    #: Rows of one element cost a step no more for each byte.
+    of_single_elements: bool = False
     #: Vela refuses a TRANSPOSE of an axis with more than 65,536 elements: it runs in steps, whatever they cost.
     refuses_long_axes: bool = False
 

@@ -43,6 +43,8 @@ LIMITS = {
     "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
 }
 
+STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True)
+
 #: Both families have no BOOL, and RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 TUNING = Tuning(
     truth_dtype="INT8",
@@ -52,7 +54,7 @@ TUNING = Tuning(
     fewest_results_of_wide_stride=4096,
     fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
     largest_selection=512,
-    transpose_steps=TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True),
+    transpose_steps=replace(STEPS, of_single_elements=True),
     tile_steps=TileCost(cycles_per_copy=800, cycles_per_byte=1),
     copies_broadcast_constants=True,
     smallest_rescale_by_depthwise=1024,
@@ -67,6 +69,8 @@ U65 = replace(
     default_system_config="Ethos_U65_High_End",
     default_memory_mode="Dedicated_Sram_384KB",
     address_bits=40,
-    # Memory is what a convolution of few channels waits for.
-    tuning=replace(TUNING, fold_strides=FoldColumns(channels=8, taps=4, least_products=1024), vela_family="u65"),
+    # Memory is what a convolution of few channels waits for, and what moves single elements.
+    tuning=replace(
+        TUNING, fold_strides=FoldColumns(channels=8, taps=4, least_products=1024), transpose_steps=STEPS, vela_family="u65"
+    ),
 )
