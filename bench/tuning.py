@@ -26,8 +26,8 @@ from unittest.mock import patch
 
 from bench.implementation import memory_for
 from ethorch import EthosUCompileSpec, vela
-from ethorch.backend.compile import builder_for
 from ethorch.builder.builder import Builder
+from ethorch.lower.delegate import builder_for
 from ethorch.rewrite.pipeline import rewrite
 from ethorch.target import TARGETS, TUNING, Target, Tuning
 from ethorch.tosa.ir import Graph

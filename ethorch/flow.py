@@ -6,7 +6,9 @@ next needs and what a report wants to say.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +20,20 @@ from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend import Lowered, lowered_delegates
-from ethorch.backend.partition_report import PartitionReport
 from ethorch.backend.partitioner import EthosUPartitioner
-from ethorch.errors import EthorchError, UserCodeError
+from ethorch.direct import NotWhole, lower_whole, program_of
+from ethorch.errors import EthorchError, UserCodeError, VelaError
+from ethorch.formats.pte_writer import write
+from ethorch.lower.partition_report import PartitionReport
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantize.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import at, explained, first_sentence
+from ethorch.vela import artifacts
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Build", "Inputs", "UserModel", "build", "quantize", "with_nhwc_io"]
 
@@ -104,12 +111,36 @@ def _exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
 
 
+def _built_directly(quantized: nn.Module, spec: EthosUCompileSpec) -> Build:
+    """As ``build``.
+
+    Raises:
+        NotWhole, VelaError: as of ``lower_whole``.
+    """
+    if not isinstance(quantized, GraphModule):
+        raise NotWhole(f"it is a {type(quantized).__name__}, not what convert_pt2e returned")
+    whole = lower_whole(quantized, spec)
+    logger.info("%s", whole.partition.summary())
+    if spec.path_for_intermediates:
+        lowered = whole.lowered
+        artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+    return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,))
+
+
 #: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
 _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
 
 
 def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
-    """Export, partition, lower and serialize a quantized model for the spec's target. Vela compiles each delegate once."""
+    """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
+
+    A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes; any other is
+    exported anew and partitioned by ExecuTorch. The payloads are the same.
+    """
+    try:
+        return _built_directly(quantized, spec)
+    except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+        logger.debug("not one delegate, so ExecuTorch partitions: %s", error)
     exported = _exported(quantized, example_inputs)
     partitioner = EthosUPartitioner(spec)
     edge = to_edge_transform_and_lower(

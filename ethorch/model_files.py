@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
-from ethorch.formats.pte import Method
+from ethorch.formats.pte_types import Method
 from ethorch.user_code import explained, find, first_sentence
 
 Inputs = tuple[Any, ...]

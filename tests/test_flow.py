@@ -13,7 +13,7 @@ from ethosu import regor
 from torch import nn
 
 from ethorch import EthosUCompileSpec, flow, host
-from ethorch.backend.partition_report import PartitionReport
+from ethorch.lower.partition_report import PartitionReport
 from ethorch.model_files import UserModel
 from ethorch.tosa.reference_model import run
 

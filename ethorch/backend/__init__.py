@@ -1,7 +1,8 @@
 """ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it."""
 
-from ethorch.backend.compile import Lowered, builder_for, compile_program, tosa_graph
+from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend, check_only_backend, lowered_delegates, register_quantized_kernels
+from ethorch.lower.delegate import Lowered, builder_for
 
 __all__ = [
     "EthosUBackend",

@@ -1,76 +1,14 @@
-"""From a partition's ExportedProgram to TOSA, a command stream and the delegate's payload."""
+"""From a partition's ExportedProgram to TOSA, and on to a command stream."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-
 from torch.export import ExportedProgram
 
-from ethorch import vela
-from ethorch.backend.diagnose import explained
-from ethorch.builder.builder import Builder
-from ethorch.errors import VelaError
-from ethorch.formats.payload import DelegatePayload
+from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
 from ethorch.lower.walk import lower_program
-from ethorch.npu import Sources
-from ethorch.rewrite.pipeline import dump_to, rewrite
 from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.npus import Target
-from ethorch.target.tosa_spec import TosaCompileSpec, TosaTarget
-from ethorch.tosa.ir import NOWHERE, Graph, Value
-from ethorch.tosa.serialize import serialize
-from ethorch.tosa.text import to_text
-from ethorch.vela import artifacts
-from ethorch.vela.compiled_model import CompiledModel, Performance
-
-
-def builder_for(target: Target | TosaTarget) -> Builder:
-    """An empty Builder that checks what ``target`` can run and is tuned for it."""
-    return Builder(target.limits, tuning=target.tuning, target=target.name, floats=target.floats, integers=target.integers)
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """One delegate at each of its stages.
-
-    Attributes:
-        graph: the TOSA graph.
-        tosa: the flatbuffer of it, which Vela compiled.
-        compiled: what Vela made of that.
-    """
-
-    graph: Graph = field(repr=False)
-    tosa: bytes = field(repr=False)
-    compiled: CompiledModel
-
-    @cached_property
-    def text(self) -> str:
-        """The graph to read, each operator with the place in the user's code it comes from."""
-        return to_text(self.graph)
-
-    @property
-    def inputs(self) -> list[Value]:
-        """The graph's inputs, in order; the payload's are the same ones."""
-        return self.graph.inputs
-
-    @property
-    def performance(self) -> Performance:
-        """Vela's estimate."""
-        return self.compiled.performance
-
-    @property
-    def payload(self) -> DelegatePayload:
-        """What firmware, or the simulator, gets."""
-        return self.compiled.payload
-
-    @property
-    def sources(self) -> Sources:
-        """Which operator each command works for, with its place in the user's code."""
-        ops = [op for region in self.graph.regions() for op in region.ops]
-        origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
-        return Sources.from_schedule(self.compiled.rows(), origins)
+from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.tosa.ir import Graph
 
 
 def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowered:
@@ -80,24 +18,14 @@ def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowere
         Unsupported: an operator cannot run on the target.
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
     """
-    graph = tosa_graph(program, spec)
-    tosa = serialize(graph)
-    try:
-        return Lowered(graph, tosa, vela.compile(tosa, spec))
-    except VelaError as error:
-        raise explained(error, graph, spec) from error
+    return compile_graph(tosa_graph(program, spec), spec)
 
 
 def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSpec) -> Graph:
     """A quantized ExportedProgram, all of it, as rewritten and verified TOSA.
 
-    In the folder of ``spec.dump_intermediate_artifacts_to``, if it names one, ``delegate_0.steps`` holds the graph as text: as it
-    was lowered, and after each step of ``rewrite.pipeline`` that changed it.
-
     Raises:
         Unsupported: an operator cannot run on the target.
     """
     builder = builder_for(spec.target)
-    folder = spec.path_for_intermediates
-    dump = None if folder is None else dump_to(artifacts.next_delegate(Path(folder)).with_suffix(".steps"))
-    return rewrite(lower_program(program, builder), builder.tuning, dump=dump)
+    return rewritten(lower_program(program, builder), builder.tuning, spec)

@@ -18,14 +18,14 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend.break_up import break_up
 from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
-from ethorch.backend.compile import builder_for
-from ethorch.backend.handover import attach, detach, published
-from ethorch.backend.partition_report import PartitionReport, Refusal
+from ethorch.backend.handover import attach, detach
 from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, constants_of, op_name, origin_of
+from ethorch.lower.delegate import builder_for
+from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
 from ethorch.ops.spec import OPS
@@ -47,7 +47,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec, additional_checks: Sequence[OperatorSupportBase] | None):
         super().__init__()
         self.compile_spec = compile_spec
-        self.delegation_spec = DelegationSpec(self.backend.__name__, published(compile_spec))
+        self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.published().to_list())
         self.additional_checks = list(additional_checks or ())
         self.report = PartitionReport(compile_spec.target.name)
         self.declined: dict[Origin, str] = {}  # what Vela refused though the limits allow it -> its words

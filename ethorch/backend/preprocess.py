@@ -11,9 +11,10 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 
 from ethorch.backend.call_check import check_call
-from ethorch.backend.compile import Lowered, compile_program, tosa_graph
+from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.handover import attached
 from ethorch.errors import EthorchError
+from ethorch.lower.delegate import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
 from ethorch.tosa.serialize import serialize

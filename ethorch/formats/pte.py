@@ -1,4 +1,4 @@
-"""Reads ExecuTorch's .pte without ExecuTorch: methods, inputs, outputs, operators, delegates.
+"""Reads ExecuTorch's .pte without ExecuTorch: methods, values, instructions, delegates, constants; ``pte_writer`` writes them.
 
 The file comes from outside, so every offset is checked before it is followed and every index before it is used; what
 ExecuTorch's own verification leaves unchecked, and would crash on, is checked here. ProgramError names the place.
@@ -10,117 +10,38 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from math import prod
 
 from ethorch.errors import ProgramError
 from ethorch.formats.flatbuffer import Buffer, Table
+from ethorch.formats.pte_types import (
+    DELEGATE,
+    DTYPES,
+    FREE,
+    JUMP_FALSE,
+    KERNEL,
+    KINDS,
+    MOVE,
+    Call,
+    Chain,
+    Delegate,
+    Extra,
+    Free,
+    Instruction,
+    JumpFalse,
+    Method,
+    Move,
+    Program,
+    Value,
+)
 
 IDENTIFIER = b"ET12"
-_EXTENDED_MAGIC = b"eh00"  # runtime/executor's extended header: where the flatbuffer ends and segments begin
-
-# ScalarType number -> torch's name, bytes (exir/_serialize/scalar_type.fbs).
-_DTYPES = {
-    0: ("uint8", 1),
-    1: ("int8", 1),
-    2: ("int16", 2),
-    3: ("int32", 4),
-    4: ("int64", 8),
-    5: ("float16", 2),
-    6: ("float32", 4),
-    7: ("float64", 8),
-    11: ("bool", 1),
-    15: ("bfloat16", 2),
-    27: ("uint16", 2),
-    28: ("uint32", 4),
-    29: ("uint64", 8),
-}
-# Union members, in order: number -> kind of value.
-_KINDS = (
-    "missing",
-    "none",
-    "int",
-    "bool",
-    "double",
-    "tensor",
-    "string",
-    "int[]",
-    "double[]",
-    "bool[]",
-    "tensor[]",
-    "tensor?[]",
-)
-_KERNEL, _DELEGATE, _MOVE, _JUMP_FALSE, _FREE = range(1, 6)
+EXTENDED_MAGIC = b"eh00"  #: runtime/executor's extended header: where the flatbuffer ends and segments begin
 
 # More than any real program has: bounds the time a file of vectors that all overlap can take.
 _MAX_ITEMS = 20_000_000
 MAX_PLANNED_BYTES = 2**31  # the runtime allocates and clears the plan; NPU systems have a thousandth of this
-
-
-@dataclass(frozen=True)
-class Value:
-    """One entry of a method's value table.
-
-    Attributes:
-        kind: ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``.
-        dtype, shape, dim_order: of a tensor; ``dtype`` is torch's name of it.
-        dynamic: whether a tensor's shape is only an upper bound.
-        planned: whether the memory plan has a place for a tensor.
-        constant: whether a tensor's bytes are in the file.
-        items: of a list of tensors, their indices in the value table.
-        number: of an int, bool or double.
-    """
-
-    kind: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    dim_order: tuple[int, ...] = ()
-    dynamic: bool = False
-    planned: bool = False
-    constant: bool = False
-    items: tuple[int, ...] = ()
-    number: float = 0
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}" if self.kind == "tensor" else self.kind
-
-
-@dataclass(frozen=True)
-class Delegate:
-    """A delegate: whom it is for, its blob, and the compile specs it was made with."""
-
-    id: str
-    blob: bytes = field(repr=False)
-    compile_specs: tuple[tuple[str, bytes], ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """An instruction that calls an operator (by full name) or a delegate (by number), with indices of its values."""
-
-    operator: str
-    delegate: int | None
-    args: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Method:
-    """One entry point. ``inputs`` and ``outputs`` are indices into ``values``."""
-
-    name: str
-    values: tuple[Value, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    operators: tuple[str, ...]
-    delegates: tuple[Delegate, ...]
-    calls: tuple[Call, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A .pte: its methods by name."""
-
-    methods: dict[str, Method]
 
 
 def read(data: bytes) -> Program:
@@ -133,6 +54,7 @@ class _Reader(Buffer):
         super().__init__(memoryview(data), _MAX_ITEMS)
         self.file = self.data
         self.segment_base = 0
+        self.segments: list[memoryview] = []
 
     def error(self, what: str, problem: str) -> ProgramError:
         return ProgramError(f"{what} {problem}; the .pte is damaged or was not made by ExecuTorch.")
@@ -140,10 +62,10 @@ class _Reader(Buffer):
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:
             raise ProgramError(f"this is no .pte of ExecuTorch: bytes 4 to 8 are {bytes(self.file[4:8])!r}, not {IDENTIFIER!r}.")
-        if bytes(self.file[8:12]) == _EXTENDED_MAGIC:
+        if bytes(self.file[8:12]) == EXTENDED_MAGIC:
             self._extended_header()
         root = Table(self, self.number("<I", 0, "program"), "program")
-        self._check_segments(root)
+        self.segments = list(self._segments(root))
         methods: dict[str, Method] = {}
         for plan in root.tables(1, "execution plan"):
             method = self._method(root, plan)
@@ -152,7 +74,17 @@ class _Reader(Buffer):
             methods[method.name] = method
         if not methods:
             raise self.error("the program", "has no method")
-        return Program(methods)
+        tensors = [v for method in methods.values() for v in method.values if v.data and not (v.extra and v.extra.external)]
+        mutable = tuple(
+            self._contents(entry, [v for v in tensors if v.planned and (v.extra.segment if v.extra else 0) == number])
+            for number, entry in enumerate(root.tables(6, "mutable data", optional=True))
+        )
+        for value in tensors:
+            if value.planned and (value.extra.segment if value.extra else 0) >= len(mutable):
+                raise self.error(f"tensor {value}", "has its initial contents in mutable data that is not there")
+        entries = root.tables(7, "named data", optional=True)
+        named = {entry.text(0, entry.what): self._segment(entry.number(1, "<I"), entry.what) for entry in entries}
+        return Program(methods, self._constants(root, [v for v in tensors if not v.planned]), mutable, named, root.number(0, "<I"))
 
     def _extended_header(self) -> None:
         self.check(8, 24, "extended header")
@@ -168,18 +100,44 @@ class _Reader(Buffer):
                 raise ProgramError(f"the .pte is truncated: it has {len(self.file)} bytes, its segments end at {end}.")
         self.data = self.file[:program_bytes]
 
-    def _check_segments(self, root: Table) -> None:
+    def _segments(self, root: Table) -> Iterator[memoryview]:
         for segment in root.tables(4, "segment", optional=True):
             offset, size = segment.number(0, "<Q"), segment.number(1, "<Q")
-            if (size and not self.segment_base) or self.segment_base + offset + size > len(self.file):
+            start = self.segment_base + offset
+            if (size and not self.segment_base) or start + size > len(self.file):
                 raise self.error(segment.what, f"({size} bytes at {offset}) lies outside the file")
+            yield self.file[start : start + size]
 
-    def _segment(self, root: Table, index: int, what: str) -> bytes:
-        for number, segment in enumerate(root.tables(4, "segment", optional=True)):
-            if number == index:
-                start = self.segment_base + segment.number(0, "<Q")
-                return bytes(self.file[start : start + segment.number(1, "<Q")])
-        raise self.error(what, f"refers to segment {index}, which is not there")
+    def _segment(self, index: int, what: str) -> bytes:
+        return bytes(self.segments[self._index(index, len(self.segments), what, "segment")])
+
+    def _constants(self, root: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
+        """The contents of constant tensors. Files before ExecuTorch 0.4 have them inside the flatbuffer."""
+        if root.has(2) and root.length(2, "constant buffer"):
+            return (b"", *(entry.blob(0, entry.what) for entry in list(root.tables(2, "constant buffer"))[1:]))
+        entry = root.table(5, "constant segment")
+        if entry is None:
+            if tensors:
+                raise self.error(f"tensor {tensors[0]}", "is constant in a program without constants")
+            return (b"",)
+        return self._contents(entry, tensors)
+
+    def _contents(self, entry: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
+        """What lies at the offsets of a segment, as many bytes as the largest of the tensors that have it."""
+        offsets = entry.numbers(1, "Q", f"{entry.what} offsets")
+        sizes = dict.fromkeys(range(1, len(offsets)), 0)
+        for value in tensors:
+            index = self._index(value.data, max(len(offsets), 1), f"tensor {value}", "contents")
+            sizes[index] = max(sizes[index], value.nbytes)
+        if not any(sizes.values()):
+            return (b"",) * max(len(offsets), 1)
+        segment = self.segments[self._index(entry.number(0, "<I"), len(self.segments), entry.what, "segment")]
+        contents: list[bytes | memoryview] = [b""]
+        for index, size in sizes.items():
+            if offsets[index] + size > len(segment):
+                raise self.error(entry.what, f"puts {size} bytes at {offsets[index]} of a segment of {len(segment)}")
+            contents.append(segment[offsets[index] : offsets[index] + size])  # no copies: many may overlap
+        return tuple(contents)
 
     def _method(self, root: Table, plan: Table) -> Method:
         name = plan.text(0, "method name")
@@ -187,7 +145,7 @@ class _Reader(Buffer):
         buffers = plan.numbers(8, "q", f"{what} buffer sizes")
         if any(size < 0 for size in buffers) or sum(buffers) > MAX_PLANNED_BYTES:
             raise self.error(what, f"plans memory of {list(buffers)} bytes")
-        values = tuple(self._value(root, entry, buffers) for entry in plan.tables(2, f"{what} value"))
+        values = tuple(self._value(entry, buffers) for entry in plan.tables(2, f"{what} value"))
         for index, value in enumerate(values):
             for item in value.items:
                 if not (0 <= item < len(values)) and not (item == -1 and value.kind == "tensor?[]"):
@@ -203,27 +161,30 @@ class _Reader(Buffer):
             for index in indices:
                 self._index(index, len(values), f"{what} {kind}", "value")
             ends.append(indices)
-        moved: set[int] = set()
-        calls = tuple(self._calls(plan, what, values, operators, delegates, moved))
-        given = {*ends[0], *ends[1], *moved}
-        for call in calls:
+        chains = tuple(self._chains(plan, what, values, operators, delegates))
+        given = {*ends[0], *ends[1], *(step.target for chain in chains for step in chain.instructions if isinstance(step, Move))}
+        container = plan.table(1, f"{what} structure")
+        described = container is not None and container.has(0) and container.has(1)
+        structure = (container.text(0, what), container.text(1, what)) if container is not None and described else None
+        method = Method(name, values, ends[0], ends[1], operators, delegates, chains, buffers, structure)
+        for call in method.calls:
             for arg in call.args:
                 for index in (arg, *(item for item in values[arg].items if values[arg].kind.startswith("tensor"))):
                     value = values[index] if index >= 0 else Value("none")
                     if value.kind == "tensor" and not (value.planned or value.constant or index in given):
                         raise self.error(f"{what} value {index}", f"({value}) is used, but has no memory")
-        return Method(name, values, ends[0], ends[1], operators, delegates, calls)
+        return method
 
     def _index(self, index: int, count: int, what: str, kind: str) -> int:
         if not 0 <= index < count:
             raise self.error(what, f"refers to {kind} {index} of {count}")
         return index
 
-    def _value(self, root: Table, entry: Table, buffers: tuple[int, ...]) -> Value:
+    def _value(self, entry: Table, buffers: tuple[int, ...]) -> Value:
         number = entry.number(0, "<B")
-        if not 1 <= number < len(_KINDS):
+        if not 1 <= number < len(KINDS):
             raise self.error(entry.what, f"is of unknown type {number}")
-        kind = _KINDS[number]
+        kind = KINDS[number]
         table = entry.required(1, entry.what)
         if kind == "tensor":
             return self._tensor(table, buffers)
@@ -234,12 +195,14 @@ class _Reader(Buffer):
             return Value(kind, number=table.number(0, "<q" if kind == "int" else "<?"))
         if kind == "double":
             return Value(kind, number=table.double(0))
-        return Value(kind)
+        if kind in ("double[]", "bool[]"):
+            return Value(kind, numbers=table.numbers(0, "d" if kind == "double[]" else "?", entry.what))
+        return Value(kind, text=table.text(0, entry.what)) if kind == "string" else Value(kind)
 
     def _tensor(self, table: Table, buffers: tuple[int, ...]) -> Value:
         what = table.what
         code = table.number(0, "<b")
-        dtype, item_bytes = _DTYPES.get(code, (f"ScalarType {code}", 0))
+        dtype, item_bytes = DTYPES.get(code, (f"ScalarType {code}", 0))
         shape = table.numbers(2, "i", f"{what} shape")
         order = table.numbers(3, "B", f"{what} dim order")
         if any(size < 0 for size in shape) or len(shape) > 16:
@@ -256,21 +219,29 @@ class _Reader(Buffer):
         dynamism = table.number(8, "<b")
         if dynamism not in (0, 1, 2):
             raise self.error(what, f"has shape dynamism {dynamism}")
-        allocation = table.table(6, f"{what} allocation")
+        allocation, place = table.table(6, f"{what} allocation"), None
         if allocation is not None:
             memory = allocation.number(0, "<I")
             offset = allocation.number(1, "<I") | allocation.number(2, "<I") << 32
             if not 1 <= memory < len(buffers) or offset + nbytes > buffers[memory]:
                 raise self.error(what, f"is planned at byte {offset} of memory {memory}, outside of {list(buffers)}")
-        constant = bool(table.number(5, "<I"))
-        return Value("tensor", dtype, shape, order, bool(dynamism), allocation is not None, constant)
+            place = (memory, offset)
+        value = Value("tensor", dtype, shape, order, dynamism, place, table.number(5, "<I"), self._extra(table))
+        return replace(value, requires_grad=bool(table.number(4, "<?")), layout=table.number(7, "<b"))
+
+    def _extra(self, table: Table) -> Extra | None:
+        entry = table.table(9, f"{table.what} extra information")
+        if entry is None:
+            return None
+        name = entry.text(1, entry.what) if entry.has(1) else None
+        return Extra(entry.number(0, "<Q"), name, entry.number(2, "<b") == 1, (entry.number(3, "<b"), entry.number(4, "<b")))
 
     def _delegate(self, root: Table, entry: Table) -> Delegate:
         name = entry.text(0, f"{entry.what} id")
         processed = entry.required(1, f"{entry.what} data")
         index = processed.number(1, "<I")
         if processed.number(0, "<b"):
-            blob = self._segment(root, index, processed.what)
+            blob = self._segment(index, processed.what)
         else:
             for number, inline in enumerate(root.tables(3, "delegate data", optional=True)):
                 if number == index:
@@ -281,56 +252,53 @@ class _Reader(Buffer):
         specs = entry.tables(2, f"{entry.what} compile spec")
         return Delegate(name, blob, tuple((spec.text(0, spec.what), spec.blob(1, spec.what)) for spec in specs))
 
-    def _calls(
-        self,
-        plan: Table,
-        what: str,
-        values: tuple[Value, ...],
-        operators: tuple[str, ...],
-        delegates: tuple[Delegate, ...],
-        moved: set[int],
-    ) -> Iterator[Call]:
-        """The calls of a method in order; ``moved`` collects the values that another one is moved into."""
+    def _chains(
+        self, plan: Table, what: str, values: tuple[Value, ...], operators: tuple[str, ...], delegates: tuple[Delegate, ...]
+    ) -> Iterator[Chain]:
         for chain in plan.tables(5, f"{what} chain"):
             count = chain.length(2, f"{what} instructions")
-            body: list[Call | None] = []  # the chain so far
-            for instruction in chain.tables(2, f"{what} instruction"):
-                body.append(None)
-                kind, args = instruction.number(0, "<B"), instruction.required(1, instruction.what)
-                if kind in (_KERNEL, _DELEGATE):
-                    indices = args.numbers(1, "i", args.what)
-                    for index in indices:
-                        self._index(index, len(values), args.what, "value")
-                    number = args.number(0, "<i")
-                    if kind == _KERNEL:
-                        name = operators[self._index(number, len(operators), args.what, "operator")]
-                        call = Call(name, None, indices)
-                    else:
-                        call = Call("", self._index(number, len(delegates), args.what, "delegate"), indices)
-                    body[-1] = call
-                    yield call
-                elif kind in (_MOVE, _FREE):
-                    for number in range(2 if kind == _MOVE else 1):
-                        self._index(args.number(number, "<i"), len(values), args.what, "value")
-                    if kind == _MOVE:
-                        moved.add(args.number(1, "<i"))
-                elif kind == _JUMP_FALSE:
-                    condition = self._index(args.number(0, "<i"), len(values), args.what, "value")
-                    to = self._index(args.number(1, "<i"), count + 1, args.what, "instruction")
-                    if values[condition].kind not in ("bool", "tensor"):
-                        raise self.error(args.what, f"jumps on {values[condition]}")
-                    if to < len(body) and not _counts(body[to:], condition):
-                        raise self.error(args.what, f"jumps back to instruction {to} without counting: it may never end")
-                else:
-                    raise self.error(instruction.what, f"is of unknown type {kind}")
+            body: list[Instruction] = []
+            for entry in chain.tables(2, f"{what} instruction"):
+                step = self._instruction(entry, values, operators, delegates)
+                if isinstance(step, JumpFalse):
+                    self._index(step.to, count + 1, entry.what, "instruction")
+                    if values[step.condition].kind not in ("bool", "tensor"):
+                        raise self.error(entry.what, f"jumps on {values[step.condition]}")
+                    if step.to <= len(body) and not _counts(body[step.to :], step.condition):
+                        raise self.error(entry.what, f"jumps back to instruction {step.to} without counting: it may never end")
+                body.append(step)
+            ends = [chain.numbers(number, "i", chain.what) if chain.has(number) else () for number in (0, 1)]
+            yield Chain(tuple(body), *ends)
+
+    def _instruction(
+        self, entry: Table, values: tuple[Value, ...], operators: tuple[str, ...], delegates: tuple[Delegate, ...]
+    ) -> Instruction:
+        kind, table = entry.number(0, "<B"), entry.required(1, entry.what)
+
+        def value(index: int) -> int:
+            return self._index(index, len(values), table.what, "value")
+
+        if kind in (KERNEL, DELEGATE):
+            args = tuple(map(value, table.numbers(1, "i", table.what)))
+            number = table.number(0, "<i")
+            if kind == KERNEL:
+                return Call(operators[self._index(number, len(operators), table.what, "operator")], None, args)
+            return Call("", self._index(number, len(delegates), table.what, "delegate"), args)
+        if kind == MOVE:
+            return Move(value(table.number(0, "<i")), value(table.number(1, "<i")))
+        if kind == JUMP_FALSE:
+            return JumpFalse(value(table.number(0, "<i")), table.number(1, "<i"))
+        if kind == FREE:
+            return Free(value(table.number(0, "<i")))
+        raise self.error(entry.what, f"is of unknown type {kind}")
 
 
-def _counts(loop: list[Call | None], condition: int) -> bool:
+def _counts(loop: list[Instruction], condition: int) -> bool:
     """Whether a loop ends by counting, as all that ExecuTorch emits do: its condition compares what it adds to.
 
     exir/emit/_emitter.py makes loops only for map and scan, with executorch_prim::add and executorch_prim::eq.
     """
-    calls = [call for call in loop if call is not None]
+    calls = [step for step in loop if isinstance(step, Call)]
     compared = {
         arg for call in calls if call.operator.startswith("executorch_prim::eq") and condition in call.args for arg in call.args
     } - {condition}

@@ -6,14 +6,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ethorch.errors import HostError, ProgramError
-from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
+from ethorch.formats.pte_types import Method, Value
 
 if TYPE_CHECKING:
     import torch
 
 
-def payloads(description: pte.Method) -> tuple[DelegatePayload, ...]:
+def payloads(description: Method) -> tuple[DelegatePayload, ...]:
     """Every Ethos-U payload of a method, each call of it checked against it to the byte."""
     payloads = {
         index: DelegatePayload.unpack(delegate.blob)
@@ -42,7 +42,7 @@ def _sides(payload: DelegatePayload) -> tuple[tuple[tuple[IoTensor, ...], str], 
     return (payload.inputs, "input"), (payload.outputs, "output")
 
 
-def _check_delegate_argument(what: str, value: pte.Value, tensor: IoTensor) -> None:
+def _check_delegate_argument(what: str, value: Value, tensor: IoTensor) -> None:
     import torch
 
     if value.kind != "tensor" or value.dtype.startswith(("float", "bfloat")):
@@ -51,7 +51,7 @@ def _check_delegate_argument(what: str, value: pte.Value, tensor: IoTensor) -> N
     elements = 1
     for size in value.shape:
         elements *= size
-    if dtype.itemsize != tensor.element_size or (elements * dtype.itemsize != tensor.nbytes and not value.dynamic):
+    if dtype.itemsize != tensor.element_size or (elements * dtype.itemsize != tensor.nbytes and not value.dynamism):
         raise ProgramError(
             f"{what} is {value}, but the payload expects {tensor.nbytes} bytes in elements of {tensor.element_size}."
         )
@@ -75,7 +75,7 @@ _ADMITS = {
 }
 
 
-def check_kernel_calls(description: pte.Method) -> None:
+def check_kernel_calls(description: Method) -> None:
     """ProgramError when an operator gets a value of a kind its schema does not admit, or another number of them."""
     for call in description.calls:
         if call.delegate is not None or (kinds := _schema(call.operator)) is None:
@@ -126,7 +126,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_input(index: int, value: Any, spec: pte.Value) -> Any:
+def check_input(index: int, value: Any, spec: Value) -> Any:
     """The input as the runtime takes it: laid out in the program's dimension order. HostError for any other."""
     import torch
 
@@ -142,10 +142,10 @@ def check_input(index: int, value: Any, spec: pte.Value) -> Any:
     if value.dtype != dtype:
         raise HostError(f"input {index} is {found}; the program takes {spec}. Convert it: x.to(torch.{spec.dtype}).")
     fits = len(value.shape) == len(spec.shape) and all(
-        size == most or (spec.dynamic and size <= most) for size, most in zip(value.shape, spec.shape, strict=True)
+        size == most or (spec.dynamism and size <= most) for size, most in zip(value.shape, spec.shape, strict=True)
     )
     if not fits:
-        limit = "at most " if spec.dynamic else ""
+        limit = "at most " if spec.dynamism else ""
         raise HostError(f"input {index} is {found}; the program was exported for {limit}{spec}, no other shape.")
     if value.device.type != "cpu" or value.layout != torch.strided:
         raise HostError(f"input {index} is on {value.device} with layout {value.layout}; pass a dense CPU tensor.")

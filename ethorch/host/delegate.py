@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 import numpy.typing as npt
 
 from ethorch.errors import HostError
-from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
+from ethorch.formats.pte_types import Method
 from ethorch.host.library import executorch_copies, load_library
 from ethorch.redirect import COUT_LOCK
 
@@ -181,7 +181,7 @@ class HostBackend:
         finally:
             sys.unraisablehook = before
 
-    def check_registered(self, description: pte.Method) -> None:
+    def check_registered(self, description: Method) -> None:
         """HostError when the program needs a backend or operator that this runtime does not have."""
         from executorch.runtime import Runtime
 

@@ -18,6 +18,7 @@ from ethorch import npu
 from ethorch.errors import HostError
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
+from ethorch.formats.pte_types import Method
 from ethorch.host.checks import check_input, check_kernel_calls, payloads
 from ethorch.host.delegate import Machine, MachineFactory, host_backend
 from ethorch.redirect import COUT_LOCK
@@ -35,7 +36,7 @@ class HostProgram:
         delegates: the payload of each Ethos-U delegate, in the order of the file.
     """
 
-    def __init__(self, data: bytes, method: str, description: pte.Method, machine: MachineFactory, etdump: bool = False):
+    def __init__(self, data: bytes, method: str, description: Method, machine: MachineFactory, etdump: bool = False):
         self.method = method
         self.description = description
         self.delegates = payloads(description)

@@ -8,7 +8,7 @@ edge dialect or the ATen graph as exported alike, and rewrites neither.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -243,10 +243,18 @@ class Walk(Frame):
         Raises:
             Unsupported: a float result on a target without floats, or an int64 one.
         """
-        seen: set[int] = set()
         results: list[Node] = []
         torch.fx.map_arg(node.args, results.append)
-        for result in results:
+        self.give([(result, storage_order(result.meta["val"])) for result in results])
+
+    def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
+        """Make these the outputs of the TOSA graph, in the order in memory that stands beside each.
+
+        Raises:
+            Unsupported: as of ``outputs``.
+        """
+        seen: set[int] = set()
+        for result, order in results:
             x = self.plain(self.env[result])
             if self.b.floats and isinstance(x, np.ndarray):
                 x = constant_tensor(self.b, x)
@@ -257,7 +265,7 @@ class Walk(Frame):
             if result.meta["val"].dtype == torch.int64:
                 raise Unsupported(INT64_OUTPUT)
             self.b.origin = origin_of(result)
-            value = self.b.stored_as(x, [(dim,) for dim in storage_order(result.meta["val"])])
+            value = self.b.stored_as(x, [(dim,) for dim in order])
             if value.is_const or value in self.b.graph.inputs or id(value) in seen:
                 value = self.b.emit("IDENTITY", value)
             seen.add(id(value))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ethorch.backend.partition_report import PartitionReport
 from ethorch.flow import Build
+from ethorch.lower.partition_report import PartitionReport
 from ethorch.vela.compiled_model import Performance
 
 

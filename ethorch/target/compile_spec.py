@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import os
 import shlex
@@ -104,6 +105,10 @@ class ArmCompileSpec:
         """As ExecuTorch's list of key and value. SpecError when debug information has no folder to go to."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
+        return [CompileSpec(key, value) for key, value in self.to_pairs()]
+
+    def to_pairs(self) -> list[tuple[str, bytes]]:
+        """The keys and values of ``to_list``, without ExecuTorch. SpecError as there."""
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
                 "dump_debug_info() needs a folder: call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
@@ -113,7 +118,19 @@ class ArmCompileSpec:
             items[_ARTIFACTS] = self.path_for_intermediates
         if self.tosa_debug_mode is not None:
             items[_DEBUG] = self.tosa_debug_mode.name
-        return [CompileSpec(key, value.encode()) for key, value in items.items()]
+        return [(key, value.encode()) for key, value in items.items()]
+
+    def published(self: SpecT) -> SpecT:
+        """What a .pte keeps of the spec: no folder of artifacts, ini files by their names alone, no flag without effect.
+
+        What a file says must not depend on whose computer made it.
+
+        Raises:
+            SpecError: the spec asks for debug information and names no folder.
+        """
+        self.to_pairs()
+        public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
+        return public
 
     @classmethod
     def from_list(cls: type[SpecT], compile_specs: Iterable[CompileSpec]) -> SpecT:
@@ -269,6 +286,14 @@ class EthosUCompileSpec(ArmCompileSpec):
             f"--system-config={self.system_config}",
             f"--memory-mode={self.memory_mode}",
         ]
+
+    def published(self) -> EthosUCompileSpec:
+        """See ArmCompileSpec."""
+        public = super().published()
+        shipped = vela_ini.shipped_configs()
+        public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)
+        public.flags = {name: value for name, value in public.flags.items() if name not in public.flags_without_effect}
+        return public
 
     @property
     def flags_without_effect(self) -> dict[str, str]:

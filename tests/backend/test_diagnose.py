@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec, vela
-from ethorch.backend.diagnose import explained, refused
 from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
+from ethorch.lower.diagnose import explained, refused
 from ethorch.tosa.ir import Graph, Origin
 from ethorch.tosa.serialize import serialize
 

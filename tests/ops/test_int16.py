@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ethorch import EthosUCompileSpec
-from ethorch.backend.compile import builder_for
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.errors import Unsupported
+from ethorch.lower.delegate import builder_for
 from ethorch.ops import OPS
 from ethorch.ops.compare import compared
 from ethorch.rewrite.pipeline import rewrite

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ethorch import EthosUCompileSpec
-from ethorch.backend.compile import builder_for
 from ethorch.fx.node import constants_of
+from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk, lower_program
 from ethorch.rewrite.pipeline import rewrite
 from ethorch.tosa.ir import Graph

@@ -1,0 +1,11 @@
+"""The direct way from a converted graph to a .pte: one walk, Vela, and a program written by ourselves.
+
+ExecuTorch's way exports the graph anew, traces it several times and throws it away: some 0.1 s an operator, where this takes
+what Vela takes. It serves the programs that are quantize nodes, one delegate, dequantize nodes; ``ethorch.flow`` takes
+ExecuTorch's way for the others, and both give the same payload.
+"""
+
+from ethorch.direct.program import program_of
+from ethorch.direct.whole import NotWhole, Whole, lower_whole
+
+__all__ = ["NotWhole", "Whole", "lower_whole", "program_of"]

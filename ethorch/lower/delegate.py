@@ -1,0 +1,96 @@
+"""One delegate at each of its stages: lowered, rewritten, compiled by Vela, packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ethorch import vela
+from ethorch.builder.builder import Builder
+from ethorch.errors import VelaError
+from ethorch.formats.payload import DelegatePayload
+from ethorch.lower.diagnose import explained
+from ethorch.npu import Sources
+from ethorch.rewrite.pipeline import dump_to, rewrite
+from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.target.npus import Target
+from ethorch.target.tosa_spec import TosaTarget
+from ethorch.target.tuning import Tuning
+from ethorch.tosa.ir import NOWHERE, Graph, Value
+from ethorch.tosa.serialize import serialize
+from ethorch.tosa.text import to_text
+from ethorch.vela import artifacts
+from ethorch.vela.compiled_model import CompiledModel, Performance
+
+
+def builder_for(target: Target | TosaTarget) -> Builder:
+    """An empty Builder that checks what ``target`` can run and is tuned for it."""
+    return Builder(target.limits, tuning=target.tuning, target=target.name, floats=target.floats, integers=target.integers)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One delegate at each of its stages.
+
+    Attributes:
+        graph: the TOSA graph.
+        tosa: the flatbuffer of it, which Vela compiled.
+        compiled: what Vela made of that.
+    """
+
+    graph: Graph = field(repr=False)
+    tosa: bytes = field(repr=False)
+    compiled: CompiledModel
+
+    @cached_property
+    def text(self) -> str:
+        """The graph to read, each operator with the place in the user's code it comes from."""
+        return to_text(self.graph)
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The graph's inputs, in order; the payload's are the same ones."""
+        return self.graph.inputs
+
+    @property
+    def performance(self) -> Performance:
+        """Vela's estimate."""
+        return self.compiled.performance
+
+    @property
+    def payload(self) -> DelegatePayload:
+        """What firmware, or the simulator, gets."""
+        return self.compiled.payload
+
+    @property
+    def sources(self) -> Sources:
+        """Which operator each command works for, with its place in the user's code."""
+        ops = [op for region in self.graph.regions() for op in region.ops]
+        origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
+        return Sources.from_schedule(self.compiled.rows(), origins)
+
+
+def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
+    """The graph as the target likes it, verified.
+
+    In the folder of ``spec.dump_intermediate_artifacts_to``, if it names one, ``delegate_0.steps`` holds the graph as text: as it
+    was lowered, and after each step of ``rewrite.pipeline`` that changed it.
+    """
+    folder = spec.path_for_intermediates
+    return rewrite(
+        graph, tuning, dump=None if folder is None else dump_to(artifacts.next_delegate(Path(folder)).with_suffix(".steps"))
+    )
+
+
+def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
+    """A rewritten TOSA graph through Vela.
+
+    Raises:
+        VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
+    """
+    tosa = serialize(graph)
+    try:
+        return Lowered(graph, tosa, vela.compile(tosa, spec))
+    except VelaError as error:
+        raise explained(error, graph, spec) from error

@@ -1,0 +1,161 @@
+"""The direct way gives what ExecuTorch's way gives: the same payload, the same results; what it cannot take, it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ethorch import EthosUCompileSpec, EthosUPartitioner, flow, host
+from ethorch.direct import NotWhole, lower_whole, program_of
+from ethorch.errors import VelaError
+from ethorch.formats import pte
+from ethorch.formats.pte_writer import write
+from tests.support.quantized import Quantized, lower, quantized, samples
+
+
+class Joined(nn.Module):
+    """Two inputs, three outputs; one is read within, one is given twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.relu(self.b(y))
+        total = first + self.a(x)
+        return total, first.mean((2, 3)), total
+
+
+class Turned(nn.Module):
+    """A result that PyTorch gives as a view with other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.conv(x)).permute(0, 2, 3, 1)
+
+
+class Integers(nn.Module):
+    """Integers in and out, beside floats."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x * 2), shift * 3 + 1
+
+
+class Embedded(nn.Module):
+    """int64 positions: the CPU casts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        out: Tensor = torch.relu(self.table(positions))
+        return out
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.topk(torch.relu(x), 3)[0]
+
+
+class Counting(nn.Module):
+    """Changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sum += x
+        return self.sum * 2
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.cond(x.sum() > 0, torch.relu, torch.tanh, (x,))
+        return out
+
+
+class Through(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x), x
+
+
+INT32 = torch.tensor([[1, -2, 3, 40]], dtype=torch.int32)
+WHOLE: dict[str, tuple[nn.Module, list[Any]]] = {
+    "joined": (Joined(), samples((1, 3, 6, 6), (1, 2, 6, 6))),
+    "turned": (Turned(), samples((1, 3, 6, 5))),
+    "integers": (Integers(), [(torch.randn(2, 3), INT32), (torch.randn(2, 3), INT32)]),
+}
+NOT_WHOLE: dict[str, tuple[nn.Module, Any, str]] = {
+    "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),), "int64|GATHER"),
+    "topk": (Sorted(), (torch.randn(1, 8),), "topk"),
+    "buffer": (Counting(), (torch.randn(1, 4),), "sum|add|copy"),
+    "branch": (Branch(), (torch.randn(1, 4),), "no tensor|control flow"),
+    "through": (Through(), (torch.randn(1, 4),), "not quantized|not computed"),
+    "channels_last": (Turned(), (torch.randn(1, 3, 6, 5).to(memory_format=torch.channels_last),), "row by row"),
+}
+
+
+def by_executorch(q: Quantized, target: str) -> bytes:
+    return lower(q.module, q.example, EthosUPartitioner(EthosUCompileSpec(target)))
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+@pytest.mark.parametrize("name", WHOLE)
+def test_both_ways_give_the_same(name: str, target: str) -> None:
+    model, calibration = WHOLE[name]
+    q = quantized(model, calibration, target=target)
+    spec = EthosUCompileSpec(target)
+    data = write(program_of(lower_whole(q.module, spec), spec))
+    usual = by_executorch(q, target)
+    (ours,), (theirs,) = (pte.read(content).methods["forward"].delegates for content in (data, usual))
+    assert ours == theirs
+    assert pte.read(data).methods["forward"].structure == pte.read(usual).methods["forward"].structure
+    for inputs in calibration:
+        for a, b in zip(host.load(data)(*inputs), host.load(usual)(*inputs), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE)
+def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) -> None:
+    model, inputs, why = NOT_WHOLE[name]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    q = quantized(model, [inputs])
+    with pytest.raises(NotWhole, match=why):
+        lower_whole(q.module, spec)
+    assert host.load(flow.build(q.module, inputs, spec).pte)(*inputs)
+
+
+def test_flow_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calibration = WHOLE["turned"]
+    monkeypatch.setattr(flow, "to_edge_transform_and_lower", lambda *_, **__: pytest.fail("ExecuTorch's way was taken"))
+    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    assert len(build.delegates) == 1
+    assert build.partition.npu_operators == 3
+    assert build.partition.refusals == []
+
+
+def test_what_vela_declines_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def declined(*_: Any) -> None:
+        raise VelaError("no.")
+
+    model, calibration = WHOLE["turned"]
+    monkeypatch.setattr(flow, "lower_whole", declined)
+    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    assert build.partition.npu_operators
+
+
+def test_artifacts_are_written(tmp_path: Any) -> None:
+    model, calibration = WHOLE["turned"]
+    spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(str(tmp_path))
+    build = flow.build(quantized(model, calibration).module, calibration[0], spec)
+    assert {"delegate_0.tosa", "delegate_0.steps"} <= {path.name for path in tmp_path.iterdir()}
+    assert str(tmp_path).encode() not in build.pte
