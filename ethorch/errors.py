@@ -99,15 +99,15 @@ class Reason:
     Attributes:
         id: stable dotted name, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
         text: one sentence: what was found, what is allowed.
-        way_out: what the user can do about it; empty when there is nothing.
+        way_out: what the user can do about it: an operator that could replace it, a setting that allows it, a target that has it.
     """
 
     id: str
     text: str
-    way_out: str = ""
+    way_out: str
 
     def __str__(self) -> str:
-        return f"{self.text} [{self.id}]" + (f" {self.way_out}" if self.way_out else "")
+        return f"{self.text} [{self.id}] {self.way_out}"
 
 
 class Unsupported(EthorchError):

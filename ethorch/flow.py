@@ -7,6 +7,8 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantize.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.user_code import at, explained, first_sentence
+from ethorch.user_code import at, explained, first_sentence, raised_in
 from ethorch.vela import artifacts
 
 logger = logging.getLogger(__name__)
@@ -143,9 +145,26 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec)
         logger.debug("not one delegate, so ExecuTorch partitions: %s", error)
     exported = _exported(quantized, example_inputs)
     partitioner = EthosUPartitioner(spec)
-    edge = to_edge_transform_and_lower(
-        exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
-    )
-    delegates = tuple(lowered_delegates(edge.exported_program()))
-    program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
+    with _executorch(partitioner.report):
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+        )
+        delegates = tuple(lowered_delegates(edge.exported_program()))
+        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
     return Build(program.buffer, partitioner.report, delegates)
+
+
+@contextmanager
+def _executorch(report: PartitionReport) -> Iterator[None]:
+    """What ExecuTorch raises inside becomes an EthorchError that names the operators without kernels; a bug of ethorch does not."""
+    try:
+        yield
+    except EthorchError:
+        raise
+    except Exception as error:
+        if raised_in(error, Path(__file__).parent):
+            raise
+        missing = " ".join(f"{refusal}" for refusal in report.without_kernel)
+        raise EthorchError(
+            f"ExecuTorch cannot make a program of the model{at(error)}: {first_sentence(error)} {missing}".rstrip()
+        ) from error

@@ -238,8 +238,8 @@ def describe(output: Any) -> dict[str, Any]:
     if not isinstance(output, torch.Tensor):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.flatten()
-    shown = ", ".join(f"{float(x):.4g}" for x in values[:8])
+    shown = ", ".join(f"{complex(x) if x.is_complex() else float(x):.4g}" for x in values[:8])
     found: dict[str, Any] = {"dtype": str(output.dtype).removeprefix("torch."), "shape": list(output.shape)}
-    if values.numel():
+    if values.numel() and not values.is_complex():
         found |= {"minimum": float(values.min()), "maximum": float(values.max())}
     return {**found, "text": f"{shown}, ..." if values.numel() > 8 else shown}

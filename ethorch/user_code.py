@@ -92,6 +92,14 @@ def _innermost(trace: TracebackType | None) -> tuple[str, int] | None:
     return found
 
 
+def raised_in(error: BaseException, folder: Path) -> bool:
+    """Was it a file in this folder that raised the error?"""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and Path(trace.tb_frame.f_code.co_filename).resolve().is_relative_to(folder.resolve())
+
+
 def first_sentence(error: BaseException) -> str:
     """``ValueError: what it says first``, ending in a full stop."""
     lines = str(error).strip().splitlines()

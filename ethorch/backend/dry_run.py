@@ -18,8 +18,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend.break_up import break_up
 from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
+from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.handover import attach, detach
 from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
+from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
@@ -78,9 +80,12 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
         tag_constant_data(exported_program)
+        refusals = root_causes(refusals)
         for node in exported_program.graph.nodes:
             if node in refusals and op_name(node.target) not in _BOOKKEEPING:
                 self.report.refusals.append(Refusal(node.name, origin_of(node), refusals[node]))
+            if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
+                self.report.without_kernel.append(Refusal(node.name, origin_of(node), missing))
         self.log(exported_program, bool(tags))
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
@@ -89,7 +94,9 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         constants = constants_of(program)
         modules = dict(program.graph_module.named_modules())
         refused = {
-            node: Reason("user.check", f"{type(check).__name__} does not support it")
+            node: Reason(
+                "user.check", f"{type(check).__name__} does not support it", "Take it out of the partitioner's additional_checks."
+            )
             for node in nodes_everywhere(program.graph)
             for check in self.additional_checks
             if node.op == "call_function" and not plumbing(node) and not check.is_node_supported(modules, node)
@@ -165,6 +172,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         return tags
 
     def log(self, program: ExportedProgram, any_delegate: bool) -> None:
+        for missing in self.report.without_kernel:
+            logger.warning("%s", missing)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
         if not quantized and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
             logger.warning(

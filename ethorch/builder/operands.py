@@ -99,7 +99,7 @@ class OperandBuilder(ScalingBuilder):
             return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
         if np.any(np.abs(array.astype(np.float64)) > _INT32_MAX) or np.any(array != np.rint(array)):
             text = f"a constant between {array.min()} and {array.max()}; allowed are integers of 32 bits"
-            raise self.refuse("integer.constant", text)
+            raise self.refuse("integer.constant", text, "Convert the tensor that it meets to float in the model, and quantize.")
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 
     def operand(self, x: Any, out: QParams) -> QTensor:

@@ -42,7 +42,10 @@ class ScalingBuilder(MovementBuilder):
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
-            raise self.refuse("requantize.scale", f"cannot requantize: {error}") from None
+            way_out = (
+                "Calibrate with inputs of a usual range: a scale next to 0, or next to infinity, comes from what was observed."
+            )
+            raise self.refuse("requantize.scale", f"cannot requantize: {error}", way_out) from None
         return self.emit(
             "RESCALE",
             value,

@@ -150,5 +150,9 @@ def float_operand(name: str, *operands: Any) -> Reason | None:
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
-        return Reason(f"{name}.mixed", "integers with fractions; allowed are integers with integers, or quantized tensors")
+        return Reason(
+            f"{name}.mixed",
+            "integers with fractions; allowed are integers with integers, or quantized tensors",
+            "Convert the integers to float in the model, and quantize.",
+        )
     return None

@@ -20,6 +20,18 @@ class Refusal:
     def __str__(self) -> str:
         return f"{self.origin}: {self.reason}"
 
+    def to_json(self) -> dict[str, Any]:
+        """The refusal as plain data."""
+        return {
+            "node": self.node,
+            "operator": self.origin.target,
+            "module": self.origin.module,
+            "source": self.origin.source,
+            "id": self.reason.id,
+            "reason": self.reason.text,
+            "way_out": self.reason.way_out,
+        }
+
 
 @dataclass
 class PartitionReport:
@@ -29,15 +41,17 @@ class PartitionReport:
         target: name of the NPU.
         delegated: FX names of operators on the NPU, per delegate tag (quantize and dequantize not counted).
         refusals: what stays on the CPU, with reasons.
+        without_kernel: of that, what ExecuTorch has no CPU kernel for, or none for firmware.
     """
 
     target: str
     delegated: dict[str, list[str]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+    without_kernel: list[Refusal] = field(default_factory=list)
 
     def restore(self, before: PartitionReport) -> None:
         """Forget what came since ``before`` was copied."""
-        self.delegated, self.refusals = before.delegated, before.refusals
+        self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
     def npu_operators(self) -> int:
@@ -57,16 +71,6 @@ class PartitionReport:
         return {
             "target": self.target,
             "delegates": self.delegated,
-            "cpu": [
-                {
-                    "node": r.node,
-                    "operator": r.origin.target,
-                    "module": r.origin.module,
-                    "source": r.origin.source,
-                    "id": r.reason.id,
-                    "reason": r.reason.text,
-                    "way_out": r.reason.way_out,
-                }
-                for r in self.refusals
-            ],
+            "cpu": [refusal.to_json() for refusal in self.refusals],
+            "without_kernel": [refusal.to_json() for refusal in self.without_kernel],
         }

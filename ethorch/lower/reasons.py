@@ -15,6 +15,7 @@ from ethorch.builder.qparams import PLAIN_INTEGERS, QTensor
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import Subgraph
 from ethorch.fx.node import first_value, flat, op_name
+from ethorch.lower.replacements import instead_of
 from ethorch.ops.spec import OpSpec
 from ethorch.target.u55 import NO_LOOP_ON_CPU
 from ethorch.tosa.ir import FLOATS, Origin
@@ -113,7 +114,7 @@ def no_integer_dtype(node: Node) -> Reason:
 def unknown_operator(node: Node) -> Reason:
     """No ``@op`` answers to its name."""
     name = op_name(node.target)
-    return Reason("operator.unknown", f"{name} has no lowering to the NPU", "`ethorch ops` lists the operators that do.")
+    return Reason("operator.unknown", f"{name} has no lowering to the NPU", instead_of(name))
 
 
 def not_decomposed(node: Node) -> Reason:

@@ -33,7 +33,11 @@ def check_integers(x: Any, *rest: Any) -> Reason | None:
     """No operand is quantized."""
     for value in (x, *rest):
         if isinstance(value, QTensor) and not value.is_integer:
-            return Reason("integer.operand", "an operand is quantized; allowed are integers and truth values")
+            return Reason(
+                "integer.operand",
+                "an operand is quantized; allowed are integers and truth values",
+                "Convert it to int32 in the model, or compare it: bits of a scaled number mean nothing.",
+            )
     return None
 
 

@@ -35,7 +35,11 @@ def _rule(node: Any) -> QuantRule:
 def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
     """What is cast is a tensor."""
     if not isinstance(x, QTensor):
-        return Reason("to.operand", f"its input is {type(x).__name__}; allowed are quantized tensors, integers and truth values")
+        return Reason(
+            "to.operand",
+            f"its input is {type(x).__name__}; allowed are quantized tensors, integers and truth values",
+            "Quantize the module that computes its input.",
+        )
     return None
 
 
@@ -101,7 +105,8 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     if not x.is_integer:
         number = whole(b, x, torch.trunc, truncating, 1.0)
         if number is None:
-            raise b.refuse("to.int16", "int16 activations to integers that no thresholds tell apart; allowed is int8")
+            text = "int16 activations to integers that no thresholds tell apart; allowed is int8"
+            raise b.refuse("to.int16", text, "Quantize this module to int8.")
         return QTensor(number, x.dims, None)
     if x.value.dtype == wanted:
         return x

@@ -57,11 +57,19 @@ def check_convolution(
 ) -> Reason | None:
     """The weight is a quantized constant; a transposed convolution has one or two axes."""
     if transposed and len(w.shape) == 5:
-        return Reason("convolution.transposed_3d", "transposed convolution over three dimensions, allowed are one and two")
+        return Reason(
+            "convolution.transposed_3d",
+            "transposed convolution over three dimensions, allowed are one and two",
+            "F.interpolate of the last two dimensions and a Conv3d, or a ConvTranspose2d of each slice, run on the NPU.",
+        )
     if not isinstance(w, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
     if not w.value.is_const:
-        return Reason("convolution.dynamic_weight", "its weight is computed at run time; a constant weight is needed")
+        return Reason(
+            "convolution.dynamic_weight",
+            "its weight is computed at run time; a constant weight is needed",
+            "Make the weight a parameter or buffer; torch.matmul of shifted slices takes weights that change.",
+        )
     return None
 
 

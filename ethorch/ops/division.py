@@ -55,7 +55,8 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
-        raise b.refuse("div.integer_divisor", "its divisor holds plain integers; allowed are quantized tensors and constants")
+        text = "its divisor holds plain integers; allowed are quantized tensors and constants"
+        raise b.refuse("div.integer_divisor", text, "Convert the divisor to float in the model, and quantize.")
     real = y.qparams.table_inputs
     least = y.qparams.step * (1 if y.qparams.dtype == "INT8" else 128)
     with np.errstate(divide="ignore"):

@@ -155,7 +155,11 @@ def check_index(x: Any, indices: Any) -> Reason | None:
     given = [k for k, one in enumerate(indices) if one is not None]
     constant = all(constant_numbers(indices[k]) is not None for k in given if isinstance(indices[k], (QTensor, np.ndarray)))
     if len(given) > 1 and not (constant and side_by_side(indices)):
-        return Reason("index.several", f"{len(given)} indices; allowed are one, or constants of neighbouring dims")
+        return Reason(
+            "index.several",
+            f"{len(given)} indices; allowed are one, or constants of neighbouring dims",
+            "Flatten the indexed dims, and index by one number, i * size + j.",
+        )
     return operands_known(*(indices[k] for k in given))
 
 

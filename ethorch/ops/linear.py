@@ -62,11 +62,17 @@ def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None,
 def check_linear(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reason | None:
     """The weight is a quantized constant, and addmm has no factors."""
     if factors:
-        return Reason("addmm.factors", f"beta={factors[0]}, alpha={factors[1]}: allowed are 1 and 1")
+        return Reason(
+            "addmm.factors", f"beta={factors[0]}, alpha={factors[1]}: allowed are 1 and 1", "Multiply weight and bias by them."
+        )
     if not isinstance(w, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
     if not w.value.is_const:
-        return Reason("linear.dynamic_weight", "its weight is computed at run time; a constant weight is needed")
+        return Reason(
+            "linear.dynamic_weight",
+            "its weight is computed at run time; a constant weight is needed",
+            "Make the weight a parameter or buffer, or use torch.matmul, which takes two activations.",
+        )
     return None
 
 

@@ -146,7 +146,8 @@ def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
 def check_baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Reason | None:
     """What quantization left whole has no bias and a positive factor."""
     if beta != 0 or alpha <= 0:
-        return Reason("baddbmm.factors", f"beta={beta}, alpha={alpha}: allowed are beta=0 and alpha > 0")
+        text = f"beta={beta}, alpha={alpha}: allowed are beta=0 and alpha > 0"
+        return Reason("baddbmm.factors", text, "Write it as torch.bmm, products and sums, or let EthosUQuantizer quantize it.")
     return None
 
 

@@ -65,7 +65,9 @@ def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
 
 def check_constant_pad(x: Any, pad: Any, value: Any = 0.0, mode: str = "constant") -> Reason | None:
     """What the other modes copy has become an index."""
-    return None if mode == "constant" else Reason("pad.mode", f"mode {mode!r}, allowed is 'constant'")
+    if mode == "constant":
+        return None
+    return Reason("pad.mode", f"mode {mode!r}, allowed is 'constant'", "Let EthosUQuantizer quantize it: it becomes an index.")
 
 
 def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: float = 0.0, *, mode: str = "constant") -> Any:

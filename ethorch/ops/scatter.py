@@ -57,7 +57,11 @@ def _scattered(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor
 def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None:
     """The index is a constant."""
     if constant_numbers(index) is None:
-        return Reason("index_copy.dynamic", "its index is computed at run time; a constant one is needed")
+        return Reason(
+            "index_copy.dynamic",
+            "its index is computed at run time; a constant one is needed",
+            "Compare a constant arange with the index, and choose with torch.where.",
+        )
     return operands_known(index)
 
 

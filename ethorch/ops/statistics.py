@@ -120,7 +120,8 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
     """The order is 2."""
-    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}, allowed are 1, 2 and infinity")
+    way_out = "Write it as x.abs().pow(order).sum(dim).pow(1 / order)."
+    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}, allowed are 1, 2 and infinity", way_out)
 
 
 def decompose_vector_norm(

@@ -28,7 +28,7 @@ def to_text(build: Build) -> str:
 
 def partition_text(report: PartitionReport) -> str:
     """The summary line, and a line for each operator on the CPU."""
-    return "\n".join([report.summary() + ".", *(f"  {refusal}" for refusal in report.refusals)])
+    return "\n".join([report.summary() + ".", *(f"  {refusal}" for refusal in (*report.refusals, *report.without_kernel))])
 
 
 def performance_json(estimate: Performance) -> dict[str, Any]:

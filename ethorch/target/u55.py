@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ethorch.target.family import Family
 from ethorch.target.tuning import FoldColumns, TileCost, TransposeCost, Tuning
-from ethorch.tosa.limits import ABSENT, Limits, Range, upto
+from ethorch.tosa.limits import Limits, Range, upto
 
 NONE, _ONE = Range(0, 0), Range(1, 1)
 #: Vela splits kernels, maps, batches and strides, but never channels.
@@ -15,30 +15,49 @@ CHANNELS = {"ifm_c": upto(65536)}
 #: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
 POOL = {**CHANNELS, "kernel_w": upto(65536)}
-STRIDES = "It stays on the CPU; a stride of at most 3, or no padding, runs on the NPU."
 
-#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators.
-_ABSENT_U55 = (
-    "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "INTDIV", "LOGICAL_AND", "LOGICAL_RIGHT_SHIFT", "LOGICAL_OR",
-    "LOGICAL_XOR", "LOGICAL_NOT", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "REDUCE_ALL", "REDUCE_ANY", "GATHER", "SCATTER",
-)  # fmt: skip
+_ON_U85 = "An ethos-u85 target has it"
+#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with what computes the same.
+_ABSENT_U55 = {
+    **dict.fromkeys(
+        ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT"),
+        f"{_ON_U85}; sums and products of int32 tensors run on every NPU.",
+    ),
+    **dict.fromkeys(
+        ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT"),
+        f"{_ON_U85}; products and sums of masks of 0.0 and 1.0 run on every NPU.",
+    ),
+    **dict.fromkeys(
+        ("EQUAL", "GREATER", "GREATER_EQUAL"),
+        f"{_ON_U85}; torch.clamp, minimum and maximum, or a mask from a hard sigmoid, run on every NPU.",
+    ),
+    **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY"), f"{_ON_U85}; amin and amax of masks of 0.0 and 1.0 run on every NPU."),
+    **dict.fromkeys(
+        ("GATHER", "SCATTER"), f"{_ON_U85}; by constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU."
+    ),
+    "INTDIV": f"{_ON_U85}; a quotient of quantized numbers runs on every NPU.",
+    "SELECT": f"{_ON_U85}; mask * x + (1 - mask) * y, with a mask of 0.0 and 1.0, runs on every NPU.",
+}
 
 _NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
 #: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
 NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
 _NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
 
+_INT8 = "Quantize the module to int8; an ethos-u85 target has it for int16 too."
+_INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for the others too."
+
 LIMITS = {
-    "CONV2D": Limits({**CHANNELS, **_PLAIN_STRIDES}, way_out=STRIDES),
-    "DEPTHWISE_CONV2D": Limits({**CHANNELS, "stride": upto(3)}, way_out=STRIDES),
-    "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}, way_out=STRIDES),
-    "AVG_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE, "padded_kernel": upto(8)}, way_out=STRIDES),
+    "CONV2D": Limits({**CHANNELS, **_PLAIN_STRIDES}),
+    "DEPTHWISE_CONV2D": Limits({**CHANNELS, "stride": upto(3)}),
+    "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}),
+    "AVG_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    "MATMUL": Limits(dtypes=frozenset({"INT8"})),
-    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"})),
-    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"})),
-    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"})),
-    **dict.fromkeys(_ABSENT_U55, ABSENT),
+    "MATMUL": Limits(dtypes=frozenset({"INT8"}), way_out=_INT8),
+    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
+    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
+    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), way_out=_INT32),
+    **{name: Limits(present=False, way_out=way_out) for name, way_out in _ABSENT_U55.items()},
     "COND_IF": Limits(present=False, way_out=_NO_COND),
     "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
 }

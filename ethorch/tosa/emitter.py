@@ -83,7 +83,8 @@ class Emitter:
         assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
         if row.dtypes is not None and operands[0].dtype not in row.dtypes:
             allowed = ", ".join(sorted(row.dtypes))
-            raise self.refuse(f"{name}.dtype", f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}")
+            text = f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}"
+            raise self.refuse(f"{name}.dtype", text, "Cast it in the model, or quantize the module to int8.")
         inferred = row.infer(operands, attrs)
         if foldable(name, operands, attrs):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
@@ -117,6 +118,6 @@ class Emitter:
                 self._made.popitem()  # the latest
             raise
 
-    def refuse(self, id: str, text: str, way_out: str = "") -> Unsupported:
+    def refuse(self, id: str, text: str, way_out: str) -> Unsupported:
         """The exception to raise for a refusal of the current operator."""
         return Unsupported(Reason(id, text, way_out))

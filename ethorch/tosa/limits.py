@@ -29,6 +29,22 @@ def upto(high: int) -> Range:
     return Range(1, high)
 
 
+#: Feature -> what a model can do about one that is out of range.
+WAYS_OUT = {
+    "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
+    "extent": "Reduce in two steps: reshape the dim into two, and reduce one after the other.",
+    "outer": "Cut the tensor in the model, and join the results with torch.cat.",
+    "inner": "Cut the tensor in the model, and join the results with torch.cat.",
+    "others": "Cut the tensor in the model, and join the results with torch.cat.",
+    "stride": "A stride of at most 3 runs on the NPU.",
+    "padding_of_wide_stride": "A stride of at most 3, or no padding (pad with F.pad before), runs on the NPU.",
+    "dilation_of_wide_stride": "A stride of at most 3, or a dilation of 1, runs on the NPU.",
+    "kernel_w": "Pool in two steps, of a smaller window each.",
+    "padded_kernel": "A window of at most 8, or no padding (pad with F.pad before), runs on the NPU.",
+    "rounds": "A division by a power of two of quantized numbers runs on the NPU.",
+}
+
+
 @dataclass(frozen=True)
 class Limits:
     """One operator's limits.
@@ -37,13 +53,15 @@ class Limits:
         ranges: feature -> allowed range.
         dtypes: allowed dtypes of the first operand; None for all that TOSA has.
         present: False where the NPU has no such operator.
-        way_out: what a user can do about a refusal.
+        way_out: what a user can do about a refusal by this row's presence or dtypes.
+        ways_out: the same for a feature, where there is more to say than in WAYS_OUT.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
     dtypes: frozenset[str] | None = None
     present: bool = True
-    way_out: str = "It stays on the CPU."
+    way_out: str = "Quantize the module to int8."
+    ways_out: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
         """Why these operands cannot run, or None.
@@ -66,8 +84,5 @@ class Limits:
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:
                 text = f"{operator} has {feature} {features[feature]}, allowed is {allowed}{where}"
-                return Reason(f"{operator}.{feature}", text, self.way_out)
+                return Reason(f"{operator}.{feature}", text, self.ways_out.get(feature) or WAYS_OUT[feature])
         return None
-
-
-ABSENT = Limits(present=False)

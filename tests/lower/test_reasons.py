@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+import ethorch
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import held
 from ethorch.lower import reasons
+from ethorch.lower.replacements import CUSTOM, OTHERS, REPLACEMENTS, instead_of
 from ethorch.ops.spec import OPS
+from ethorch.target.npus import TARGETS
 from ethorch.tosa.ir import Origin, Value
+from ethorch.tosa.limits import WAYS_OUT
 
 pytestmark = pytest.mark.core
 
@@ -45,6 +51,56 @@ def test_every_refusal_has_an_id_a_sentence_and_a_way_out() -> None:
         assert reason.way_out.endswith("."), reason
 
 
+def shown_by_executorch() -> set[str]:
+    """Names of the operators that an edge program may hold: PyTorch's core operators, and those with a kernel of ExecuTorch's."""
+    from executorch.runtime import Runtime
+
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    found = {name for name in names if torch.Tag.core in operator_of(name).tags}
+    return found | {name for name in Runtime.get().operator_registry.operator_names if name.startswith("aten::")}
+
+
+def operator_of(name: str) -> torch._ops.OpOverload:
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def test_every_operator_has_something_to_be_replaced_by() -> None:
+    """Where ethorch has no lowering; the general sentence is for operators that no release of ExecuTorch shows."""
+    known = {name.split(".")[1].removesuffix("_copy") for name in OPS}
+    names = {name.removeprefix("aten::").split(".")[0].removesuffix("_copy") for name in shown_by_executorch()} - known
+    assert len(names) > 30
+    assert {name for name in names if instead_of(f"aten.{name}.default") == OTHERS} == set()
+    assert instead_of("mine.op.default") == CUSTOM
+    assert all(text.endswith(".") and len(text) > 25 for _, text in REPLACEMENTS)
+
+
+def test_every_limit_has_a_way_out() -> None:
+    for target in TARGETS.values():
+        for operator, limits in target.limits.items():
+            features = dict.fromkeys(limits.ranges, 10**9)
+            refused = limits.refuse(operator, "INT48", features, target.name)
+            assert refused is not None and refused.way_out.endswith("."), operator
+            for feature in limits.ranges:
+                assert limits.ways_out.get(feature) or WAYS_OUT[feature].endswith("."), f"{operator}.{feature}"
+
+
+def test_no_refusal_in_the_code_is_without_a_way_out() -> None:
+    """``Reason`` and ``refuse`` take three texts; none is empty or says no more than that the operator stays where it is."""
+    calls = 0
+    for path in Path(ethorch.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name != "Reason" and not (name == "refuse" and len(node.args) == 3):
+                continue
+            calls += 1
+            assert len(node.args) + len(node.keywords) == 3, f"{path}:{node.lineno}"
+            way_out = node.args[2] if len(node.args) == 3 else node.keywords[0].value
+            if isinstance(way_out, ast.Constant):
+                assert way_out.value.endswith(".") and "stays on the CPU" not in way_out.value, f"{path}:{node.lineno}"
+    assert calls > 40
+
+
 def test_what_a_table_reads_is_counted() -> None:
     reason = reasons.no_table("aten.exp.default", OPS["aten.exp.default"], (INT16, [PLAIN, INT16], 2.0))
     assert reason.text.endswith("and reads 2 of quantized numbers and 1 of plain integers")
@@ -57,7 +113,8 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
 
     program = torch.export.export(Loop(), (torch.zeros(2),))
     (node,) = [node for node in program.graph.nodes if node.target is torch.ops.higher_order.while_loop]
-    reason = reasons.holds_refused(held(node)[1], Origin(target="aten.topk.default"), Reason("operator.unknown", "it is not known"))
+    unknown = Reason("operator.unknown", "it is not known", "")
+    reason = reasons.holds_refused(held(node)[1], Origin(target="aten.topk.default"), unknown)
     assert reason.id == "control_flow.branch"
     assert reason.text == "the body holds aten.topk.default, which cannot run: it is not known [operator.unknown]"
     assert "while_loop" in reason.way_out

@@ -1,0 +1,98 @@
+"""Has ExecuTorch a CPU kernel for what stays on the CPU? Said while compiling: a runtime could only refuse the file.
+
+``executorch.runtime`` in this process knows the kernels of its libraries for computers. Firmware links the portable ones, which
+are fewer; the wheel lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir.operator.convert import to_out_variant
+from torch.fx import Node
+
+from ethorch.errors import Reason
+from ethorch.fx.node import ASSERTIONS, flat, op_name
+from ethorch.lower.replacements import instead_of
+
+#: Operators whose kernels of ExecuTorch 1.5 take complex tensors, those of two tensors if the shapes are equal; a test runs each.
+TAKE_COMPLEX = frozenset(
+    (
+        "abs", "add", "bmm", "cat", "expand_copy", "_fft_c2r", "_fft_r2c", "mul", "permute_copy", "select_copy", "slice_copy",
+        "squeeze_copy", "sub", "sum", "unsqueeze_copy", "view_as_real_copy", "view_copy", "_clone_dim_order",
+    )
+)  # fmt: skip
+#: Namespaces of what ExecuTorch itself puts into programs.
+_ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m")
+
+
+def without_kernel(node: Node) -> Reason | None:
+    """Why ExecuTorch cannot compute a node of an edge program on a CPU, or cannot in firmware; None where it can."""
+    name = op_name(node.target)
+    op = getattr(node.target, "_op", node.target)
+    if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
+        return None
+    if op.namespace not in _ITS_OWN:
+        kernel = kernel_of(op)
+        if kernel is None:
+            way_out = f"{instead_of(name)} With an out variant registered in PyTorch and a kernel in the runtime it stays as it is."
+            return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", way_out)
+        if kernel not in _registered():
+            return Reason("cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{instead_of(name)} Or link one of your own.")
+    values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
+    if any(isinstance(x, torch.Tensor) and x.dtype.is_complex for x in flat(values)):
+        base = name.split(".")[1]
+        shapes = {x.shape for x in values if isinstance(x, torch.Tensor)}
+        alike = len(shapes) == 1 and all(isinstance(arg, Node) for arg in node.args)
+        if base not in TAKE_COMPLEX or (base in ("add", "sub", "mul") and not alike):
+            text = f"ExecuTorch's CPU kernel of {name} takes no complex tensors"
+            return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
+    if op.namespace == "aten" and (portable := _portable()) and kernel_of(op) not in portable:
+        return Reason(
+            "cpu.not_portable",
+            f"ExecuTorch has the CPU kernel {kernel_of(op)} in its library for computers only, not in the portable one",
+            f"{instead_of(name)} Or link that kernel into the firmware.",
+        )
+    return None
+
+
+@lru_cache(maxsize=4096)
+def kernel_of(op: torch._ops.OpOverload) -> str | None:
+    """The kernel that ExecuTorch calls for an operator, as ``aten::sort.values``; None where it has no out variant."""
+    if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
+        try:
+            op = to_out_variant(op)[0]
+        except (RuntimeError, AssertionError, KeyError):
+            return None
+    return _name(op)
+
+
+def _name(op: Any) -> str:
+    return str(op._schema.name) + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+
+
+@lru_cache(maxsize=1)
+def _registered() -> frozenset[str]:
+    """Kernels of this process's runtime."""
+    from executorch.runtime import Runtime
+
+    return frozenset(Runtime.get().operator_registry.operator_names)
+
+
+@lru_cache(maxsize=1)
+def _portable() -> frozenset[str]:
+    """Portable kernels, which firmware links; none where the wheel does not list them."""
+    import executorch.kernels
+
+    listed: set[str] = {"aten::linear.out", "aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"}
+    for folder in executorch.kernels.__path__:
+        for path in Path(folder).glob("portable/*.yaml"):
+            listed |= {
+                name if "::" in name else f"aten::{name}"
+                for name in re.findall(r"^- (?:op|func): ([\w:.]+)", path.read_text(), re.MULTILINE)
+            }
+    return frozenset(listed) if len(listed) > 100 else frozenset()
