@@ -132,6 +132,6 @@ def test_what_no_file_can_hold_is_named() -> None:
     )
     with pytest.raises(ProgramError, match=r"aten::relu\.out, which is not among"):
         write(Program({"forward": method}))
-    for wrong in (replace(value, dtype="complex64"), replace(value, kind="image")):
+    for wrong in (replace(value, dtype="quint4x2"), replace(value, kind="image")):
         with pytest.raises(ProgramError, match="cannot be written; known are"):
             write(Program({"forward": replace(method, values=(wrong,), chains=())}))
