@@ -18,6 +18,9 @@ from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import op
 from ethorch.tosa.ir import Value
 
+#: The largest denominator that a scale factor is given; 1.6 is 8 / 5.
+_FINEST = 256
+
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
     """x[N,C,H,W] resized to ``sizes``. TOSA 1.0 RESIZE, its border such that it gives those sizes.
@@ -47,15 +50,22 @@ def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
     return QTensor(b.reshape(tiled, (*shape[:axis], shape[axis] * factor, *shape[axis + 1 :])), dims, x.q)
 
 
-def nearest(b: Builder, x: QTensor, size: tuple[int, int]) -> QTensor:
+def uneven(extent: int, size: int, scale: float | None) -> float | None:
+    """``scale`` where PyTorch reads at i / scale and that is not what the sizes say, since ``size`` was rounded down. Else None."""
+    return scale if scale and size != extent and Fraction(scale) * extent != size else None
+
+
+def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """x[..., floor(i * H / size0), floor(j * W / size1)]. What it becomes, the first that applies:
 
+    - ``scales`` that are given and are not what the sizes say: rows and columns chosen by them;
     - whole factors that the target's RESIZE has: a RESIZE;
     - other whole factors: TILEs;
     - any other: chosen rows, then chosen columns.
     """
+    given = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
-    whole = all(ratio.denominator == 1 for ratio in ratios)
+    whole = not any(given) and all(ratio.denominator == 1 for ratio in ratios)
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
     if whole and ratios == [1, 1]:
         return x
@@ -67,9 +77,12 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int]) -> QTensor:
         return _resize(b, x, size, numbers, "NEAREST")
     if whole:
         return _repeated(b, _repeated(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
-    for dim, count in zip((-2, -1), size, strict=True):
+    for dim, count, scale in zip((-2, -1), size, given, strict=True):
         extent = x.shape[dim]
-        x = rows_of(b, x, dim, np.arange(count) * extent // count)
+        places = np.arange(count) * extent // count
+        if scale and count != 2 * extent:  # in FP32, as PyTorch, which knows a factor of two apart
+            places = np.minimum(np.floor(np.arange(count, dtype=np.float32) * np.float32(1 / scale)), extent - 1).astype(int)
+        x = rows_of(b, x, dim, places)
     return x
 
 
@@ -89,42 +102,44 @@ _UPSAMPLE = [
     "aten.upsample_nearest2d.default",
     quant=SAME_AS_INPUT,
     also={"aten.upsample_nearest2d.vec": _vec},
-    samples=_UPSAMPLE,
+    samples=[*_UPSAMPLE, Sample(I8(1, 3, 4, 9), [6, 6], 1.6, 0.75)],
 )
 def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW], exact."""
     height, width = out.shape[-2:]
-    return b.requantized(nearest(b, x, (height, width)), out.q)
+    return b.requantized(nearest(b, x, (height, width), (scales_h, scales_w)), out.q)
 
 
 @op(
     "aten.upsample_nearest1d.default",
     quant=SAME_AS_INPUT,
     also={"aten.upsample_nearest1d.vec": _vec},
-    samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18])],
+    samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18]), Sample(I8(2, 3, 9), [15], 1.7)],
 )
 def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL], exact."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    return b.requantized(b.view(nearest(b, flat, (1, out.shape[-1])), out.shape), out.q)
+    return b.requantized(b.view(nearest(b, flat, (1, out.shape[-1]), (None, scales)), out.shape), out.q)
 
 
-def _positions(extent: int, size: int, align: bool) -> npt.NDArray[np.float64]:
+def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
     """float[size]: where PyTorch reads the input for each output, clamped to it.
 
-    With ``align`` the corners of both coincide; without, the centres of the pixels at the edges are as far from the edge.
+    With ``align`` the corners of both coincide; without, the centres of the pixels at the edges are as far from the edge, but for
+    an ``uneven`` scale.
     """
     i = np.arange(size)
-    where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * (extent / size) - 0.5
+    step = 1 / scale if scale else extent / size
+    where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * step - 0.5
     return np.clip(where, 0, extent - 1)
 
 
-def _bilinear_numbers(extent: int, size: int, align: bool) -> tuple[int, int, int]:
+def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) -> tuple[int, int, int]:
     """(numerator, denominator, offset) for RESIZE of ``_positions``."""
     if align:
         ratio = Fraction(max(size - 1, 1), max(extent - 1, 1))
         return ratio.numerator, ratio.denominator, 0
-    ratio = Fraction(size, extent)
+    ratio = Fraction(scale).limit_denominator(_FINEST) if scale else Fraction(size, extent)
     num, den = 2 * ratio.numerator, 2 * ratio.denominator
     return num, den, (den - num) // 2
 
@@ -153,23 +168,26 @@ def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
     return b.from_nhwc(result, x.q, x.rank)
 
 
-def _common_denominator(extent: int, size: int, align: bool) -> int:
+def _common_denominator(extent: int, size: int, align: bool, scale: float | None) -> int:
     """The least common denominator of all ``_positions``."""
+    if scale:
+        step = 1 / Fraction(scale).limit_denominator(_FINEST)
+        return math.lcm(*(((2 * i + 1) * step / 2 - Fraction(1, 2)).denominator for i in range(size)))
     if align:
         return Fraction(extent - 1, max(size - 1, 1)).denominator
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
-def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool) -> QTensor:
+def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
     """Linear interpolation along one dim, as a product with a constant [size, extent] matrix.
 
     - Steps of the matrix: the positions' own denominator, if int8 has it; else 1/127.
     - int16 with steps of 1/127: what they leave of the positions is a second product.
     """
     extent = x.shape[dim]
-    if extent == size:
+    if extent == size and not scale:
         return x
-    where, common = _positions(extent, size, align), _common_denominator(extent, size, align)
+    where, common = _positions(extent, size, align, scale), _common_denominator(extent, size, align, scale)
     steps = common if common <= 127 else 127
     low = np.minimum(where.astype(int), max(extent - 2, 0))
     upper = np.rint((where - low) * steps).astype(int)
@@ -196,7 +214,7 @@ def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp
     return b.rescale(acc, unit, output_zp=zp, dtype=value.dtype)
 
 
-def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
+def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Bilinear interpolation of x[..., H, W] to ``size``. What it becomes, the first that applies:
 
     - one row or column that is to be several: repeated, since Vela refuses such a RESIZE;
@@ -206,16 +224,18 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTen
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
-            return _repeated(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align), dim, wide)
-    if tuple(x.shape[-2:]) == tuple(size):
+            return _repeated(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align, scales), dim, wide)
+    given = [None if align else uneven(*axis) for axis in zip(x.shape[-2:], size, scales, strict=True)]
+    if tuple(x.shape[-2:]) == tuple(size) and not any(given):
         return x
     if b.tuning.resize == "any":
-        numbers = [_bilinear_numbers(extent, wide, align) for extent, wide in zip(x.shape[-2:], size, strict=True)]
+        axes = zip(x.shape[-2:], size, given, strict=True)
+        numbers = [_bilinear_numbers(extent, wide, align, scale) for extent, wide, scale in axes]
         return _resize(b, x, size, numbers, "BILINEAR")
     factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
-    if not align and all(factor.denominator == 1 for factor in factors):
+    if not align and not any(given) and all(factor.denominator == 1 for factor in factors):
         return _by_boxes(b, x, (int(factors[0]), int(factors[1])))
-    return _by_matrix(b, _by_matrix(b, x, -2, size[0], align), -1, size[1], align)
+    return _by_matrix(b, _by_matrix(b, x, -2, size[0], align, given[0]), -1, size[1], align, given[1])
 
 
 _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sample(I8(1, 3, 1, 6), [4, 9]))
@@ -227,7 +247,8 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
     also={"aten.upsample_bilinear2d.vec": _vec},
     bound=2,
     bound16=3,
-    samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, *_UNEVEN)],
+    samples=[Sample(*sample.args, align) for align in (False, True) for sample in (*_UPSAMPLE, *_UNEVEN)]
+    + [Sample(I8(1, 3, 4, 9), [6, 6], False, 1.6, 0.75)],
 )
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: Result
@@ -237,7 +258,7 @@ def upsample_bilinear2d(
     The bound: by products with matrices it is rounded twice.
     """
     height, width = out.shape[-2:]
-    return b.requantized(bilinear(b, x, (height, width), align_corners), out.q)
+    return b.requantized(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
 
 
 def upsample_linear1d_of_floats(
@@ -245,7 +266,7 @@ def upsample_linear1d_of_floats(
 ) -> QTensor:
     """out = linear interpolation of x[N,C,L] of floats: a map of height 1. TOSA 1.0 RESIZE."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    return b.view(bilinear(b, flat, (1, out.shape[-1]), align_corners), out.shape)
+    return b.view(bilinear(b, flat, (1, out.shape[-1]), align_corners, (None, scales)), out.shape)
 
 
 @op(
@@ -253,18 +274,19 @@ def upsample_linear1d_of_floats(
     quant=SAME_AS_INPUT,
     also={"aten.upsample_linear1d.vec": _vec},
     floats=upsample_linear1d_of_floats,
-    samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True)],
+    samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True), Sample(I8(2, 3, 9), [15], False, 1.7)],
 )
 def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
     """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA 1.0 CONV2D, DEPTHWISE_CONV2D."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     target = (1, out.shape[-1])
-    return b.requantized(b.view(_linear(b, flat, target, align_corners), out.shape), out.q)
+    return b.requantized(b.view(_linear(b, flat, target, align_corners, scales), out.shape), out.q)
 
 
-def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool) -> QTensor:
+def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scale: float | None) -> QTensor:
     """Linear interpolation of x[N,C,1,L] to ``size``."""
     factor = Fraction(size[1], x.shape[-1])
-    if not align and factor.denominator == 1:
+    scale = None if align else uneven(x.shape[-1], size[1], scale)
+    if not align and not scale and factor.denominator == 1:
         return _by_boxes(b, x, (1, int(factor)))
-    return _by_matrix(b, x, -1, size[1], align)
+    return _by_matrix(b, x, -1, size[1], align, scale)

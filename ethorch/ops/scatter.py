@@ -107,6 +107,9 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if constant_numbers(given[0]) is None and len(given[0].shape) != 1:
         text = f"a computed index of rank {len(given[0].shape)}; allowed is 1"
         return Reason("index_put.index", text, "Let EthosUQuantizer quantize it.")
+    if constant_numbers(given[0]) is None and given[0].value.dtype != "INT32":
+        text = f"a computed index of {given[0].value.dtype}; allowed is INT32"
+        return Reason("index_put.index", text, "Choose by torch.where, which takes a mask.")
     if not isinstance(values, QTensor) or not isinstance(x, QTensor):
         return Reason("index_put.operand", "its values are not quantized", "Quantize the module they are in.")
     return None
@@ -116,6 +119,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     """What becomes of an index_put, the first that applies:
 
     - values that accumulate: ``accumulated``;
+    - indices of distant dims: x with those dims first;
     - one constant index of rank 1: it stays;
     - a mask and one value: a choice between x and that value;
     - constants, masks among them: one index of rank 1;
@@ -125,12 +129,16 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     first, shape = indices[given[0]], shape_of(x)
     if accumulate:
         return accumulated(s, x, indices, values)
+    if given[-1] - given[0] >= len(given) and not any(indices[k].meta["val"].dtype == torch.bool for k in given):
+        order = [*given, *(k for k in range(len(shape)) if k not in given)]  # the values have these dims first, as in PyTorch
+        put = s(aten.index_put.default, s(aten.permute.default, x, order), [indices[k] for k in given], values)
+        return s(aten.permute.default, put, [order.index(k) for k in range(len(shape))])
     constant = all(indices[k].op == "get_attr" for k in given)
     if constant and len(given) == 1 and len(shape_of(first)) == 1:
         return None
-    if first.meta["val"].dtype == torch.bool and given == [0] and math.prod(shape_of(values)) == 1:
-        rank = len(shape_of(first))
-        return s(aten.where.self, s(aten.reshape.default, first, [*shape_of(first), *[1] * (len(shape) - rank)]), values, x)
+    if first.meta["val"].dtype == torch.bool and len(given) == 1 and math.prod(shape_of(values)) == 1:
+        mask = [*[1] * given[0], *shape_of(first)]
+        return s(aten.where.self, s(aten.reshape.default, first, [*mask, *[1] * (len(shape) - len(mask))]), values, x)
     if constant:
         known = _known_number(s, x, indices)
         if known is None:
@@ -168,6 +176,10 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
         Sample(I8(5, 3), [Ints(8, low=-5, high=4)], I8(8, 3, low=-1.0), True),
         Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(6, low=-5, high=4)], I8(3), True),
         Sample(I8(4, 5, 3), [torch.tensor([[3, -4], [1, 3]]), torch.tensor([4, 0])], I8(2, 3)),
+        Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), None, Ints(1, low=0, high=2)], I8(1, 5)),
+        Sample(I8(4, 5, 3), [torch.tensor([2, 0]), None, torch.tensor([1, 1])], I8(5)),
+        Sample(I8(4, 5, 3), [None, Ints(1, low=0, high=4)], I8(1, 3)),
+        Sample(I8(4, 5, 3), [None, Bools(5)], I8(1)),
         Sample(I8(3, 4, 5), [None, torch.tensor([[True, False, False, True, True], [False] * 5] * 2)], I8(6)),
     ],
 )
@@ -179,16 +191,17 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     - Values that accumulate: see ``accumulated``.
     """
     (dim,) = (k for k, one in enumerate(indices) if one is not None)
-    numbers = constant_numbers(indices[dim])
-    if numbers is None:
-        return _scattered(b, b.moved_operand(x, out), dim, indices[dim], b.moved_operand(values, out))
-    shape = x.shape
-    if numbers.dtype == np.bool_ and numbers.ndim > 1:  # a mask of several dims: those dims are merged
+    numbers, shape = constant_numbers(indices[dim]), x.shape
+    if numbers is not None and numbers.dtype == np.bool_ and numbers.ndim > 1:  # a mask of several dims: those dims are merged
         x = b.view(x, (*shape[:dim], numbers.size, *shape[dim + numbers.ndim :]))
-    places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
-    full = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
+    places: list[int] = []
+    if numbers is not None:
+        places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
+    count = indices[dim].shape[0] if numbers is None else len(places)
     values = b.moved_operand(values, out)
     values = b.view(values, (1,) * (x.rank - values.rank) + values.shape)
-    multiples = [want // have for want, have in zip(full, values.shape, strict=True)]
-    source = b.tile(values, multiples)
+    full = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+    source = b.tile(values, [want // have for want, have in zip(full, values.shape, strict=True)])
+    if numbers is None:
+        return _scattered(b, b.moved_operand(x, out), dim, indices[dim], source)
     return b.view(overwritten(b, b.moved_operand(x, out), dim, places, source), shape)

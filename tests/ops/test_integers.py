@@ -38,8 +38,8 @@ def of_integers(arg: Any, dtype: str) -> Any:
     return [of_integers(a, dtype) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
 
-def check(name: str, index: int, dtype: str, target: str) -> None:
-    given = SPECS[name].samples[index]
+def check(name: str, given: Sample, dtype: str, target: str) -> None:
+    """The call with plain integers of ``dtype`` in place of quantized tensors: PyTorch's numbers, or a refusal with a reason."""
     sample = Sample(*[of_integers(arg, dtype) for arg in given.args], **given.kwargs)
     module = ladder.Call(name, sample.of(given.overload) if given.overload else sample).eval()
     inputs = ladder.inputs_for(sample, 0)
@@ -79,12 +79,12 @@ def check(name: str, index: int, dtype: str, target: str) -> None:
 @pytest.mark.parametrize("dtype", ["int32", "int16", "int8"])
 @pytest.mark.parametrize(("name", "index"), CASES, ids=[f"{name}-{index}" for name, index in CASES])
 def test_every_operator(name: str, index: int, dtype: str, target: str) -> None:
-    check(name, index, dtype, target)
+    check(name, SPECS[name].samples[index], dtype, target)
 
 
 @pytest.mark.parametrize("name", ["aten.relu.default", "aten.max_pool2d.default", "aten.cumsum.default", "aten.stack.default"])
 def test_a_few(name: str) -> None:
-    check(name, 0, "int32", "ethos-u55-128")
+    check(name, SPECS[name].samples[0], "int32", "ethos-u55-128")
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
