@@ -107,7 +107,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if constant_numbers(given[0]) is None and len(given[0].shape) != 1:
         text = f"a computed index of rank {len(given[0].shape)}; allowed is 1"
         return Reason("index_put.index", text, "Let EthosUQuantizer quantize it.")
-    if constant_numbers(given[0]) is None and given[0].value.dtype != "INT32":
+    if isinstance(given[0], QTensor) and not given[0].value.is_const and given[0].value.dtype != "INT32":
         text = f"a computed index of {given[0].value.dtype}; allowed is INT32"
         return Reason("index_put.index", text, "Choose by torch.where, which takes a mask.")
     if not isinstance(values, QTensor) or not isinstance(x, QTensor):
