@@ -18,6 +18,7 @@ from torch.fx import Node
 from ethorch.errors import Reason
 from ethorch.fx.node import ASSERTIONS, flat, op_name
 from ethorch.lower.replacements import instead_of
+from ethorch.ops.spec import find
 
 #: Operators whose kernels of ExecuTorch 1.5 take complex tensors, those of two tensors if the shapes are equal; a test runs each.
 TAKE_COMPLEX = frozenset(
@@ -37,12 +38,16 @@ def without_kernel(node: Node) -> Reason | None:
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
         return None
     if op.namespace not in _ITS_OWN:
-        kernel = kernel_of(op)
+        kernel = kernel_of(node.target)
         if kernel is None:
-            way_out = f"{instead_of(name)} With an out variant registered in PyTorch and a kernel in the runtime it stays as it is."
+            way_out = (
+                f"{_instead_of(node)} With an out variant registered in PyTorch and a kernel in the runtime it stays as it is."
+            )
             return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", way_out)
         if kernel not in _registered():
-            return Reason("cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{instead_of(name)} Or link one of your own.")
+            return Reason(
+                "cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_instead_of(node)} Or link one of your own."
+            )
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
     if any(isinstance(x, torch.Tensor) and x.dtype.is_complex for x in flat(values)):
         base = name.split(".")[1]
@@ -51,22 +56,29 @@ def without_kernel(node: Node) -> Reason | None:
         if base not in TAKE_COMPLEX or (base in ("add", "sub", "mul") and not alike):
             text = f"ExecuTorch's CPU kernel of {name} takes no complex tensors"
             return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
-    if op.namespace == "aten" and (portable := _portable()) and kernel_of(op) not in portable:
+    if op.namespace == "aten" and (portable := _portable()) and kernel_of(node.target) not in portable:
         return Reason(
             "cpu.not_portable",
-            f"ExecuTorch has the CPU kernel {kernel_of(op)} in its library for computers only, not in the portable one",
-            f"{instead_of(name)} Or link that kernel into the firmware.",
+            f"ExecuTorch has the CPU kernel {kernel_of(node.target)} in its library for computers only, not in the portable one",
+            f"{_instead_of(node)} Or link that kernel into the firmware.",
         )
     return None
 
 
+def _instead_of(node: Node) -> str:
+    """What to do about it in the model."""
+    known = find(node.target) is not None
+    return "It runs on the NPU where it is quantized and not refused." if known else instead_of(op_name(node.target))
+
+
 @lru_cache(maxsize=4096)
-def kernel_of(op: torch._ops.OpOverload) -> str | None:
-    """The kernel that ExecuTorch calls for an operator, as ``aten::sort.values``; None where it has no out variant."""
+def kernel_of(target: Any) -> str | None:
+    """The kernel that ExecuTorch calls for an edge program's operator, as ``aten::sort.values``; None: it has no out variant."""
+    op = getattr(target, "_op", target)
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:
-            op = to_out_variant(op)[0]
-        except (RuntimeError, AssertionError, KeyError):
+            op = target.to_out_variant() if hasattr(target, "to_out_variant") else to_out_variant(op)[0]
+        except RuntimeError:
             return None
     return _name(op)
 

@@ -62,7 +62,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
 #: Of operators that are not PyTorch's own.
 CUSTOM = "Write it with PyTorch's own operators in the model, or link a CPU kernel of it into the firmware."
 #: Where no row fits.
-OTHERS = "Write it with operators that `ethorch ops` lists; otherwise ExecuTorch's kernel computes it on the CPU."
+OTHERS = "Write it with operators that `ethorch ops` lists."
 
 
 def instead_of(name: str) -> str:

@@ -44,6 +44,12 @@ X, Z = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64)
     [
         (lambda x: torch.topk(x, 2)[0], X, set()),
         (lambda x: torch.relu(x) + x.sum(-1, keepdim=True), X, set()),
+        (lambda x: x**2 + x**x + 2**x, X, set()),
+        (
+            lambda x: torch.native_channel_shuffle(x[None, ..., None, None].squeeze(0).repeat(1, 1, 2, 2), 2),
+            X,
+            {"cpu.no_out_variant"},
+        ),
         (lambda x: torch.sort(x)[0], X, {"cpu.no_kernel"}),
         (lambda x: torch.view_as_real(torch.fft.rfft(x)), X, {"cpu.not_portable"}),
         (lambda x: torch.view_as_real(torch.fft.fft(x)), Z, {"cpu.no_kernel"}),
@@ -51,7 +57,18 @@ X, Z = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64)
         (lambda z: (z * 2.0).abs(), Z, {"cpu.complex"}),
         (lambda z: (z - z[0]).abs(), Z, {"cpu.complex"}),
     ],
-    ids=["topk", "portable", "sort", "rfft", "fft", "complex exp", "complex by a number", "complex broadcast"],
+    ids=[
+        "topk",
+        "portable",
+        "pow",
+        "no out variant",
+        "sort",
+        "rfft",
+        "fft",
+        "complex exp",
+        "complex by a number",
+        "complex broadcast",
+    ],
 )
 def test_what_executorch_has_no_kernel_for_is_known(function: Callable[..., object], x: Tensor, wanted: set[str]) -> None:
     assert ids(function, x) == wanted
