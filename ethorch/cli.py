@@ -91,13 +91,16 @@ CHOICES = (
 def _spec(options: argparse.Namespace) -> EthosUCompileSpec:
     from ethorch.target.compile_spec import EthosUCompileSpec
 
-    return EthosUCompileSpec(
+    spec = EthosUCompileSpec(
         options.target,
         system_config=options.system_config,
         memory_mode=options.memory_mode,
         config_ini=options.config_ini,
         extra_flags=options.vela_flag or None,
     )
+    for flag, why in spec.flags_without_effect.items():
+        print(f"ethorch {options.command}: the flag {flag} has no effect: {why}", file=sys.stderr)
+    return spec
 
 
 def columns(rows: Sequence[Sequence[object]], indent: str = "") -> str:
@@ -214,7 +217,10 @@ def run(options: argparse.Namespace) -> Answer:
         model_files.save_outputs(options.output, outputs)
     found = [model_files.describe(x) for x in outputs]
     rows = [(f"output {number}", x["dtype"], x["shape"], x["text"]) for number, x in enumerate(found)]
-    return Answer({"outputs": found, "seconds": seconds}, f"{columns(rows)}\nsimulated in {seconds:.3f} s")
+    text = f"{columns(rows)}\nsimulated in {seconds:.3f} s"
+    if not options.inputs:
+        text += f", on random inputs (seed {options.seed}); --inputs takes files"
+    return Answer({"outputs": found, "seconds": seconds, "random_inputs": not options.inputs}, text)
 
 
 @subcommand(

@@ -73,7 +73,7 @@ def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_is_reproducible_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = answer(capsys, "run", folder / "net.pte", "--seed", 3, "-o", folder / "out.npz")
-    assert first["outputs"][0]["shape"] == [1, 4]
+    assert first["outputs"][0]["shape"] == [1, 4] and first["random_inputs"]
     assert answer(capsys, "run", folder / "net.pte", "--seed", 3)["outputs"] == first["outputs"]
     assert answer(capsys, "run", folder / "net.pte", "--seed", 4)["outputs"] != first["outputs"]
     assert (folder / "out.npz").stat().st_size > 0

@@ -177,6 +177,8 @@ def test_an_exported_model_in_nhwc(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_flag_for_vela_may_be_a_word_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", f"{folder}/nets.py:MODEL", "--vela-flag", "--frobnicate"]) == 1
     assert "frobnicate" in capsys.readouterr().err
+    assert cli.main(["explain", "no.py:MODEL", "--vela-flag", "--verbose-performance"]) == 1
+    assert "the flag --verbose-performance has no effect: " in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

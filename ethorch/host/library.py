@@ -57,7 +57,7 @@ def executorch_copies() -> list[Core]:
     for path in paths:
         library = ctypes.CDLL(path)
         core = Core(*(_address(library, symbol) for symbol in _SYMBOLS))
-        if core.register_backend and core.get_pal_impl:
+        if core.register_backend and core.get_pal_impl and (core.register_kernels or core.register_backend not in copies):
             copies[core.register_backend] = core
     if not copies:
         raise HostError("this ExecuTorch exports no register_backend; 1.4 and 1.5 are the releases known to work.")
