@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ethorch.fx.node import attribute, tensor_of
@@ -130,10 +130,23 @@ class AtenBuilder:
             self.model.register_parameter(name, torch.nn.Parameter(data, requires_grad=tensor.requires_grad))
         return made
 
-    def inline(self, function: Callable[..., Any], *args: Node) -> Any:
-        """The operators that PyTorch itself would break ``function(*args)`` into."""
+    def inline(
+        self,
+        function: Callable[..., Any],
+        *args: Node,
+        table: Mapping[Any, Callable[..., Any]] | None = None,
+        where: Callable[[Graph], bool] = lambda graph: True,
+    ) -> Any:
+        """The operators that PyTorch itself would break ``function(*args)`` into.
+
+        Args:
+            table: of decompositions that PyTorch would not do by itself.
+            where: does it break up into something useful? Nothing is drawn otherwise, and None returned.
+        """
         with self.fake_mode():
-            traced = make_fx(function)(*map(value_of, args))
+            traced = make_fx(function, decomposition_table=dict(table or {}))(*map(value_of, args))
+        if not where(traced.graph):
+            return None
         env: dict[Node, Any] = {}
         inputs = iter(args)
         for node in traced.graph.nodes:
@@ -141,6 +154,8 @@ class AtenBuilder:
                 env[node] = next(inputs)
             elif node.op == "get_attr":
                 env[node] = self.constant(getattr(traced, node.target))
+            elif node.target is operator.getitem:
+                env[node] = env[node.args[0]][node.args[1]]
             elif node.op == "call_function":
                 env[node] = self._drawn(node.target, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
             else:

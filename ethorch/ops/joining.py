@@ -92,7 +92,7 @@ def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) ->
 
     A quantized tensor whose scale is not that of ``out`` is rescaled first.
     """
-    parts = [b.moved_operand(x, out) for x in tensors if x.shape != (0,)]
+    parts = [b.moved_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]
     return QTensor(b.emit("CONCAT", *values, axis=axis) if len(values) > 1 else values[0], dims, out.q)

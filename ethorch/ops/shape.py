@@ -161,3 +161,9 @@ def _swapped(x: Any, first: int, second: int) -> list[int]:
 def identity(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x: copies, and dropout in evaluation."""
     return b.requantized(x, out.q)
+
+
+@composite("aten.view_as.default", samples=[Sample(I8(2, 6), I8(3, 4))])
+def view_as(s: AtenBuilder, x: Node, other: Node) -> Node:
+    """out = x in the shape of ``other``."""
+    return s(torch.ops.aten.view.default, x, list(shape_of(other)))

@@ -186,6 +186,14 @@ def vector_norm(
     return b.view(reduced_tensor(x, root, dims, out.qparams), out.shape)
 
 
+@composite("aten.var_mean.correction", samples=_VARIANCE)
+def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> list[Node]:
+    """out = (variance of x over ``dim``, its mean)."""
+    variance = s(aten.var.correction, x, dim, correction=1 if correction is None else correction, keepdim=keepdim)
+    dims = list(range(len(shape_of(x)))) if dim is None else dim
+    return [variance, s(aten.mean.dim, x, dims, keepdim)]
+
+
 @composite(
     "aten.cosine_similarity.default",
     bound=2,

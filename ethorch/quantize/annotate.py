@@ -88,7 +88,7 @@ class Scan:
         return self.absorbed_by(node) is not None
 
     def absorbed_by(self, node: Node) -> Node | None:
-        """The value before a clamp or a no-op, if the operator that makes it requantizes anyway, so that ``node`` costs nothing."""
+        """The value before a clamp, if the operator that makes it requantizes anyway, so that ``node`` costs nothing."""
         spec = self.spec(node)
         if spec is None or not node.args or not isinstance(node.args[0], Node):
             return None
@@ -99,7 +99,7 @@ class Scan:
             return None
         if config.is_qat and node.target is torch.ops.aten.batch_norm.default and producer.rule(maker).layer is not None:
             return before  # prepare_qat_pt2e folds it into the convolution's weights
-        if not spec.absorbs or not config.is_static:
+        if not spec.absorbs or not config.is_static or spec.rule(node).output == "same":  # a copy has the scale of what it copies
             return None
         if self.sources.get(before) is not None and not self.stands_alone(before):
             return None

@@ -7,15 +7,18 @@ function draws on a ``AtenBuilder``; source lines, module paths and parameters s
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch._decomp import core_aten_decompositions
+from torch.fx import Graph, GraphModule, Node
 
-from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder
-from ethorch.fx.node import arguments, is_float, is_in_place, op_name
+from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, value_of
+from ethorch.fx.node import arguments, first_value, is_float, is_in_place, makes_constant, op_name
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
@@ -34,13 +37,17 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
     while pending:
         node = pending.popleft()
         spec = find(node.target)
-        if spec is None or spec.decompose is None or is_in_place(node):
+        if is_in_place(node) or (spec is not None and spec.decompose is None) or keep(node):
             continue
-        if not (is_float(node) or spec.decomposes_integers) or keep(node):
+        if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
             continue
-        before = node.prev
-        args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
-        made = spec.decompose(AtenBuilder(model, node, limits), *args, **kwargs)
+        before, s = node.prev, AtenBuilder(model, node, limits)
+        if spec is None:
+            made = _by_pytorch(s, node)
+        else:
+            assert spec.decompose is not None
+            args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
+            made = spec.decompose(s, *args, **kwargs)
         if made is None:
             continue
         drawn = node.prev
@@ -49,6 +56,54 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
             drawn = drawn.prev
         replace(node, made)
         model.graph.erase_node(node)
+
+
+def _reads_floats(node: Node) -> bool:
+    return any(map(is_float, node.all_input_nodes))
+
+
+def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
+    """What PyTorch makes of an operator that ethorch does not know (``torch.multiply``, ``vstack``, ``lerp``), if it knows that.
+
+    None where one of those would be unknown too.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:
+        return None
+    table = _table_of_unknown()
+    if target not in table and not target._can_decompose():
+        return None
+    inputs = list(node.all_input_nodes)
+    if not all(isinstance(value_of(each), torch.Tensor) for each in inputs):
+        return None
+
+    def function(*tensors: Any) -> Any:
+        given = dict(zip(inputs, tensors, strict=True))
+        return target(*torch.fx.map_arg(node.args, given.__getitem__), **torch.fx.map_arg(node.kwargs, given.__getitem__))
+
+    def known(graph: Graph) -> bool:
+        calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
+        floats = {value.dtype for value in map(first_value, inputs) if value is not None}
+        made = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
+        return bool(calls) and made <= floats and all(map(_is_known, calls))
+
+    try:
+        return s.inline(function, *inputs, table=table, where=known)
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # an operator that cannot be traced without data stays on the CPU, as any unknown one
+        return None
+
+
+def _is_known(node: Node) -> bool:
+    return (find(node.target) is not None or makes_constant(node)) and not is_in_place(node)
+
+
+@functools.cache
+def _table_of_unknown() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions of the operators that ethorch does not know."""
+    return {target: function for target, function in core_aten_decompositions().items() if find(target) is None}
 
 
 def replace(node: Node, made: Node | Sequence[Node | None]) -> None:
