@@ -36,9 +36,9 @@ _FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetr
 
 def build(name: str, seed: int) -> Any:
     """The registered network with the weights and inputs of that seed; seed 0 is the network of the other benchmarks."""
-    from bench.models import ALL_MODELS
+    from bench.models import ALL_MODELS, VARIOUS
 
-    case = ALL_MODELS[name]
+    case = {**ALL_MODELS, **VARIOUS}[name]
     return case if seed == 0 else dataclasses.replace(case, name=f"{name}@{seed}")
 
 
@@ -190,10 +190,10 @@ def table(records: Sequence[Record]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from bench.models import models_named
+    from bench.models import VARIOUS, models_named
 
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default="all", help='comma-separated; default: "all"')
+    parser.add_argument("--models", default="all", help='comma-separated; "various"; default: "all"')
     parser.add_argument("--impl", choices=(*IMPLEMENTATIONS, "ethorch+"), help="one implementation, in this process")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
     parser.add_argument("--seeds", type=int, default=6)
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--options", default="", help="arguments of ethorch's config function as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    names = models_named(parser, options.models)
+    names = models_named(parser, options.models, VARIOUS)
     if options.impl:
         with stdout_for_json() as stdout:
             record = measure(

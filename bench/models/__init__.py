@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
-from bench.models import mlperf_tiny, sequence, vision
+from bench.models import mlperf_tiny, sequence, various, vision
 from bench.models.case import ModelCase
 
 _CASES = {case.name: case for case in (*vision.CASES, *mlperf_tiny.CASES, *sequence.CASES)}
@@ -19,10 +20,20 @@ _ORDER = (
 ALL_MODELS: dict[str, ModelCase] = {name: _CASES[name] for name in _ORDER}
 MODELS: dict[str, ModelCase] = {name: ALL_MODELS[name] for name in _FIRST}
 
+#: What accuracy is measured on besides: not in the tables of README.md, and partly of libraries that need not be installed.
+VARIOUS: dict[str, ModelCase] = {case.name: case for case in various.CASES}
 
-def models_named(parser: argparse.ArgumentParser, text: str | None) -> list[str]:
-    """The models of a ``--models`` argument: comma-separated, "all", or None for the first seven; else the parser's error."""
+
+def models_named(parser: argparse.ArgumentParser, text: str | None, more: Mapping[str, ModelCase] | None = None) -> list[str]:
+    """The models of a ``--models`` argument: comma-separated, "all", or None for the first seven; else the parser's error.
+
+    Args:
+        more: further models that may be named; "various" is all of them.
+    """
+    if more and text == "various":
+        return list(more)
     models = list(MODELS) if text is None else list(ALL_MODELS) if text == "all" else text.split(",")
-    if unknown := [model for model in models if model not in ALL_MODELS]:
-        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(ALL_MODELS)}")
+    known = {**ALL_MODELS, **(more or {})}
+    if unknown := [model for model in models if model not in known]:
+        parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(known)}")
     return models

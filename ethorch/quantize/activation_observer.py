@@ -21,9 +21,6 @@ _SUBSAMPLE = 16384  # elements of one tensor that go into the histogram; extreme
 _INPUTS = 1000  # tensors of a program's input of which statistics are kept
 #: How far below the least score a masked one lies: exp(-8) is less than a tenth of softmax's step in int8, exp(-16) in int16.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
-#: A known range is kept as long as what is to be covered fills this part of it. Attention over hundreds of tokens has
-#: probabilities of a few percent: with 197 (deit) that is 3 dB.
-_USED = 1 / 3
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
@@ -35,8 +32,9 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         percentile: percent of the values inside the range, for ``percentile``.
         averaging_constant: weight of the newest input, for ``moving_average``.
         dtype, qscheme, quant_min, quant_max, eps: as for torchao's observers; ``eps`` is the least scale.
-        known: the range that mathematics gives (softmax: 0..1). It is what the codes cover, unless the calibration fills less than
-            a third of it.
+        known: the range that mathematics gives (softmax: 0..1). The codes cover no more than it, and less where the calibration
+            asks for less: attention over hundreds of tokens has probabilities of a few percent, a small network's tanh is far
+            from 1. Codes kept for the rest would cost up to 6 dB.
 
     Attributes:
         name: FX node whose value is watched, for messages.
@@ -174,7 +172,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if self.leader is not None:
             return self.leader.calculate_qparams()
         if self._qparams is None:
-            if self.known and self.reaches(self.known):
+            if self.known and self.fills(self.known):
                 scale, zero = known_qparams(self.known, self.dtype, self.quant_min, self.quant_max)
                 self._qparams = torch.tensor([scale]), torch.tensor([zero])
                 return self._qparams
@@ -192,10 +190,12 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self._qparams = self._calculate_qparams(torch.tensor(max(low, least)), torch.tensor(min(high, most)))
         return self._qparams
 
-    def reaches(self, known: tuple[float, float]) -> bool:
-        """Does what is to be covered fill a part of the known range that is worth its codes, as far as is known?"""
-        largest = max(abs(bound) for bound in self.range())
-        return largest == 0 or largest >= _USED * max(-known[0], known[1])
+    def fills(self, known: tuple[float, float]) -> bool:
+        """Is all of the known range to be covered, or is nothing known of what is? A symmetric range is filled from one side."""
+        low, high = self.range()
+        if self.qscheme == torch.per_tensor_symmetric:
+            return max(-low, high) >= max(-known[0], known[1]) or low == high == 0
+        return (low <= known[0] and high >= known[1]) or low == high == 0
 
     def range(self) -> tuple[float, float]:
         """The real range that the codes are to cover."""

@@ -164,22 +164,25 @@ def test_biases_have_no_quantize_node() -> None:
     ],
     ids=["softmax", "sigmoid", "tanh", "hardsigmoid"],
 )
-def test_known_ranges_are_fixed(function: Callable[[Tensor], Tensor], scale: float, zero: int) -> None:
-    for factor in (0.7, 1.0, 9.0):
+def test_known_ranges_that_are_filled_are_fixed(function: Callable[[Tensor], Tensor], scale: float, zero: int) -> None:
+    for factor in (6.0, 9.0):
         calibration = [(x * factor,) for (x,) in samples(MAP)]
         found_scale, found_zero = last_qparams(quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer()).module)
         assert found_scale == pytest.approx(scale, rel=0.01) and abs(found_zero - zero) <= 1
 
 
-@pytest.mark.parametrize("function", [lambda x: x.flatten(1).softmax(-1), torch.tanh], ids=["softmax", "tanh"])
-def test_known_ranges_that_would_leave_bits_idle_are_not_kept(function: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("function", "factor"),
+    [(lambda x: x.flatten(1).softmax(-1), 0.02), (torch.tanh, 0.02), (torch.tanh, 0.12)],
+    ids=["softmax", "tanh", "half of tanh"],
+)
+def test_known_ranges_that_would_leave_bits_idle_are_not_kept(function: Callable[[Tensor], Tensor], factor: float) -> None:
     """Probabilities over hundreds of places are a few percent each: a step of 1/256 would leave them two or three codes."""
-    calibration = [(x / 50,) for (x,) in samples(MAP)]
+    calibration = [(x * factor,) for (x,) in samples(MAP)]
     graph = quantized(Model(lambda m, x: function(x)).eval(), calibration, quantizer()).module
     largest = max(float(function(x).detach().abs().max()) for (x,) in calibration)
-    assert largest < 0.33
     scale, _ = last_qparams(graph)
-    assert 0.5 * largest / 255 < scale < 4 * largest / 255
+    assert 0.5 * largest / 255 < scale < 3.2 * largest / 255
     (x,) = calibration[0]
     assert sqnr_db(function(x), graph(x)) > 30
 

@@ -1,0 +1,169 @@
+"""Networks of other kinds than the tables': several inputs, heavy tails, control flow, and public ones of timm and transformers.
+
+``python -m bench.accuracy --models various`` runs all of them. timm and transformers are imported when such a network is made:
+``pip install --no-deps timm transformers safetensors huggingface_hub tokenizers regex``. Their weights are random.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.models.case import Inputs, ModelCase, as_batch, picture
+from bench.models.vision import torchvision_models
+
+
+class SuperResolution(nn.Module):
+    """Three convolutions and a pixel shuffle: a picture of twice the side, by tanh in -1..1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 16, 3, padding=1)
+        self.last = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.second(x))
+        return torch.tanh(F.pixel_shuffle(self.last(x), 2))
+
+
+class JoinedInputs(nn.Module):
+    """A picture, a vector and a number, joined and classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
+        self.vector = nn.Sequential(nn.Linear(10, 16), nn.ReLU())
+        self.head = nn.Sequential(nn.Linear(32 + 16 + 1, 32), nn.ReLU(), nn.Linear(32, 5))
+
+    def forward(self, image: Tensor, vector: Tensor, number: Tensor) -> Tensor:
+        return self.head(torch.cat([self.conv(image).mean((2, 3)), self.vector(vector), number], 1))
+
+    @staticmethod
+    def sample(rng: np.random.Generator) -> Inputs:
+        return tuple(torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in ((1, 3, 32, 32), (1, 10), (1, 1)))
+
+
+class SmallGru(nn.Module):
+    """A GRU over twelve frames, its last output classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0][:, -1])
+
+
+class Sorted(nn.Module):
+    """A sort and a topk, which the CPU runs, between linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sort(F.relu(self.first(x)), -1).values
+        return self.last(torch.topk(self.second(x), 8).values)
+
+
+class Branches(nn.Module):
+    """Two convolutions, of which a sum chooses one (``torch.cond``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.other = (nn.Conv2d(i, 8, 3, padding=1) for i in (3, 8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = torch.cond(x.mean() > 0.255, lambda y: F.relu(self.one(y)), lambda y: torch.tanh(self.other(y)), (x,))
+        return self.head(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """A small transformer over vectors, pre-norm."""
+
+    def __init__(self, width: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True, norm_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x))
+
+
+class Public(nn.Module):
+    """A network of transformers, its first result."""
+
+    def __init__(self, name: str, config: str, **sizes: Any):
+        super().__init__()
+        torchvision_models()  # timm and transformers import it
+        library: Any = import_module("transformers")
+        self.model = getattr(library, name)(getattr(library, config)(**sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = self.model(x, return_dict=False)
+        return results[0]
+
+
+class Nystrom(nn.Module):
+    """The layers of transformers' Nystromformer with fewer landmarks than tokens: six steps to a pseudoinverse in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torchvision_models()
+        library: Any = import_module("transformers.models.nystromformer.modeling_nystromformer")
+        self.layers = library.NystromformerEncoder(library.NystromformerConfig(num_landmarks=4, segment_means_seq_len=16, **_TINY))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x, return_dict=False)[0]
+
+
+def _timm(name: str) -> nn.Module:
+    torchvision_models()
+    return import_module("timm").create_model(name)
+
+
+def _normal(*shape: int) -> Any:
+    return lambda rng: as_batch(rng.standard_normal(shape).astype(np.float32))
+
+
+def _tokens(count: int, vocabulary: int) -> Any:
+    return lambda rng: (torch.from_numpy(rng.integers(3, vocabulary, (1, count))),)
+
+
+_TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37, "vocab_size": 99}
+
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": 4}
+_DISTIL = {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 37}
+_VIT = {**_TINY, "image_size": 32, "patch_size": 8}
+_PATCHES = {
+    "d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 32, "num_input_channels": 3, "context_length": 32,
+    "patch_length": 8, "patch_stride": 8, "prediction_length": 8,
+}  # fmt: skip
+
+CASES = (
+    ModelCase("super_resolution", SuperResolution, _normal(1, 24, 24), "written for the benchmark"),
+    ModelCase("joined_inputs", JoinedInputs, JoinedInputs.sample, "written for the benchmark"),
+    ModelCase("small_gru", SmallGru, _normal(12, 8), "written for the benchmark"),
+    ModelCase("sorted", Sorted, _normal(16), "written for the benchmark"),
+    ModelCase("branches", Branches, _normal(3, 16, 16), "written for the benchmark"),
+    ModelCase("attention", Attention, _normal(16, 32), "written for the benchmark"),
+    ModelCase("lcnet_050", lambda: _timm("lcnet_050"), picture(224), "timm"),
+    ModelCase("mobilenetv4_small", lambda: _timm("mobilenetv4_conv_small_050"), picture(128), "timm"),
+    ModelCase("t5", lambda: Public("T5EncoderModel", "T5Config", **_T5), _tokens(16, 99), "transformers"),
+    ModelCase("patch_tst", lambda: Public("PatchTSTForPrediction", "PatchTSTConfig", **_PATCHES), _normal(32, 3), "transformers"),
+    ModelCase(
+        "nystromformer", lambda: Public("NystromformerModel", "NystromformerConfig", **_TINY), _tokens(16, 99), "transformers"
+    ),
+    ModelCase("nystrom", Nystrom, _normal(16, 32), "transformers"),
+    ModelCase("distilbert", lambda: Public("DistilBertModel", "DistilBertConfig", **_DISTIL), _tokens(16, 99), "transformers"),
+    ModelCase("vit", lambda: Public("ViTModel", "ViTConfig", **_VIT), picture(32), "transformers"),
+)
