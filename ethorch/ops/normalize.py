@@ -26,6 +26,7 @@ from ethorch.builder.reductions import (
     in_finer_steps,
     int32_product,
     steps_per_code,
+    sum_axes,
     sum_of_squares,
     tabulated,
 )
@@ -35,8 +36,16 @@ from ethorch.ops.quant_rules import EACH_INPUT, FIRST_INPUT
 from ethorch.ops.samples import I8, Sample, W
 from ethorch.ops.spec import composite, op
 from ethorch.ops.weights import bias_codes
+from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
+
+#: How often its beginning is the end of a piece of the table of reciprocal roots.
+_RATIO = 64.0
+#: How many bits of a mean of int16 are kept below its codes.
+_REST_BITS = 6
+#: A longer row's deviations may be so many standard deviations that the reciprocal root needs the bits that they would have more.
+_LONG = 1024
 
 
 def batch_norm_of_floats(
@@ -97,7 +106,7 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     """out = (x - mean) / sqrt(var + eps) over the last ``count`` dims; not ``centred``: x / sqrt(mean(x**2) + eps).
 
     - Sums are exact.
-    - Deviations have 7 bits below the code of x; of int16 none.
+    - Deviations have 7 bits below the code of x; of int16 none, but the mean has 6, and what they add is added to the product.
     - Squares of deviations have as many bits as their sum leaves room for in 32.
     - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range.
     """
@@ -105,8 +114,9 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     rows = math.prod(x.shape[x.rank - count :])
     zp, codes, int8 = x.qparams.zp, x.qparams.qmax - x.qparams.qmin + 1, x.value.dtype == "INT8"
     fine = steps_per_code(codes, rows) if centred or int8 else 1.0
+    exact, rest = _exact_deviations(b, x, axes) if centred and not int8 and rows <= _LONG else (None, None)
     if centred:
-        deviation = deviations(b, x, axes, fine)
+        deviation = deviations(b, x, axes, fine) if exact is None else b.rescale(exact, fine, dtype="INT16")
         square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
         units /= fine * fine
     else:
@@ -119,7 +129,8 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
         """The variance in squared codes of x, of a sum of squares."""
         return np.maximum(v * (units / rows) + epsilon, lowest)
 
-    bounds = [(bound - epsilon) * rows / units for bound in geometric_bounds(lowest, highest, 64.0)]
+    pieces = geometric_bounds(lowest, highest, _RATIO) if int8 else _bounds_of_int16(lowest, highest)
+    bounds = [(bound - epsilon) * rows / units for bound in pieces]
     if int8:
         # The reciprocal fourth root, twice: it has 15 bits over the whole range of variances, and products of INT16 need no pass.
         largest = lowest**-0.25
@@ -127,11 +138,39 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
         reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
         half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
         return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
+    fine = fine if exact is None else 1.0
     unit = math.sqrt(rows) * fine * (2 if centred else 4) / 2.0**30
     root = tabulated(b, square, lambda v: 1 / np.sqrt(variance(v)), bounds, unit)
-    wide = b.rescale(deviation, 1.0, input_zp=0 if centred else zp, dtype="INT32")
+    wide = b.rescale(deviation, 1.0, input_zp=0 if centred else zp, dtype="INT32") if exact is None else exact
     acc = b.emit("MUL", wide, root, shift=0)
+    if rest is not None:
+        acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-_REST_BITS, dtype="INT32"), shift=0))
     return QTensor(b.requantize(acc, unit / fine, out), x.dims, out)
+
+
+def _exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
+    """(INT32 x - m of int16 x, for m the mean over the stored ``axes`` as a whole code; what the mean has beyond m, in 1/64).
+
+    Of a row whose deviations are small, the codes of the result are so many to one of x that half a code shows.
+    """
+    count = math.prod(x.value.shape[axis] for axis in axes)
+    total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
+    mean = b.rescale(total, 2.0**_REST_BITS / count, dtype="INT32")
+    whole = b.rescale(mean, 2.0**-_REST_BITS, dtype="INT32")
+    rest = b.emit("SUB", mean, b.rescale(whole, 2.0**_REST_BITS, dtype="INT32"))
+    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), whole), rest
+
+
+def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
+    """Bounds of variances in squared codes: the larger the deviation, the more bits it has, and the shorter is the piece.
+
+    Lines between 511 entries over v to v * ratio are off by (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. That is to be a tenth
+    of a code of the deviation.
+    """
+    bounds = [lowest]
+    while bounds[-1] < highest:
+        bounds.append(bounds[-1] * min(_RATIO, 1 + math.sqrt(0.1 / 3.6e-7) / max(bounds[-1], 1.0) ** 0.25))
+    return bounds
 
 
 def _reach(bound: float, furthest: float, low: float, high: float) -> float:

@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.reductions import geometric_bounds, in_finer_steps, int32_product, maximum_of, sum_axes, tabulated
+from ethorch.builder.reductions import geometric_bounds, maximum_of, sum_axes, tabulated
 from ethorch.ops.quant_rules import EACH_INPUT, fixed_output
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import op
 from ethorch.tosa.ir import Value
 
-#: Rows longer than this are summed with 16 bits for each exponential: so many small ones would be lost in rounding to 8.
-_FINE_SUM_FROM = 128
-#: Above this step of the result a reciprocal of 15 bits is off by less than an eighth of it. It costs half the cycles.
-_COARSE_STEP = 8 * 0.5 / 32767
 #: exp(-this) is nothing, in 16 bits.
 _LOWEST_EXPONENT = 12.0
+#: What 1 is in an exponential's codes. Of int8 they are products of two integers up to 255, which lie close together up to here.
+_ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
+#: Each piece of a reciprocal's table ends at so many times where it begins. At its beginning, where lines between entries are
+#: furthest off, that costs 1/80 of a step of int8, 1/4 of one of int16.
+_RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
 
 _SAMPLES = [
     Sample(I8(2, 4, 8, 8), -1), Sample(I8(5, 9), 1), Sample(I8(1, 6, 5, 4), 1), Sample(I8(12, 150, low=-14.0, high=4.0), -1),
@@ -39,48 +41,57 @@ class _Exponentials:
     """exp(x - max over a dim), and its sums over that dim.
 
     Attributes:
-        codes: INT8 in steps of 1/255, or INT16 in steps of 2**-15.
-        zero_point: of the codes.
+        codes: INT16, not negative.
+        one: what 1 is in them, and in the sums.
         sums: INT32, exact.
-        unit: what 1 means in the sums.
         maxima: of x.
     """
 
     codes: Value
-    zero_point: int
+    one: float
     sums: Value
-    unit: float
     maxima: QTensor
 
 
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     """exp(x - max over ``dim``).
 
-    - int8: x - max has 256 values, so one TABLE is exact to half a step of 1/255. Long rows add up what that step leaves, from
-      another TABLE.
+    - int8: x - max has 256 values. A TABLE has 8 bits, the product of two of them 16, close to each exponential.
+      Each has a difference of its own, with which a TABLE is one operation; two that read one difference would be three.
     - int16: a table of 15 bits, interpolated.
     """
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
     step = x.qparams.step
-    below = b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), b.rescale(top, 1.0, dtype="INT32"))
-    maxima = QTensor(top, dims, x.q)
+
+    def difference(one: Value, other: Value) -> Value:
+        return b.emit("SUB", b.rescale(one, 1.0, dtype="INT32"), b.rescale(other, 1.0, dtype="INT32"))
+
     if value.dtype == "INT16":
-        span = min(65535.0, _LOWEST_EXPONENT / step)
-        fine = tabulated(b, below, lambda v: np.exp(v * step), [-span, -span / 4, 0.0], 2.0**-15, dtype="INT16")
-        return _Exponentials(fine, 0, sum_axes(b, b.rescale(fine, 1.0, dtype="INT32"), [axis]), 2.0**-15, maxima)
-    index = b.rescale(below, 1.0, output_zp=127, dtype="INT8")
-    exact = np.exp((np.arange(-128, 128) - 127) * step) * 255
-    codes = np.rint(exact)
-    e = b.emit("TABLE", index, b.const((codes - 128).astype(np.int8), name="exp"))
-    total = sum_axes(b, b.rescale(e, 1.0, input_zp=-128, dtype="INT32"), [axis])
-    unit = 1 / 255
-    if value.shape[axis] > _FINE_SUM_FROM:
-        rest = b.emit("TABLE", index, b.const(np.rint((exact - codes) * 254).astype(np.int8), name="exp_rest"))
-        rest = sum_axes(b, b.rescale(rest, 1.0, dtype="INT32"), [axis])
-        total = b.emit("ADD", b.rescale(total, 254.0, dtype="INT32"), rest)
-        unit = 1 / (255 * 254)
-    return _Exponentials(e, -128, total, unit, maxima)
+        below = difference(value, top)
+        one, span = _ONE_OF_INT16, min(65535.0, _LOWEST_EXPONENT / step)
+        codes = tabulated(b, below, lambda v: np.exp(v * step), [-span, -span / 4, 0.0], 1 / one, dtype="INT16")
+    else:
+        one = _ONE_OF_INT8
+        first, second = _factors(np.exp((np.arange(-128, 128) - 127) * step) * one)
+        both = [
+            b.emit("TABLE", index, b.const((factors - 128).astype(np.int8), name="exp"))
+            for index, factors in (
+                (b.rescale(difference(value, top), 1.0, output_zp=127, dtype="INT8"), first),
+                (b.rescale(difference(top, value), 1.0, output_zp=-128, dtype="INT8"), second[::-1]),
+            )
+        ]
+        wide = b.emit("MUL", *(b.rescale(part, 1.0, input_zp=-128, dtype="INT32") for part in both), shift=0)
+        codes = b.rescale(wide, 1.0, dtype="INT16")
+    return _Exponentials(codes, one, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
+
+
+def _factors(wanted: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """For each number in 0..128 * 255, two integers in 0..255 whose product is as close as any."""
+    first = np.arange(1.0, 256.0)[:, None]
+    second = np.clip(np.rint(wanted / first), 0, 255)
+    best = np.argmin(np.abs(first * second - wanted), axis=0)
+    return first[best, 0], second[best, np.arange(wanted.size)]
 
 
 def _always(b: Builder, value: Value, code: int, out: QParams) -> Value:
@@ -104,34 +115,28 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     quant=fixed_output(0.0, 255 / 256),
     floats=softmax_of_floats,
     samples=_SAMPLES,
-    bound16=16,
+    bound16=5,
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 -> int8, int16 -> int16.
 
-    Exponentials have 8 bits (15 of int16) of their largest value, 1. Sums are exact. The reciprocal of the sum of a row has 15
-    bits. The bound of int16: the result has 16 bits where the reciprocal has 15.
+    Exponentials have 15 bits, so has the reciprocal of the sum of a row (16 of int16). Sums are exact. The bound of int16: the
+    result has 16 bits where the exponentials have 15.
+
+    A quotient beyond four times the range of ``out`` is cut off, and saturates.
     """
     value, axis, dims = b.axis_of(x, dim)
-    q = out.qparams
-    if value.shape[axis] == 1:
+    q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"
+    if count == 1:
         return QTensor(_always(b, value, int(q.quantize([1.0])[0]), q), dims, q)
     e = _exponentials(b, x, dim)
-    count, zp, unit = value.shape[axis], e.zero_point, e.unit
-    bounds = [bound / unit for bound in geometric_bounds(1.0, float(count), 32.0)]
-    if zp and q.step > _COARSE_STEP:
-        short = tabulated(b, e.sums, lambda v: 1 / (v * unit), bounds, 1 / 32767, dtype="INT16")
-        acc = int32_product(b, in_finer_steps(b, e.codes, zp, 127.0), short)
-        return QTensor(b.requantize(acc, 1 / (255 * 127 * 32767), q), dims, q)
-    fraction = 2.0**-22  # e * reciprocal stays below 2**30
-    if not zp:  # int16: a quotient beyond four times the range of ``out`` is cut off, and saturates
-        least = min(max(1.0, 1 / (4 * q.step * q.qmax)), float(count))
-        bounds = [bound / unit for bound in geometric_bounds(least, float(count), 32.0)]
-        fraction = 2.0**-15 / least
-    reciprocal = tabulated(b, e.sums, lambda v: 1 / (v * unit), bounds, fraction)
-    acc = b.emit("MUL", b.rescale(e.codes, 1.0, input_zp=zp, dtype="INT32"), reciprocal, shift=0)
-    return QTensor(b.requantize(acc, fraction * (1 / 255 if zp else 2.0**-15), q), dims, q)
+    least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)
+    bounds = [bound * e.one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
+    unit = 1 / least / (32767 if int8 else 65535)  # a product of codes and reciprocal stays below 2**31
+    reciprocal = tabulated(b, e.sums, lambda v: e.one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
+    acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
+    return QTensor(b.requantize(acc, unit / e.one, q), dims, q)
 
 
 def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
@@ -163,8 +168,8 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     e = _exponentials(b, x, dim)
     count, step = x.shape[dim], x.qparams.step
     fraction = max(65536 * step if x.value.dtype == "INT16" else 256 * step, math.log(count)) / 2.0**28
-    bounds = [bound / e.unit for bound in geometric_bounds(1.0, float(count), 32.0)]
-    log = tabulated(b, e.sums, lambda v: np.log(v * e.unit), bounds, fraction)
+    bounds = [bound * e.one for bound in geometric_bounds(1.0, float(count), 32.0)]
+    log = tabulated(b, e.sums, lambda v: np.log(v / e.one), bounds, fraction)
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 
 
