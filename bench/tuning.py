@@ -167,6 +167,13 @@ def _end() -> Any:
     return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
 
 
+def _enlarged() -> Any:
+    """The end of a network for super-resolution."""
+    from torch import nn
+
+    return nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2))
+
+
 def _shuffle() -> Any:
     """Two units of shufflenet: one of two halves is convolved, and both are put together and shuffled."""
     from torch import Tensor, cat, nn
@@ -282,6 +289,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "largest_selection", "two units of shufflenet on [1,116,28,28]", of_module(_shuffle, 1, 116, 28, 28), {U55: None, U85: None}
+    ),
+    Measurement(
+        "shuffles_by_nhwc",
+        "convolution 3x3 of [1,8,32,32] to 12 channels, pixel shuffle to [1,3,64,64]",
+        of_module(_enlarged, 1, 8, 32, 32),
+        {U55: True, U65: False, U85: False},
     ),
     Measurement(
         "transpose_steps",

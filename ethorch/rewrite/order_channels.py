@@ -15,8 +15,13 @@ from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
 
-def order_channels(r: Rewriter) -> None:
-    """CONV2D, RESCALE and others element by element, RESHAPE of channels into parts, TRANSPOSE of the parts: a pixel shuffle."""
+def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
+    """CONV2D, RESCALE and others element by element, RESHAPE of channels into parts, TRANSPOSE of the parts: a pixel shuffle.
+
+    Args:
+        by_nhwc: where the TRANSPOSE brings channels in front of places that it mixes with other channels, it becomes one that
+            leaves them last, and one of the map that is then there.
+    """
     for op in r.named("TRANSPOSE"):
         reshape = r.producer(op.operands[0], "RESHAPE", sole=True)
         if reshape is None:
@@ -28,14 +33,50 @@ def order_channels(r: Rewriter) -> None:
             value = inner.operands[0]
         conv = r.producer(value, "CONV2D", sole=True)
         if conv is not None and conv.operands[1].is_const and conv.operands[2].is_const:
+            if by_nhwc:
+                op = _by_nhwc(r, conv, op)
             _order(r, conv, between[::-1], op)
+
+
+def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
+    """``op``, or the TRANSPOSE that leaves channels last if it became two."""
+    shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
+    first = _first_part(shape, conv.result.shape[-1])
+    if first is None:
+        return op
+    batch = 0
+    while math.prod(shape[axis] for axis in perms[:batch]) < conv.result.shape[0]:
+        batch += 1
+    places = [k for k, axis in enumerate(perms) if axis < first and k >= batch]
+    if math.prod(shape[axis] for axis in perms[:batch]) != conv.result.shape[0] or len(places) < 2 or places[0] == batch:
+        return op
+    front, rest = perms[batch : places[0]], perms[places[0] :]
+    if all(axis < first for axis in rest):  # a map as it is
+        return op
+    second = places[1] - places[0]
+    n, height, width, channels = (
+        math.prod(shape[axis] for axis in part) for part in (perms[:batch], rest[:second], rest[second:], front)
+    )
+    ones = [axis for axis in range(len(shape)) if shape[axis] == 1]
+    at = r.before(op)
+    value = at.again(op, op.operands[0], perms=(*ones, *perms[:batch], *rest, *front))
+    moved = r.producer(value)
+    assert moved is not None
+    value = at.emit("TRANSPOSE", at.reshape(value, n, height, width, channels), perms=(0, 3, 1, 2))
+    r.replace(op, at.reshape(value, *op.result.shape))
+    return moved
+
+
+def _first_part(shape: tuple[int, ...], channels: int) -> int | None:
+    """The first of the last axes that are the channels together; None where an axis has channels and something else."""
+    return next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
 
 
 def _order(r: Rewriter, conv: Op, between: list[Op], op: Op) -> None:
     """Channels in the order of ``op``, if it has another."""
     channels, shape, perms = conv.result.shape[-1], op.operands[0].shape, op.attrs["perms"]
-    first = next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
-    if first is None:  # an axis has channels and something else
+    first = _first_part(shape, channels)
+    if first is None:
         return
     order = [axis for axis in perms if axis >= first]
     if [axis for axis in order if shape[axis] > 1] == [axis for axis in range(first, len(shape)) if shape[axis] > 1]:

@@ -122,7 +122,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     ),
     Step(
         "order channels",
-        always(order_channels),
+        lambda r, t: order_channels(r, by_nhwc=t.shuffles_by_nhwc),
         "After channels are selected, which leaves fewer TRANSPOSEs; before those are split: what is left of one keeps rows whole.",
     ),
     Step(

@@ -122,6 +122,8 @@ class Tuning:
     fold_strides: FoldColumns | FoldSquares | None = None
     #: Most channels that a convolution reads to pick some of them by its weights (``rewrite.select_channels``). None: none picks.
     largest_selection: int | None = None
+    #: A pixel shuffle whose result is wanted as NCHW makes NHWC first (``rewrite.order_channels``).
+    shuffles_by_nhwc: bool = False
     #: What decides between a TRANSPOSE of many axes and several of few (``rewrite.split_transposes``). None: it stays one.
     transpose_steps: TransposeCost | None = None
     #: What decides between a TILE of many copies and several of few (``rewrite.split_tiles``). None: it stays one.

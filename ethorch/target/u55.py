@@ -90,6 +90,10 @@ U65 = replace(
     address_bits=40,
     # Memory is what a convolution of few channels waits for, and what moves single elements.
     tuning=replace(
-        TUNING, fold_strides=FoldColumns(channels=8, taps=4, least_products=1024), transpose_steps=STEPS, vela_family="u65"
+        TUNING,
+        fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),
+        shuffles_by_nhwc=True,
+        transpose_steps=STEPS,
+        vela_family="u65",
     ),
 )

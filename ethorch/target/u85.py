@@ -24,6 +24,7 @@ TUNING = Tuning(
     fewest_results_of_wide_stride=4096,
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     largest_selection=1024,
+    shuffles_by_nhwc=True,
     transpose_steps=TransposeCost(
         cycles_per_byte=0.77,
         step_cycles=2000,

@@ -43,7 +43,7 @@ def shuffled(shape: tuple[int, ...], perms: tuple[int, ...], *, per_channel: boo
 def test_channels_come_out_as_wanted(shape, perms, wanted, per_channel: bool) -> None:
     graph = shuffled(shape, perms, per_channel=per_channel)
     before, r = copy.deepcopy(graph), Rewriter(graph)
-    order_channels(r)
+    order_channels(r, by_nhwc=False)
     r.drop_dead()
     verify(r.finish())
     assert [op.attrs["perms"] for op in graph.ops if op.name == "TRANSPOSE"] == [wanted]
@@ -54,5 +54,19 @@ def test_channels_come_out_as_wanted(shape, perms, wanted, per_channel: bool) ->
 @pytest.mark.parametrize(("shape", "perms"), [((5, 4, 3, 2, 2), (0, 2, 1, 3, 4)), ((5, 48), (1, 0))])
 def test_what_keeps_the_order_or_mixes_it_with_places_stays(shape, perms) -> None:
     r = Rewriter(shuffled(shape, perms, per_channel=True))
-    order_channels(r)
+    order_channels(r, by_nhwc=True)
     assert r.changes == 0
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize(("shape", "perms"), [((5, 4, 3, 2, 2), (2, 0, 3, 1, 4)), ((1, 5, 4, 3, 4, 1), (0, 3, 1, 4, 2, 5))])
+def test_a_shuffle_to_nchw_by_nhwc(shape, perms, per_channel: bool) -> None:
+    graph = shuffled(shape, perms, per_channel=per_channel)
+    before, r = copy.deepcopy(graph), Rewriter(graph)
+    order_channels(r, by_nhwc=True)
+    r.drop_dead()
+    verify(r.finish())
+    moves = [op for op in graph.ops if op.name == "TRANSPOSE"]
+    assert len(moves) == 2 and moves[0].attrs["perms"][-1] == len(shape) - 1 and moves[1].attrs["perms"] == (0, 3, 1, 2)
+    x = np.random.default_rng(3).integers(-128, 128, (1, 5, 4, 3)).astype(np.int8)
+    np.testing.assert_array_equal(reference(serialize(graph), [x])[0], reference(serialize(before), [x])[0])

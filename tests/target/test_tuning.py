@@ -42,7 +42,12 @@ def test_differences_have_a_line_each() -> None:
     differences = target_differences("ethos-u55-128", "ethos-u65-256")
     assert differences["tuning.fold_strides.least_products"] == ["192", "1024"]
     names = [name for name in differences if name.startswith("tuning.")]
-    assert names == ["tuning.fold_strides.least_products", "tuning.transpose_steps.of_single_elements", "tuning.vela_family"]
+    assert names == [
+        "tuning.fold_strides.least_products",
+        "tuning.shuffles_by_nhwc",
+        "tuning.transpose_steps.of_single_elements",
+        "tuning.vela_family",
+    ]
     assert target_differences("ethos-u55-128", "ethos-u85-128")["tuning.fold_strides"] == ["FoldColumns", "FoldSquares"]
 
 
