@@ -332,7 +332,14 @@ _row(
     dtypes=f"INT8 INT16 {_ANY_FLOAT}",
     features=lambda v, a, r: _conv_features(v, a, r, (1, 2)),
 )
-_row("MATMUL", "a b", _matmul, const_operands={"a_zp": "@0", "b_zp": "@1"}, dtypes=f"INT8 INT16 {_ANY_FLOAT}")
+_row(
+    "MATMUL",
+    "a b",
+    _matmul,
+    const_operands={"a_zp": "@0", "b_zp": "@1"},
+    dtypes=f"INT8 INT16 {_ANY_FLOAT}",
+    features=lambda v, a, r: {"longest_axis": max(*v[0].shape, *v[1].shape)},
+)
 _row(
     "AVG_POOL2D",
     "input",

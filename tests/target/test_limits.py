@@ -91,6 +91,16 @@ def product(dtype: str) -> Draw:
     return draw
 
 
+def rows(count: int) -> Draw:
+    """A product of a matrix of so many rows."""
+
+    def draw(b: Builder) -> Value:
+        acc = b.emit("MATMUL", b.input("x", (1, count, 2), "INT8"), b.input("y", (1, 2, 3), "INT8"), a_zp=0, b_zp=0)
+        return b.rescale(acc, 0.01, dtype="INT8")
+
+    return draw
+
+
 def index(shape: Shape, dtype: str = "INT8") -> Draw:
     return lambda b: b.emit("ARGMAX", b.input("x", shape, dtype), axis=len(shape) - 1)
 
@@ -130,6 +140,7 @@ EDGES = {
     ("ARGMAX", "extent"): Edge(index((1, 1, 5, 127)), index((1, 1, 5, 128))),
     ("ARGMAX", "others"): Edge(index((1, 1, 65536, 3)), index((1, 1, 65537, 3)), compiles=True),
     ("ARGMAX", "dtype"): Edge(index((1, 1, 5, 9)), index((1, 1, 5, 9), "INT16")),
+    ("MATMUL", "longest_axis"): Edge(rows(65536), rows(65537), compiles=True),
     ("MATMUL", "dtype"): Edge(product("INT8"), product("INT16")),
     ("ARITHMETIC_RIGHT_SHIFT", "rounds"): Edge(
         binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=True),
