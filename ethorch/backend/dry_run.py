@@ -167,7 +167,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             tags.append(tag)
             self.report.delegated[tag] = [node.name for node in group if not plumbing(node)]
         for node in reversed(list(program.graph.nodes)):
-            if node in folded or (node in supported and (op_name(node.target) in DEQUANTIZE or requantizes(node, tagged))):
+            dequantizes = op_name(node.target) in DEQUANTIZE and node in supported
+            if node in folded or dequantizes or requantizes(node, supported, tagged):
                 tag_with_readers(program, node)
         return tags
 

@@ -29,10 +29,10 @@ def constant_nodes(program: ExportedProgram, among: Container[Node]) -> set[Node
     return found
 
 
-def requantizes(node: Node, tagged: Container[Node]) -> bool:
-    """Does the quantize node give codes that the CPU made another scale? Its delegate does that better, if it has to be done."""
-    source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE else None
-    return source is not None and op_name(source.target) in DEQUANTIZE and node not in tagged
+def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
+    """Does the quantize node give codes that the CPU made another scale? Its delegate does that better, if it reads the codes."""
+    source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
+    return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
 
 def tag_with_readers(program: ExportedProgram, node: Node) -> None:
