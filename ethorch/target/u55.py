@@ -45,7 +45,6 @@ NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
 _NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
 
 _INT8 = "Quantize the module to int8; an ethos-u85 target has it for int16 too."
-_SMALL_INT8 = "Quantize the module to int8, and divide what is longer; an ethos-u85 target has it for int16 and longer ones too."
 _INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for the others too."
 
 LIMITS = {
@@ -54,9 +53,7 @@ LIMITS = {
     "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}),
     "AVG_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    "MATMUL": Limits(
-        {"longest_axis": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_SMALL_INT8
-    ),  # of more rows Vela gets some wrong
+    "MATMUL": Limits({"longest_axis": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),  # of more rows Vela gets some wrong
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
     "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), way_out=_INT32),

@@ -33,6 +33,7 @@ def upto(high: int) -> Range:
 WAYS_OUT = {
     "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
     "extent": "Reduce in two steps: reshape the dim into two, and reduce one after the other.",
+    "longest_axis": "Cut the tensor in the model, and join or add the results.",
     "outer": "Cut the tensor in the model, and join the results with torch.cat.",
     "inner": "Cut the tensor in the model, and join the results with torch.cat.",
     "others": "Cut the tensor in the model, and join the results with torch.cat.",
