@@ -23,6 +23,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend import Lowered, lowered_delegates
 from ethorch.backend.partitioner import EthosUPartitioner
+from ethorch.backend.reduced import ReadyPartitioner, reduced
 from ethorch.direct import NotWhole, lower_whole, program_of
 from ethorch.errors import EthorchError, UserCodeError, VelaError
 from ethorch.formats.pte_writer import write
@@ -113,20 +114,32 @@ def _exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
 
 
-def _built_directly(quantized: nn.Module, spec: EthosUCompileSpec) -> Build:
+def _built_directly(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
     """As ``build``.
 
     Raises:
         NotWhole, VelaError: as of ``lower_whole``.
     """
-    if not isinstance(quantized, GraphModule):
-        raise NotWhole(f"it is a {type(quantized).__name__}, not what convert_pt2e returned")
+    assert isinstance(quantized, GraphModule)
     whole = lower_whole(quantized, spec)
     logger.info("%s", whole.partition.summary())
     if spec.path_for_intermediates:
         lowered = whole.lowered
         artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
     return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,))
+
+
+def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
+    """As ``build``.
+
+    Raises:
+        NotWhole, VelaError: as of ``reduced``.
+    """
+    assert isinstance(quantized, GraphModule)
+    with reduced(quantized, spec) as made:
+        delegates, program = _through_executorch(_exported(made.module, example_inputs), made.partitioner)
+        made.partitioner.log()
+    return Build(program, made.partitioner.report, delegates)
 
 
 #: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
@@ -136,22 +149,30 @@ _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "d
 def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
-    A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes; any other is
-    exported anew and partitioned by ExecuTorch. The payloads are the same.
+    A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes. Of one with
+    operators on the CPU, ExecuTorch is shown the CPU's part (``ethorch.backend.reduced``). What neither can take (control flow,
+    channels last, what only Vela declines) ExecuTorch exports anew and partitions. The payloads are the same.
     """
-    try:
-        return _built_directly(quantized, spec)
-    except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
-        logger.debug("not one delegate, so ExecuTorch partitions: %s", error)
-    exported = _exported(quantized, example_inputs)
+    for way in (_built_directly, _built_reduced) if isinstance(quantized, GraphModule) else ():
+        try:
+            return way(quantized, example_inputs, spec)
+        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+            logger.debug("%s: %s", way.__name__, error)
     partitioner = EthosUPartitioner(spec)
+    delegates, program = _through_executorch(_exported(quantized, example_inputs), partitioner)
+    return Build(program, partitioner.report, delegates)
+
+
+def _through_executorch(
+    exported: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner
+) -> tuple[tuple[Lowered, ...], bytes]:
+    """The delegates and the .pte."""
     with _executorch(partitioner.report):
         edge = to_edge_transform_and_lower(
             exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
         )
         delegates = tuple(lowered_delegates(edge.exported_program()))
-        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-    return Build(program.buffer, partitioner.report, delegates)
+        return delegates, edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
 
 
 @contextmanager

@@ -8,12 +8,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, is_int64, op_name
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, Converted, is_int64, op_name
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
 
-def picked_from_codes(program: ExportedProgram, limits: Mapping[str, Limits]) -> list[Node]:
+def picked_from_codes(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Operators that pick elements of a dequantized tensor by indices (embedding, index, gather), and may stay on the CPU."""
     absent = "GATHER" in limits and not limits["GATHER"].present
 
@@ -23,7 +23,7 @@ def picked_from_codes(program: ExportedProgram, limits: Mapping[str, Limits]) ->
     return [node for node in program.graph.nodes if node.op == "call_function" and _dequantized(node) and may_stay(node)]
 
 
-def pick_codes(program: ExportedProgram, nodes: Iterable[Node]) -> None:
+def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
     """Let each of the nodes, which are some of ``picked_from_codes``, read the codes, and its readers dequantize what it picked.
 
     A quantize node behind it that has the same parameters goes: the codes are there.
@@ -35,7 +35,7 @@ def pick_codes(program: ExportedProgram, nodes: Iterable[Node]) -> None:
         codes, parameters = dequantize.args[0], dequantize.args[1:]
         assert isinstance(codes, Node)
         with graph.inserting_after(node):
-            back = graph.call_function(dequantize.target, (node, *parameters), dict(dequantize.kwargs))
+            back = graph.create_node("call_function", dequantize.target, (node, *parameters), dict(dequantize.kwargs))
         back.meta = dict(node.meta)
         node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)  # type: ignore[misc]
         node.replace_input_with(dequantize, codes)

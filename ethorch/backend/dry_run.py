@@ -25,7 +25,7 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, constants_of, op_name, origin_of
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
@@ -89,7 +89,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         self.log(exported_program, bool(tags))
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
-    def dry_run(self, program: ExportedProgram) -> tuple[set[Node], dict[Node, Reason]]:
+    def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
         """(nodes the NPU can run, reason for each other operator): the lowering itself, until nothing more is refused."""
         constants = constants_of(program)
         modules = dict(program.graph_module.named_modules())
@@ -123,16 +123,20 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         for node in break_up(program, whole):
             self.declined[origin_of(node)] = "it is a part of what Vela refuses"
 
+    def pick_codes(self, program: ExportedProgram | Converted) -> None:
+        """Let the CPU pick rows of codes, where it picks rows of a quantized table."""
+        picks = picked_from_codes(program, self.compile_spec.target.limits)
+        if picks:
+            supported, _ = self.dry_run(program)
+            pick_codes(program, [node for node in picks if node not in supported])
+
     def prepare(self, program: ExportedProgram) -> None:
         """Change an edge program as a partitioner may not: ExecuTorch holds what it was given against what it returns.
 
         The CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize node of its own, and the operators of
         constants that it reads.
         """
-        picks = picked_from_codes(program, self.compile_spec.target.limits)
-        if picks:
-            supported, _ = self.dry_run(program)
-            pick_codes(program, [node for node in picks if node not in supported])
+        self.pick_codes(program)
         constant = constant_nodes(program, set(program.graph.nodes))
         if not any(len(n.users) > 1 and (n in constant or op_name(n.target) in QUANTIZE | DEQUANTIZE) for n in program.graph.nodes):
             return
@@ -144,7 +148,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         self.report.restore(report)
         program.graph_module.recompile()
 
-    def tag(self, program: ExportedProgram, supported: set[Node]) -> list[str]:
+    def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
         folded = constant_nodes(program, supported)
         tagged = {node for node in supported if not plumbing(node)} - folded

@@ -23,6 +23,9 @@ from ethorch.vela import artifacts
 #: Where ExecuTorch keeps, with a lowered module and out of the .pte, what ``preprocess`` gave as ``_delegate_info_meta``.
 _INFO = "_delegate_info_meta"
 
+#: Where a partitioner leaves, on the nodes of a partition, the Lowered that it had compiled.
+READY = "ethorch_lowered"
+
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
@@ -37,11 +40,17 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
             EthorchError: what Vela made does not fit the partition's inputs and outputs.
         """
         spec = attached(EthosUCompileSpec, edge_program, compile_specs)
-        lowered = compile_program(edge_program, spec)
+        lowered = _ready(edge_program) or compile_program(edge_program, spec)
         check_call(edge_program, lowered.payload)
         if spec.path_for_intermediates:
             artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
         return PreprocessResult(processed_bytes=lowered.payload.pack(), _delegate_info_meta=lowered)
+
+
+def _ready(program: ExportedProgram) -> Lowered | None:
+    """What a partitioner had compiled already and left on the nodes."""
+    calls = (node for node in program.graph.nodes if node.op == "call_function")  # an input may come from another delegate
+    return next((node.meta[READY] for node in calls if READY in node.meta), None)
 
 
 @final

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, constants_of, op_name
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
 
 
 def plumbing(node: Node) -> bool:
@@ -17,7 +17,7 @@ def plumbing(node: Node) -> bool:
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
-def constant_nodes(program: ExportedProgram, among: Container[Node]) -> set[Node]:
+def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
     """Operators of ``among`` that depend on constants alone: the lowering folds them, in each delegate that reads one."""
     constants = constants_of(program)
     found: set[Node] = set()
@@ -35,7 +35,7 @@ def requantizes(node: Node, supported: Container[Node], tagged: Container[Node])
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
 
-def tag_with_readers(program: ExportedProgram, node: Node) -> None:
+def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
     """Put a dequantize node, or one of constants, into the delegate that reads it; where several do, each gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
@@ -53,7 +53,7 @@ def tag_with_readers(program: ExportedProgram, node: Node) -> None:
         program.graph.erase_node(node)
 
 
-def partitions(program: ExportedProgram, tagged: set[Node]) -> list[list[Node]]:
+def partitions(program: ExportedProgram | Converted, tagged: set[Node]) -> list[list[Node]]:
     """The tagged nodes in as few groups as have no path out of a group and back into it, each in graph order.
 
     Greedy over levels: a node's level counts the CPU stretches on the longest path before it; nodes of one level form one

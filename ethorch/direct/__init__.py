@@ -1,8 +1,8 @@
 """The direct way from a converted graph to a .pte: one walk, Vela, and a program written by ourselves.
 
 ExecuTorch's way exports the graph anew, traces it several times and throws it away: some 0.1 s an operator, where this takes
-what Vela takes. It serves the programs that are quantize nodes, one delegate, dequantize nodes; ``ethorch.flow`` takes
-ExecuTorch's way for the others, and both give the same payload.
+what Vela takes. It serves the programs that are quantize nodes, one delegate, dequantize nodes; ``ethorch.backend.reduced`` those
+with operators on the CPU. Both give the payloads that ExecuTorch's way gives.
 """
 
 from ethorch.direct.program import program_of

@@ -6,14 +6,13 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.builder.qparams import QTensor
 from ethorch.errors import Unsupported
 from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, as_array, op_name, storage_order, tensor_of
+from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name, storage_order, tensor_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.lower.walk import Walk
@@ -61,10 +60,10 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     graph = module.graph
     inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
     outputs = _flat(next(node for node in graph.nodes if node.op == "output"))
-    _give_values(module)
-    _check_layouts(module)
+    give_values(module)
+    check_layouts(module)
     builder = builder_for(spec.target)
-    walk = Walk(graph, _constants(module), builder, strict=False).run()
+    walk = Walk(graph, constants_of(Converted(module)), builder, strict=False).run()
     _check_all_there(walk)
     places = {node: number for number, node in enumerate(graph.nodes)}
     given = sorted({_before_dequantize(node) for node in outputs}, key=places.__getitem__)
@@ -101,7 +100,7 @@ def _flat(output: Node) -> tuple[Node, ...]:
     return tuple(leaves)
 
 
-def _give_values(module: GraphModule) -> None:
+def give_values(module: GraphModule) -> None:
     """``meta["val"]`` for what prepare and convert put into the graph: quantize and dequantize nodes, folded parameters."""
     for node in module.graph.nodes:
         name = op_name(node.target) if node.op == "call_function" else ""
@@ -118,7 +117,7 @@ def _give_values(module: GraphModule) -> None:
             raise NotWhole(f"nothing is known of {node.name}")
 
 
-def _check_layouts(module: GraphModule) -> None:
+def check_layouts(module: GraphModule) -> None:
     """Everything lies in memory row by row, so that the delegate's tensors do too."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -169,21 +168,6 @@ def _check_input(node: Node) -> None:
     source: Any = node.args[0] if simple else None
     if source is None or source.op != "placeholder" or source.meta["val"].dtype != torch.float32:
         raise NotWhole(f"{node.name} is no input that is quantized by one scale")
-
-
-def _constants(module: GraphModule) -> Any:
-    arrays: dict[Node, npt.NDArray[Any]] = {}
-
-    def lookup(node: Node) -> npt.NDArray[Any] | None:
-        if node.op != "get_attr":
-            return None
-        if node not in arrays:
-            tensor = tensor_of(module, node)
-            assert tensor is not None, node
-            arrays[node] = as_array(tensor)
-        return arrays[node]
-
-    return lookup
 
 
 def _plumbing(node: Node) -> bool:

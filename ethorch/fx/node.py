@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
 from ethorch.tosa.ir import Origin
 
@@ -202,8 +203,21 @@ def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def constants_of(program: ExportedProgram) -> Callable[[Node], npt.NDArray[Any] | None]:
+@dataclass(frozen=True)
+class Converted:
+    """What ``convert_pt2e`` returned, where else an exported program stands: its parameters are get_attr nodes."""
+
+    graph_module: GraphModule
+
+    @property
+    def graph(self) -> Graph:
+        return self.graph_module.graph
+
+
+def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
     """FX node -> its parameter, buffer or constant tensor as a NumPy view; None for other nodes and what the program changes."""
+    if isinstance(program, Converted):
+        return _attributes_of(program.graph_module)
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -222,6 +236,24 @@ def constants_of(program: ExportedProgram) -> Callable[[Node], npt.NDArray[Any] 
         return None if tensor is None else as_array(tensor)
 
     return lookup
+
+
+def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
+    """``constants_of`` of a graph whose parameters and buffers are get_attr nodes."""
+    written = [node.args[0] for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    changed = {str(node.target) for node in written if isinstance(node, Node) and node.op == "get_attr"}
+
+    def lookup(node: Node) -> npt.NDArray[Any] | None:
+        tensor = None if str(node.target) in changed else tensor_of(module, node)
+        return None if tensor is None else as_array(tensor)
+
+    return lookup
+
+
+def changes_in_place(node: Node) -> bool:
+    """Does the operator write into one of its arguments?"""
+    target = overload_of(node.target)
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:

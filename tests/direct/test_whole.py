@@ -1,4 +1,4 @@
-"""The direct way gives what ExecuTorch's way gives: the same payload, the same results; what it cannot take, it says."""
+"""The direct ways give what ExecuTorch's way gives: the same payloads, the same results; what they cannot take, they say."""
 
 from __future__ import annotations
 
@@ -101,6 +101,51 @@ NOT_WHOLE: dict[str, tuple[nn.Module, Any, str]] = {
     "through": (Through(), (torch.randn(1, 4),), "not quantized|not computed"),
     "channels_last": (Turned(), (torch.randn(1, 3, 6, 5).to(memory_format=torch.channels_last),), "row by row"),
 }
+
+
+class Between(nn.Module):
+    """Two delegates, one of which reads what the other and the CPU give; a branch beside them, and state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.calls += 1
+        first = torch.relu(self.a(x)).mean((2, 3))
+        best, places = torch.topk(first, 4)
+        return self.b(torch.sigmoid(best)) + first, places, self.calls * 1
+
+
+REDUCED: dict[str, tuple[nn.Module, Any]] = {
+    "between": (Between(), (torch.randn(1, 3, 6, 6),)),
+    "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),)),
+    "topk": (Sorted(), (torch.randn(1, 8),)),
+    "through": (Through(), (torch.randn(1, 4),)),
+    "buffer": (Counting(), (torch.randn(1, 4),)),
+}
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+@pytest.mark.parametrize("name", REDUCED)
+def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> None:
+    model, inputs = REDUCED[name]
+    q = quantized(model, [inputs], target=target)
+    before = str(q.module.graph)
+    spec = EthosUCompileSpec(target)
+    build = flow._built_reduced(q.module, inputs, spec)
+    usual = by_executorch(q, target)
+    ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
+    assert ours.delegates == theirs.delegates
+    assert ours.operators == theirs.operators
+    assert str(q.module.graph) == before
+    assert [delegate.payload.pack() for delegate in build.delegates] == [delegate.blob for delegate in ours.delegates]
+    programs = host.load(build.pte), host.load(usual)
+    for _ in range(2):
+        for a, b in zip(*(program(*inputs) for program in programs), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def by_executorch(q: Quantized, target: str) -> bytes:
