@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.backend.cpu_kernels import without_kernel
+from ethorch.backend.handover import attach
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import READY, EthosUBackend, check_only_backend, register_quantized_kernels
 from ethorch.backend.root_causes import root_causes
@@ -195,7 +196,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
     def __init__(self, spec: EthosUCompileSpec, report: PartitionReport, delegates: dict[int, Lowered]):
         super().__init__()
         self.delegation_spec = DelegationSpec(EthosUBackend.__name__, spec.published().to_list())
-        self.report, self.delegates = report, delegates
+        self.spec, self.report, self.delegates = spec, report, delegates
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """A delegate for each call and the items of its result."""
@@ -209,6 +210,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
                 number: Any = node.args[1]
                 tag = f"ethosu_{number}"
                 tags[tag] = self.delegation_spec
+                attach((node, *node.users), self.spec)
                 for part in (node, *node.users):
                     part.meta[_TAG] = tag
                     part.meta[READY] = self.delegates[number]

@@ -110,7 +110,7 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
         built = flow.build(flow.quantize(model, spec), x, spec)
     (absolute,) = (refusal for refusal in built.partition.refusals if refusal.origin.target == "aten.abs.default")
     assert absolute.reason.id == "graph.input_not_quantized"
-    assert "comes from aten._fft_r2c.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
+    assert "comes from aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
     assert "Quantize the module" not in absolute.reason.way_out and "matmul" in absolute.reason.way_out
     missing = {refusal.origin.target: refusal for refusal in built.partition.without_kernel}
     assert missing["aten.sort.default"].reason.id == "cpu.no_kernel"
