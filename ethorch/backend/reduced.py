@@ -196,7 +196,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
     def __init__(self, spec: EthosUCompileSpec, report: PartitionReport, delegates: dict[int, Lowered]):
         super().__init__()
         self.delegation_spec = DelegationSpec(EthosUBackend.__name__, spec.published().to_list())
-        self.spec, self.report, self.delegates = spec, report, delegates
+        self.compile_spec, self.report, self.delegates = spec, report, delegates
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """A delegate for each call and the items of its result."""
@@ -210,7 +210,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
                 number: Any = node.args[1]
                 tag = f"ethosu_{number}"
                 tags[tag] = self.delegation_spec
-                attach((node, *node.users), self.spec)
+                attach((node, *node.users), self.compile_spec)
                 for part in (node, *node.users):
                     part.meta[_TAG] = tag
                     part.meta[READY] = self.delegates[number]
