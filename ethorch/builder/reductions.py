@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,18 +53,23 @@ def tabulated(
     *,
     dtype: str = "INT32",
 ) -> Value:
-    """round(function(v) / unit) for INT32 v, clamped to the ends of ``bounds``; ``function`` is monotonic there.
+    """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there and a step beyond.
 
     One TABLE of 511 intervals per piece between ``bounds``, linear in between. The piece from a to b gives
-    f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself.
+    f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself. Entries lie at a and at b, since a line
+    to an entry beyond is off where f is cut. For that a bound moves by a step or two.
     """
     total: Value | None = None
     bounds = [*(bound for bound in bounds[:-1] if bound < _HIGHEST), min(bounds[-1], _HIGHEST)]
-    for index, (low, high) in enumerate(pairwise(bounds)):
-        scale = (_LAST - _FIRST) / (high - low + 1)  # one more, since the centre is rounded
-        centre = round(low - 0.5 - _FIRST / scale)
-        grid = np.clip(centre + (_FIRST + 128 * np.arange(513)) / scale, low, high)
-        real = function(grid) - (0.0 if index == len(bounds) - 2 else function(np.asarray([high])))
+    high = bounds[0]
+    for index, bound in enumerate(bounds[1:]):
+        low, last = high, index == len(bounds) - 2
+        middle = low + max(bound - low, 0.0) * (_FIRST / (_FIRST - _LAST))
+        centre = max(math.ceil(middle) if last else round(middle), math.floor(low) + 1)
+        scale = _FIRST / (low - centre)
+        high = low + (_LAST - _FIRST) / scale
+        grid = np.minimum(low + 128 * np.arange(513) / scale, high)
+        real = function(grid) - (0.0 if last else function(np.asarray([high])))
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         table = b.const(np.rint(real / step).astype(np.int16), name="table")
         inside = v

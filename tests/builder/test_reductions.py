@@ -31,3 +31,13 @@ def test_a_piece_is_exactly_nothing_above_its_end(power: float, least: float, dt
     inside = np.abs(found - wanted) <= 0.003 * wanted + len(bounds) / 2
     assert inside[values > 1000].all()
     assert (np.abs(found - wanted) <= 0.02 * wanted + len(bounds) / 2).all()  # a few whole numbers share the first intervals
+
+
+def test_the_ends_of_the_bounds_are_entries() -> None:
+    """exp ends at 0, where the largest number of a softmax is: lines to an entry beyond it are a thousandth off."""
+    b = Builder()
+    values = np.arange(-9000, 1, dtype=np.int32).reshape(1, -1, 1)
+    v = b.input("v", values.shape, "INT32")
+    b.graph.outputs.append(tabulated(b, v, lambda x: np.exp(x / 800), [-9600.7, -2400.3, 0.0], 1 / 32767, dtype="INT16"))
+    found = reference(serialize(b.graph), [values])[0].astype(np.float64)
+    assert np.abs(found - np.exp(values / 800) * 32767).max() < 2

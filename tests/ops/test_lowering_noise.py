@@ -65,7 +65,22 @@ def test_composites_of_int8_are_rounded_once(function: Callable[[Tensor], Tensor
     assert noise_db(function, shape, factor) < most
 
 
-@pytest.mark.parametrize(("function", "most"), [(layer_norm, 13.0), (lambda x: x.softmax(-1), 8.0)], ids=["layer_norm", "softmax"])
-def test_composites_of_int16_are_a_few_codes_off(function: Callable[[Tensor], Tensor], most: float) -> None:
-    rows = torch.linspace(0.05, 2.0, 32)[:, None]  # reciprocals from all over their tables
-    assert noise_db(function, (1, 32, 64), rows, get_symmetric_a16w8_quantization_config()) < most
+ROWS = torch.linspace(0.05, 2.0, 32)[:, None]  # reciprocals from all over their tables
+
+
+@pytest.mark.parametrize(
+    ("function", "factor", "most"),
+    [
+        (layer_norm, ROWS, 13.0),
+        (lambda x: x.softmax(-1), ROWS, 1.0),
+        (lambda x: x.softmax(-1), 5.0, 8.0),
+        (torch.tanh, 1.0, 10.0),
+        (torch.tanh, 3.0, 3.0),
+        (torch.sigmoid, 3.0, 10.0),
+        (lambda x: (x.abs() + 0.1).rsqrt(), 1.0, 9.0),
+        (F.gelu, 1.0, 3.0),
+    ],
+    ids=["layer_norm", "softmax", "softmax, peaked", "tanh", "tanh of much", "sigmoid", "rsqrt", "gelu"],
+)
+def test_int16_is_a_few_codes_off(function: Callable[[Tensor], Tensor], factor: float | Tensor, most: float) -> None:
+    assert noise_db(function, (1, 32, 64), factor, get_symmetric_a16w8_quantization_config()) < most
