@@ -1,8 +1,8 @@
 """A function of int16 codes as few TABLEs: one of 513 entries, and finer ones where it is too steep, bent or broken for that.
 
 TOSA 1.0 TABLE, int16: entry (code + 32768) >> 7, the low 7 bits interpolate between an entry and the next. A finer table has
-an entry for every 64, 32... or single codes of a window, is flat outside of it, and is added to what the others give. Entries do not
-lie on the function but where lines between them are closest to it, unless it jumps.
+an entry for every 64, 32... or single codes of a window, is flat outside of it, and is added to what the others give.
+Entries do not lie on the function but where the lines between them are closest to it, unless it jumps.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _table(span: Codes, start: int, zoom: int) -> Piece:
 
 
 def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
-    """(The first bad interval, how many are put in one finer table): up to the next good one; ``joined``: up to the last bad one."""
+    """(The first bad interval, how many one finer table takes): up to the next good one; ``joined``: up to the last bad one."""
     found = np.flatnonzero(bad)
     first, span = int(found[0]), int(found[-1] - found[0]) + 1
     if joined and span <= 255:

@@ -53,7 +53,7 @@ def tabulated(
     *,
     dtype: str = "INT32",
 ) -> Value:
-    """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there and a step beyond.
+    """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there.
 
     One TABLE of 511 intervals per piece between ``bounds``, linear in between. The piece from a to b gives
     f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself. Entries lie at a and at b, since a line
