@@ -20,6 +20,17 @@ WEIGHT_METHODS = ("max", "mse")
 _BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # of the accumulator, one left for the sum (TOSA 1.0 CONV2D: int32, int48)
 
 
+def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
+    """For each row the scale of least squared error, of as many as ``tried`` between 0.3 and 1 times the one in ``scales``."""
+    best, least = scales.clone(), torch.full_like(scales, math.inf)
+    for factor in torch.linspace(0.3, 1.0, tried).tolist():
+        trial = scales * factor
+        codes = torch.clamp(torch.round(rows / trial[:, None]), quant_min, quant_max)
+        error = ((codes * trial[:, None] - rows) ** 2).sum(1)
+        best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
+    return best
+
+
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A scale per output channel: the largest magnitude, or the one of least squared error.
 
@@ -88,13 +99,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         """Of 71 scales per channel between 0.3 and 1 times the largest, the one of least squared error."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
-        best, least = scale.clone(), torch.full_like(scale, math.inf)
-        for factor in torch.linspace(0.3, 1.0, 71).tolist():
-            tried = scale * factor
-            codes = torch.clamp(torch.round(rows / tried[:, None]), self.quant_min, self.quant_max)
-            error = ((codes * tried[:, None] - rows) ** 2).sum(1)
-            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
-        return torch.maximum(best, self.eps)
+        return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
 
     def fit_bias(self, scale: Tensor) -> Tensor:
         """Scales large enough for bias / (input scale x weight scale) to fit the accumulator."""

@@ -59,7 +59,7 @@ def test_rounding_for_the_output_gains_with_four_bits() -> None:
     plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
     rounded = ethorch.round_weights(copy.deepcopy(plain), CALIBRATION)
     plain, rounded = convert_pt2e(plain), convert_pt2e(rounded)
-    assert quality(model, rounded) > quality(model, plain) + 0.5
+    assert quality(model, rounded) > quality(model, plain) + 0.4
     weights = [b for name, b in rounded.named_buffers() if "frozen" in name]
     assert max(int(w.abs().max()) for w in weights) <= 7
 
