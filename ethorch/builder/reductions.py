@@ -176,7 +176,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
     """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``): as fine as 32 bits allow.
 
-    Long rows are summed axis by axis, with a rescale after each, so that squares keep their bits.
+    Long rows are summed axis by axis, with a rescale in front of each where the sum needs one, so that squares keep their bits.
     """
     extents = [deviation.shape[axis] for axis in axes]
     staged = math.prod(extents) > 4096 and len(axes) > 1
@@ -188,9 +188,11 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
         square = b.rescale(square, scale, dtype="INT32")
     if not staged:
         return sum_axes(b, square, axes), unit
+    highest = scale * largest**2
     for axis, extent in reversed(list(zip(axes, extents, strict=True))):
-        if axis != axes[-1]:
-            square, unit = b.rescale(square, 1 / extent, dtype="INT32"), unit * extent
+        highest *= extent
+        if (needed := 2.0 ** math.floor(math.log2(2.0**31 / highest * 0.999))) < 1:
+            square, unit, highest = b.rescale(square, needed, dtype="INT32"), unit / needed, highest * needed
         square = sum_axes(b, square, [axis])
     return square, unit
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ethorch.builder.builder import Builder
-from ethorch.builder.reductions import geometric_bounds, tabulated
+from ethorch.builder.reductions import geometric_bounds, sum_of_squares, tabulated
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
 from tests.support.ladder import reference
@@ -41,3 +41,17 @@ def test_the_ends_of_the_bounds_are_entries() -> None:
     b.graph.outputs.append(tabulated(b, v, lambda x: np.exp(x / 800), [-9600.7, -2400.3, 0.0], 1 / 32767, dtype="INT16"))
     found = reference(serialize(b.graph), [values])[0].astype(np.float64)
     assert np.abs(found - np.exp(values / 800) * 32767).max() < 2
+
+
+@pytest.mark.parametrize("dtype", ["INT8", "INT16"])
+def test_squares_of_long_narrow_rows_keep_their_bits(dtype: str) -> None:
+    """Sums of two squares are small: what is divided by the length of the other axis at once has few bits left."""
+    b = Builder()
+    limits = np.iinfo(dtype.lower())
+    values = np.random.default_rng(0).integers(limits.min + 1, limits.max, (2, 16384, 2)).astype(dtype.lower())
+    x = b.input("x", values.shape, dtype)
+    total, unit = sum_of_squares(b, x, 0, [1, 2], -float(limits.min))
+    b.graph.outputs.append(total)
+    verify(b.graph)
+    found = reference(serialize(b.graph), [values])[0].ravel() * unit
+    np.testing.assert_allclose(found, (values.astype(np.float64) ** 2).sum((1, 2)), rtol=1e-3)
