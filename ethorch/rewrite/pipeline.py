@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ethorch.rewrite.fold_broadcasts import fold_broadcasts
 from ethorch.rewrite.fold_pools import fold_pools
 from ethorch.rewrite.fold_strides import fold_strides
 from ethorch.rewrite.fold_wide_moves import fold_wide_moves
@@ -86,6 +87,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "fold wide moves",
         always(fold_wide_moves),
         "First: the RESHAPEs that it adds merge with their neighbours in the steps behind.",
+    ),
+    Step(
+        "fold broadcasts",
+        always(fold_broadcasts),
+        "Before neighbours are merged, which would part the operators from what belongs to them.",
     ),
     Step(
         "fold pools",
