@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,40 +39,66 @@ def of_integers(arg: Any, dtype: str) -> Any:
     return [of_integers(a, dtype) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
 
+@dataclass(frozen=True)
+class IntegerCall:
+    """A call with plain integers in place of quantized tensors, and PyTorch's numbers."""
+
+    module: ladder.Call
+    inputs: tuple[torch.Tensor, ...]
+    wanted: list[torch.Tensor]
+
+    @staticmethod
+    def of(name: str, given: Sample, dtype: str) -> IntegerCall | None:
+        """None where PyTorch has no numbers for it."""
+        sample = Sample(*[of_integers(arg, dtype) for arg in given.args], **given.kwargs)
+        module = ladder.Call(name, sample.of(given.overload) if given.overload else sample).eval()
+        inputs = ladder.inputs_for(sample, 0)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                wanted = _pytree.tree_leaves(module(*inputs))
+        except (RuntimeError, NotImplementedError):
+            return None  # there is no such function of integers
+        if any(x.dtype.is_floating_point and not bool(torch.isfinite(x).all()) for x in wanted):
+            return None  # division by zero, logarithm of zero and their like
+        return IntegerCall(module, inputs, wanted)
+
+    def quantized(self, target: str) -> ladder.Quantized:
+        return ladder.quantized(self.module, [self.inputs], get_symmetric_quantization_config(), target)
+
+    def climb(self, q: ladder.Quantized, target: str) -> None:
+        """PyTorch's numbers in the reference model, and those in the simulator.
+
+        Raises:
+            Unsupported: the target refuses it.
+        """
+        graph = ladder.lowered(q.program, target)
+        tosa = serialize(graph)
+        codes = [
+            x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy()
+            for x, value in zip(self.inputs, graph.inputs, strict=True)
+        ]
+        found = ladder.reference(tosa, codes)
+        nodes = q.program.graph.output_node().args[0]
+        for want, got, node in zip(self.wanted, found, nodes, strict=True):
+            if not want.dtype.is_floating_point:  # of integers and a fraction PyTorch makes floats, which are quantized
+                np.testing.assert_array_equal(got, want.permute(storage_order(node.meta["val"])).numpy())
+        for got, want in zip(ladder.machine(tosa, codes, EthosUCompileSpec(target)), found, strict=True):
+            np.testing.assert_array_equal(got.ravel(), want.ravel())
+
+
 def check(name: str, given: Sample, dtype: str, target: str) -> None:
     """The call with plain integers of ``dtype`` in place of quantized tensors: PyTorch's numbers, or a refusal with a reason."""
-    sample = Sample(*[of_integers(arg, dtype) for arg in given.args], **given.kwargs)
-    module = ladder.Call(name, sample.of(given.overload) if given.overload else sample).eval()
-    inputs = ladder.inputs_for(sample, 0)
+    call = IntegerCall.of(name, given, dtype)
+    if call is None:
+        pytest.skip("PyTorch has no numbers for it")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            wanted = _pytree.tree_leaves(module(*inputs))
-    except (RuntimeError, NotImplementedError):
-        pytest.skip("PyTorch itself has no such function of integers")
-    if any(x.dtype.is_floating_point and not bool(torch.isfinite(x).all()) for x in wanted):
-        pytest.skip("division by zero, logarithm of zero and their like")
-    try:
-        q = ladder.quantized(module, [inputs], get_symmetric_quantization_config(), target)
-        graph = ladder.lowered(q.program, target)
+        call.climb(call.quantized(target), target)
     except Unsupported as refusal:
         id = refusal.reason.id
         assert id.startswith(REFUSALS) or id.endswith((".dtype", ".operand", ".mixed", ".factors")), refusal
-        return
     except QuantizationError as error:
         assert error.id.startswith("calibration."), error
-        return
-    tosa = serialize(graph)
-    codes = [
-        x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy() for x, value in zip(inputs, graph.inputs, strict=True)
-    ]
-    found = ladder.reference(tosa, codes)
-    nodes = q.program.graph.output_node().args[0]
-    for want, got, node in zip(wanted, found, nodes, strict=True):
-        if not want.dtype.is_floating_point:  # of integers and a fraction PyTorch makes floats, which are quantized
-            np.testing.assert_array_equal(got, want.permute(storage_order(node.meta["val"])).numpy())
-    for got, want in zip(ladder.machine(tosa, codes, EthosUCompileSpec(target)), found, strict=True):
-        np.testing.assert_array_equal(got.ravel(), want.ravel())
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A function in a process of its own, which may take so many seconds and so much memory."""
+"""Functions in a process of their own, each of which may take so many seconds, and all so much memory."""
 
 from __future__ import annotations
 
@@ -9,38 +9,67 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+#: A child that has answered so many calls makes way for a new one: caches grow.
+CALLS = 500
 
-def bounded(function: Callable[[], Any], seconds: float, gigabytes: float) -> Any:
-    """What ``function`` returns, called in a fork of this process.
 
-    Raises:
-        TimeoutError: it took longer.
-        MemoryError, RuntimeError: it raised that, or something else; with the child's traceback.
+class Bounded:
+    """A fork of this process that calls functions, and what it keeps from one call it has in the next.
+
+    Where one takes too long or kills it, the next call makes another fork.
     """
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(function, there, gigabytes))
-    child.start()
-    there.close()
-    try:
-        if not here.poll(seconds):
-            raise TimeoutError(f"it took more than {seconds:g} seconds")
-        result, error = here.recv()
-    except EOFError:
-        raise RuntimeError("the process died") from None
-    finally:
-        child.kill()
-        child.join()
-        here.close()
-    if error:
-        raise (MemoryError if "MemoryError" in error or "bad_alloc" in error else RuntimeError)(error)
-    return result
+
+    def __init__(self, seconds: float, gigabytes: float):
+        self.seconds, self.gigabytes = seconds, gigabytes
+        self._child: Any = None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What ``function`` returns; it and ``args`` are pickled.
+
+        Raises:
+            TimeoutError: it took longer than ``seconds``.
+            MemoryError, RuntimeError: it raised that, or something else; with the child's traceback.
+        """
+        if self._child is None:
+            context = multiprocessing.get_context("fork")
+            self._pipe, there = context.Pipe()
+            self._child = context.Process(target=_serve, args=(there, self.gigabytes), daemon=True)
+            self._child.start()
+            self._calls = 0
+            there.close()
+        try:
+            self._pipe.send((function, args))
+            if not self._pipe.poll(self.seconds):
+                raise TimeoutError(f"it took more than {self.seconds:g} seconds")
+            result, error = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self.close()
+            raise RuntimeError("the process died") from None
+        except BaseException:
+            self.close()
+            raise
+        self._calls += 1
+        if self._calls == CALLS or "MemoryError" in error or "bad_alloc" in error:
+            self.close()
+        if error:
+            raise (MemoryError if "MemoryError" in error or "bad_alloc" in error else RuntimeError)(error)
+        return result
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._pipe.close()
+            self._child = None
 
 
-def _run(function: Callable[[], Any], there: Connection, gigabytes: float) -> None:
+def _serve(pipe: Connection, gigabytes: float) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30), hard))
-    try:
-        there.send((function(), ""))
-    except BaseException:
-        there.send((None, traceback.format_exc(limit=-3)))
+    while True:
+        function, args = pipe.recv()
+        try:
+            answer = (function(*args), "")
+        except BaseException:
+            answer = (None, traceback.format_exc(limit=-6))
+        pipe.send(answer)
