@@ -299,6 +299,36 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("TABLE",),
         families=U85,
     ),
+    # --- windows over long axes, constants -----------------------------------------------------------------------------
+    VelaBug(
+        id="vela.dilated-convolution-along-long-axis",
+        wrong="Of an axis of more than 65,536 places it makes several maps, each as long as a kernel without its dilation of 2 "
+        "reads: the last results of each read padding.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_dilated_along_long_axis,
+        instead=do.fill_kernel,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.padded-stride-along-long-axis",
+        wrong="Of an axis of more than 65,536 places, read with a stride, it makes several maps; where the last is short, the one "
+        "before reads padding.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_padded_stride_along_long_axis,
+        instead=do.pad_before,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.transpose-of-constant",
+        wrong="A TRANSPOSE of a constant writes its result into the constants' memory, which is read-only; so does one that Vela "
+        "itself puts in front of a constant map, where the weights are computed.",
+        operators=("TRANSPOSE",),
+        which=do.is_of_constant,
+        instead=do.transpose_now,
+        families=("u55", "u85"),
+        assumed=("u65",),  # where constants lie in memory of their own, it is right
+        versions=SINCE_5_2,
+    ),
     # --- what lowerings do not emit ------------------------------------------------------------------------------------
     VelaBug(
         id="vela.sum-of-whole-scales",
@@ -330,6 +360,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead="Only weights that are constant are rescaled per channel.",
         operators=("MATMUL", "CONV2D"),
         families=U85,
+    ),
+    VelaBug(
+        id="vela.transposed-convolution-of-long-result",
+        wrong="A TRANSPOSE_CONV2D with a stride of 2 whose result has more than 65,536 rows or columns ends in parts that read "
+        "no row of the map.",
+        instead="``ops.conv_transpose`` takes phases, convolutions of stride 1.",
+        operators=("TRANSPOSE_CONV2D",),
+        families=U55_U65,
+        versions=SINCE_5_2,
     ),
     VelaBug(
         id="vela.unread-input",

@@ -5,6 +5,8 @@ Nothing here changes a bit of what a graph computes.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ethorch.rewrite.insert_copies import ELEMENTWISE, copied
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
@@ -16,6 +18,10 @@ _LOGICAL = ("EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "L
 
 #: Places of the last axis up to which a copy of INT32, which Vela makes as twice as many of INT16, fits into 65,536.
 _WIDEST_INT32 = 32768
+#: Places of an axis up to which Vela makes one operation of a window over it.
+_LONGEST_AXIS = 65536
+#: Rows and columns of a kernel, as axes of its weights.
+_KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
 # --- what is recognized -----------------------------------------------------------------------------------------------
 
@@ -55,6 +61,33 @@ def is_very_wide(r: Rewriter, op: Op) -> bool:
 def is_dilated(r: Rewriter, op: Op) -> bool:
     """A dilation of more than 2, of which Vela makes several convolutions."""
     return any(dilation > 2 for dilation in op.attrs["dilation"])
+
+
+def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
+    """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
+    return op.operands[1].is_const and bool(_long_dilated(op))
+
+
+def _long_dilated(op: Op) -> list[int]:
+    """0 for the rows, 1 for the columns: which are more than 65,536, before or behind, and read with a dilation of 2."""
+    longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
+    return [axis for axis in (0, 1) if longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2]
+
+
+def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
+    """It has a stride, and padding behind the map or a PAD before it, along an axis of more than 65,536 places."""
+    padded = r.producer(op.operands[0], "PAD") is not None
+    return any(
+        op.operands[0].shape[1 + axis] > _LONGEST_AXIS
+        and op.attrs["stride"][axis] > 1
+        and (padded or op.attrs["pad"][2 * axis + 1])
+        for axis in (0, 1)
+    )
+
+
+def is_of_constant(r: Rewriter, op: Op) -> bool:
+    """Its operand is a constant, and its result no output."""
+    return op.operands[0].is_const and not r.is_output(op.result)
 
 
 def is_multiplied(r: Rewriter, op: Op) -> bool:
@@ -151,6 +184,35 @@ def copy_result(r: Rewriter, op: Op) -> None:
 def copy_instead(r: Rewriter, op: Op) -> None:
     """A copy that Vela leaves where it is takes its place."""
     r.replace(op, copied(r.before(op), op.operands[0]))
+
+
+def fill_kernel(r: Rewriter, op: Op) -> None:
+    """Weights of 0 between the others take the place of the dilation: they read nothing, and Vela cuts the map right."""
+    weight, dilation = op.operands[1], list(op.attrs["dilation"])
+    assert weight.data is not None
+    shape, every = list(weight.shape), [slice(None)] * weight.rank
+    for axis in _long_dilated(op):
+        along, dilation[axis] = _KERNEL_AXES[op.name][axis], 1
+        shape[along], every[along] = 2 * shape[along] - 1, slice(None, None, 2)
+    filled = np.full(shape, op.attrs["weight_zp"], weight.data.dtype)
+    filled[tuple(every)] = weight.data
+    at = r.before(op)
+    r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=tuple(dilation)))
+
+
+def pad_before(r: Rewriter, op: Op) -> None:
+    """The operator reads a copy of the map with its padding."""
+    at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
+    if any(pad):
+        value = at.emit("PAD", value, padding=(0, 0, *pad, 0, 0), pad_const=op.attrs["input_zp"])
+    r.replace(op, at.again(op, copied(at, value), pad=(0, 0, 0, 0)))
+
+
+def transpose_now(r: Rewriter, op: Op) -> None:
+    """The constant is transposed at compile time."""
+    (value,) = op.operands
+    assert value.data is not None
+    r.bypass(op, r.before(op).constant(np.ascontiguousarray(value.data.transpose(op.attrs["perms"])), value.dtype))
 
 
 def move_along_an_axis_more(r: Rewriter, op: Op) -> None:

@@ -23,7 +23,7 @@ from ethorch.errors import MachineFault, VelaError
 from ethorch.rewrite.pipeline import rewrite
 from ethorch.rewrite.vela_bugs import BY_ID, VELA_BUGS, VelaBug
 from ethorch.target.npus import TARGETS
-from ethorch.tosa.ir import Graph, Value
+from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.serialize import serialize
 from ethorch.vela.compiler import compile_as_it_stands
 from tests.support.tosa_runs import reference, run_compiled
@@ -231,6 +231,42 @@ def pooled(pad: int) -> Make:
     return lambda b: b.emit("MAX_POOL2D", b.input("x", shape, "INT8"), kernel=(4, 4), stride=(4, 4), pad=(pad, 0, pad, 0))
 
 
+def over_long_axis(name: str, extent: int, taps: int, stride: int = 1, dilation: int = 1, *, apart: bool = False) -> Make:
+    """A convolution along an axis of ``extent`` places, with as much padding in front as behind: by a PAD if ``apart``."""
+
+    def make(b: Builder) -> Value:
+        x, depthwise, pad = b.input("x", (1, 1, extent, 2), "INT8"), name == "DEPTHWISE_CONV2D", dilation * (taps - 1) // 2
+        weight, bias = constant(b, *((1, taps, 2, 1) if depthwise else (2, 1, taps, 2))), constant(b, 2, dtype=np.int32)
+        if apart:
+            x = b.emit("PAD", x, padding=(0, 0, 0, 0, pad, pad, 0, 0), pad_const=0)
+        where = {"pad": (0, 0, 0, 0) if apart else (0, 0, pad, pad), "stride": (1, stride), "dilation": (1, dilation)}
+        return b.rescale(b.emit(name, x, weight, bias, **where, input_zp=0 if apart else 3, weight_zp=0), 0.01)
+
+    return make
+
+
+def transposed_constant(b: Builder) -> Value:
+    """The builder would fold it."""
+    value, other = constant(b, 3, 5, 7, 2, dtype=np.int32), b.input("x", (3, 7, 5, 2), "INT32")
+    turned = Value(b.name("turned"), other.shape, other.dtype, value.origin)
+    b.graph.ops.append(Op("TRANSPOSE", (value,), {"perms": (0, 2, 1, 3)}, (turned,)))
+    return b.emit("MAXIMUM", turned, other)
+
+
+def long_result(transposed: bool) -> Make:
+    def make(b: Builder) -> Value:
+        x, bias = b.input("x", (1, 1, 32_769, 2), "INT8"), constant(b, 2, dtype=np.int32)
+        if transposed:
+            where = {"out_pad": (0, 0, 0, 0), "stride": (2, 2), "input_zp": 0, "weight_zp": 0}
+            return b.rescale(b.emit("TRANSPOSE_CONV2D", x, constant(b, 2, 2, 2, 2), bias, **where), 0.01)
+        where = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": 0, "weight_zp": 0}
+        phases = b.emit("CONV2D", x, constant(b, 8, 1, 1, 2), constant(b, 8, dtype=np.int32), **where)
+        y = b.emit("TRANSPOSE", b.reshape(b.rescale(phases, 0.01), (32_769, 2, 2, 2)), perms=(1, 0, 2, 3))
+        return b.reshape(y, (1, 2, 65_538, 2))
+
+    return make
+
+
 def long_sum(folded: bool) -> Make:
     def make(b: Builder) -> Value:
         x = int32(b, b.input("x", (1, 70_000, 2), "INT8"))
@@ -350,6 +386,18 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.slice-of-five-axes": {f"of {axes}": slice_of_five_axes(*axes) for axes in ((0,), (0, 2, 4))},
     "vela.pad-of-five-axes": {"": pad_of_five_axes},
     "vela.table-between-transposes": {"": tables},
+    "vela.dilated-convolution-along-long-axis": {
+        name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")
+    },
+    "vela.padded-stride-along-long-axis": {
+        "CONV2D": over_long_axis("CONV2D", 131_073, taps=5, stride=2),
+        "PAD and CONV2D": over_long_axis("CONV2D", 131_073, taps=5, stride=2, apart=True),
+        "DEPTHWISE_CONV2D": over_long_axis("DEPTHWISE_CONV2D", 131_073, taps=5, stride=2),
+    },
+    "vela.transpose-of-constant": {"": transposed_constant},
+    "vela.transposed-convolution-of-long-result": {
+        "": Avoided(long_result(transposed=True), instead=long_result(transposed=False))
+    },
     "vela.sum-of-whole-scales": {"": Avoided(total(13), instead=total(14))},
     "vela.rescale-in-select": {"": Avoided(selected(added=False), instead=selected(added=True))},
     "vela.rescale-of-product-per-channel": {"": Avoided(product(per_channel=True), instead=product(per_channel=False))},
