@@ -33,7 +33,7 @@ class Bounded:
         if self._child is None:
             context = multiprocessing.get_context("fork")
             self._pipe, there = context.Pipe()
-            self._child = context.Process(target=_serve, args=(there, self.gigabytes), daemon=True)
+            self._child = context.Process(target=_serve, args=(there, self._pipe, self.gigabytes), daemon=True)
             self._child.start()
             self._calls = 0
             there.close()
@@ -63,11 +63,15 @@ class Bounded:
             self._child = None
 
 
-def _serve(pipe: Connection, gigabytes: float) -> None:
+def _serve(pipe: Connection, other_end: Connection, gigabytes: float) -> None:
+    other_end.close()  # else it would wait forever where the parent is killed
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30), hard))
     while True:
-        function, args = pipe.recv()
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
         try:
             answer = (function(*args), "")
         except BaseException:
