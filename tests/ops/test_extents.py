@@ -33,7 +33,7 @@ DTYPES = (*CONFIGS, "int32")
 #: The most elements of a result and of an argument; more is for machines with more memory.
 MOST_ELEMENTS = 1_000_000
 KINDS = ladder.INPUTS
-#: What a bound is at least: so many inputs meet each interval of a table, long sums are rounded, and of 65,536 variances one is next to 0.
+#: What a bound is at least: inputs meet every interval of a table, long sums are rounded, some of 65,536 variances are next to 0.
 STEPS = {"int8": 1, "int16": 400}
 #: For one call on one target.
 SECONDS, GIGABYTES = 60, 12
