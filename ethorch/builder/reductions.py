@@ -174,15 +174,22 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``): as fine as 32 bits allow.
+    """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``), see ``sum_of_products``."""
+    one, two = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
+    return sum_of_products(b, one, two, axes, largest)
 
+
+def sum_of_products(b: Builder, one: Value, two: Value, axes: Sequence[int], largest: float) -> tuple[Value, float]:
+    """(INT32 sum of products, value of one of its steps in products): as fine as 32 bits allow.
+
+    ``largest`` is the largest root of a mean product; over several axes of more than 4096 elements, of any product.
     Long rows are summed axis by axis, with a rescale in front of each where the sum needs one, so that squares keep their bits.
     """
-    extents = [deviation.shape[axis] for axis in axes]
+    extents = [one.shape[axis] for axis in axes]
     staged = math.prod(extents) > 4096 and len(axes) > 1
     first = extents[-1] if staged else math.prod(extents)
-    scale = min(1.0, 2.0 ** math.floor(math.log2(2.0**31 / first / largest**2 * 0.999)))  # U55 has other shifts of INT32 as a pass
-    one, two = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
+    # A power of 2, since U55 has other shifts of INT32 as a pass; each product may be rounded up.
+    scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / first / largest**2)))
     square, unit = b.emit("MUL", one, two, shift=0), 1 / scale
     if scale < 1:
         square = b.rescale(square, scale, dtype="INT32")

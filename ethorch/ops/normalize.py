@@ -27,6 +27,7 @@ from ethorch.builder.reductions import (
     int32_product,
     steps_per_code,
     sum_axes,
+    sum_of_products,
     sum_of_squares,
     tabulated,
 )
@@ -107,7 +108,7 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
 
     - Sums are exact.
     - Deviations have 7 bits below the code of x; of int16 none, but the mean has 6, and what they add is added to the product.
-    - Squares of deviations have as many bits as their sum leaves room for in 32.
+    - Squares of deviations have as many bits as their sum leaves room for in 32: their mean is at most (range / 2) ** 2.
     - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range.
     """
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
@@ -116,12 +117,17 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     fine = steps_per_code(codes, rows) if centred or int8 else 1.0
     exact, rest = _exact_deviations(b, x, axes) if centred and not int8 and rows <= _LONG else (None, None)
     if centred:
-        deviation = deviations(b, x, axes, fine) if exact is None else b.rescale(exact, fine, dtype="INT16")
-        square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
-        units /= fine * fine
+        if exact is None:
+            deviation = deviations(b, x, axes, fine)
+            square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
+            units /= fine * fine
+        else:
+            half = b.rescale(exact, 0.5, dtype="INT32")  # times the other half it is d * d / 4, or a quarter less
+            square, units = sum_of_products(b, half, b.emit("SUB", exact, half), axes, (codes - 1) / 4)
+            units *= 4
     else:
         deviation = in_finer_steps(b, x.value, zp, fine) if int8 else x.value
-        square, units = sum_of_squares(b, x.value, zp, axes, codes)
+        square, units = sum_of_squares(b, x.value, zp, axes, codes if int8 else codes / 2)
     epsilon = eps / x.qparams.step**2
     lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
 

@@ -71,7 +71,8 @@ ROWS = torch.linspace(0.05, 2.0, 32)[:, None]  # reciprocals from all over their
 @pytest.mark.parametrize(
     ("function", "factor", "most"),
     [
-        (layer_norm, ROWS, 13.0),
+        (layer_norm, ROWS, 4.0),
+        (lambda x: F.rms_norm(x, x.shape[-1:]), ROWS, 2.8),
         (lambda x: x.softmax(-1), ROWS, 1.0),
         (lambda x: x.softmax(-1), 5.0, 8.0),
         (torch.tanh, 1.0, 10.0),
@@ -80,7 +81,7 @@ ROWS = torch.linspace(0.05, 2.0, 32)[:, None]  # reciprocals from all over their
         (lambda x: (x.abs() + 0.1).rsqrt(), 1.0, 9.0),
         (F.gelu, 1.0, 3.0),
     ],
-    ids=["layer_norm", "softmax", "softmax, peaked", "tanh", "tanh of much", "sigmoid", "rsqrt", "gelu"],
+    ids=["layer_norm", "rms_norm", "softmax", "softmax, peaked", "tanh", "tanh of much", "sigmoid", "rsqrt", "gelu"],
 )
 def test_int16_is_a_few_codes_off(function: Callable[[Tensor], Tensor], factor: float | Tensor, most: float) -> None:
     assert noise_db(function, (1, 32, 64), factor, get_symmetric_a16w8_quantization_config()) < most
