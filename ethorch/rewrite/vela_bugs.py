@@ -384,6 +384,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         families=U85,
     ),
     VelaBug(
+        id="vela.padded-pool-along-long-axis",
+        wrong="A pool with a stride and padding over more than 65,536 rows or columns is cut as in "
+        "vela.padded-stride-along-long-axis.",
+        instead="A limit of ``target.u55``: it stays on the CPU.",
+        operators=("MAX_POOL2D", "AVG_POOL2D"),
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.long-sum",
         wrong="A REDUCE_SUM of more than 65,536 numbers is done in parts, each of which is rescaled as if it were the whole.",
         instead="A limit of ``target.u85``; ``ops.sums`` takes sums of sums.",

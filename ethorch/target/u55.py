@@ -15,6 +15,8 @@ CHANNELS = {"ifm_c": upto(65536)}
 #: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
 POOL = {**CHANNELS, "kernel_w": upto(65536)}
+#: The second: vela.padded-pool-along-long-axis.
+_PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
 _ON_U85 = "An ethos-u85 target has it"
 #: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with what computes the same.
@@ -50,8 +52,8 @@ _INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for th
 LIMITS = {
     "CONV2D": Limits({**CHANNELS, **_PLAIN_STRIDES}),
     "DEPTHWISE_CONV2D": Limits({**CHANNELS, "stride": upto(3)}),
-    "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}),
-    "AVG_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE, "padded_kernel": upto(8)}),
+    "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
+    "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
     "MATMUL": Limits({"longest_axis": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),  # of more rows Vela gets some wrong
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),

@@ -42,6 +42,7 @@ WAYS_OUT = {
     "dilation_of_wide_stride": "A stride of at most 3, or a dilation of 1, runs on the NPU.",
     "kernel_w": "Pool in two steps, of a smaller window each.",
     "padded_kernel": "A window of at most 8, or no padding (pad with F.pad before), runs on the NPU.",
+    "extent_of_padded_stride": "Cut the tensor in the model, or pad with F.pad before; then it runs on the NPU.",
     "rounds": "A division by a power of two of quantized numbers runs on the NPU.",
 }
 

@@ -279,6 +279,11 @@ def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
     }
 
 
+def _extent_of_padded_stride(shape: tuple[int, ...], attrs: Attrs) -> int:
+    """The longest axis that a window with padding behind it moves over by more than 1; 1 if there is none."""
+    return max(shape[1 + k] if attrs["stride"][k] > 1 and attrs["pad"][2 * k + 1] else 1 for k in (0, 1))
+
+
 def _pool_features(values: Sequence[Value], attrs: Attrs, results: Results) -> dict[str, int]:
     (kh, kw), (sy, sx) = attrs["kernel"], attrs["stride"]
     return {
@@ -288,6 +293,7 @@ def _pool_features(values: Sequence[Value], attrs: Attrs, results: Results) -> d
         "kernel_area": kh * kw,
         "stride": max(sy, sx),
         "padded_kernel": max(kh, kw) if any(attrs["pad"]) else 1,
+        "extent_of_padded_stride": _extent_of_padded_stride(values[0].shape, attrs),
         "ifm_c": values[0].shape[3],
         **_of_wide_stride(attrs),
     }

@@ -158,6 +158,9 @@ for _kind in ("MAX_POOL2D", "AVG_POOL2D"):
     EDGES[_kind, "padding_of_wide_stride"] = Edge(
         pool(_kind, (1, 16, 16, 4), (4, 4), (4, 4)), pool(_kind, (1, 14, 14, 4), (4, 4), (4, 4), pad=1), compiles=True
     )
+    EDGES[_kind, "extent_of_padded_stride"] = Edge(
+        pool(_kind, (1, 1, 65535, 2), (5, 5), (1, 2), pad=2), pool(_kind, (1, 1, 65537, 2), (5, 5), (1, 2), pad=2), compiles=True
+    )
 
 #: Absent operators that two int operands or one make up; the others have no graph of their own here.
 ABSENT = {
