@@ -107,7 +107,7 @@ _ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("ElectraModel", _SMALL | {"embedding_size": 32}),
     "deberta_v2": ("DebertaV2Model", _SMALL),
     "modernbert": ("ModernBertModel", _SMALL | {"pad_token_id": 0, "local_attention": 16}),
-    "nystromformer": ("NystromformerModel", _SMALL | {"num_landmarks": 4, "segment_means_seq_len": 24}),
+    "nystromformer": ("NystromformerModel", _SMALL | {"num_landmarks": 24, "segment_means_seq_len": 24}),
     "squeezebert": ("SqueezeBertModel", _SMALL | {"embedding_size": 64}),
     "mpnet": ("MPNetModel", _SMALL),
     "t5_encoder": ("T5EncoderModel", _T5),
