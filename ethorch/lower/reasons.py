@@ -55,6 +55,11 @@ def _counted(tensors: list[QTensor]) -> str:
 
 # --- what it returns --------------------------------------------------------------------------------------------------------
 
+EMPTY_OUTPUT = Reason(
+    "graph.empty_output",
+    "the program returns a tensor without elements, which TOSA does not have",
+    "Leave it out of what the model returns.",
+)
 NOT_OUTPUT_QUANTIZED = Reason(
     "graph.output_not_quantized",
     "its float result is read by operators that were not quantized",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
@@ -26,6 +27,7 @@ from ethorch.fx.node import (
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
+    as_array,
     constants_of,
     flat,
     is_int64,
@@ -42,6 +44,7 @@ from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
 from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
 from ethorch.lower.reasons import (
+    EMPTY_OUTPUT,
     INT64_INPUT,
     INT64_OUTPUT,
     NOT_OUTPUT_QUANTIZED,
@@ -130,6 +133,9 @@ class Walk(Frame):
     def result(self, node: Node) -> Any:
         """See Frame."""
         name = op_name(node.target)
+        empty = self.empty(node)
+        if empty is not None:
+            return empty
         if name in QUANTIZE:
             return self.quantize(node)
         if name in DEQUANTIZE:
@@ -150,6 +156,19 @@ class Walk(Frame):
         if spec.composite:
             raise Unsupported(WRITTEN_BACK if writes_back(node) else not_decomposed(node))
         return self.of_integers(node, spec)
+
+    def empty(self, node: Node) -> npt.NDArray[Any] | None:
+        """A result without elements (a slice of nothing), which is a constant whatever computes it; None for any other.
+
+        Raises:
+            Unsupported: the program gives it back, and TOSA has no such tensor.
+        """
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
+            return None
+        if any(user.op == "output" for user in node.users):
+            raise Unsupported(EMPTY_OUTPUT)
+        return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
         """One of several results. Operators whose other results nobody may read (indices, statistics) lower to the first."""

@@ -78,3 +78,17 @@ def test_any_tensor_of_any_operator_may_be_constant(name: str, index: int) -> No
             for target in ("ethos-u55-128", "ethos-u85-256"):
                 with suppress(EthorchError):
                     lowered(quantized(module, [rest], target=target).program, target)
+
+
+class PartlyRotated(nn.Module):
+    """What a rotary embedding of all channels does: the channels that are not turned are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned, rest = x[..., :4], x[..., 4:]
+        return torch.cat([torch.relu(turned) * 2, rest, rest.sin()], -1)
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+def test_tensors_without_elements_are_left_out(target: str) -> None:
+    inputs = (torch.randn(1, 3, 4),)
+    climb(quantized(PartlyRotated(), [inputs], target=target), inputs, target)
