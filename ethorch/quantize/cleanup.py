@@ -1,4 +1,4 @@
-"""What torch.export leaves in a graph and calibration has no use for: guards, assertions, idle dropouts, gradients."""
+"""What torch.export leaves in a graph and calibration has no use for: guards, assertions, idle dropouts and casts, gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import ASSERTIONS, arguments, op_name
+
+#: Operators that may change a tensor's dtype, or may not.
+CASTS = frozenset(
+    (
+        "aten._to_copy.default", "aten.to.device", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.other", "aten.to.prim_Device",
+        "aten.type_as.default",
+    )
+)  # fmt: skip
 
 
 def remove_guards(model: GraphModule) -> None:
@@ -22,12 +30,25 @@ def remove_assertions(model: GraphModule) -> None:
             model.graph.erase_node(node)
 
 
-def remove_dropouts(model: GraphModule) -> None:
-    """Let readers of a dropout in evaluation read its input; one of a parameter or an input stays: its result is quantized."""
+def remove_idle(model: GraphModule) -> None:
+    """Let readers of an idle operator read its input; one of a parameter or an input stays: its result is quantized.
+
+    Idle are dropouts in evaluation, and casts to the dtype that is there already.
+    """
     for node in list(model.graph.nodes):
-        if _is_idle_dropout(node) and node.all_input_nodes[0].op == "call_function":
+        if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
             model.graph.erase_node(node)
+
+
+def _is_idle_cast(node: Node) -> bool:
+    """Does it say what its first operand is already: dtype, shape, and how it lies in memory?"""
+    if node.op != "call_function" or op_name(node.target) not in CASTS or not isinstance(node.args[0], Node):
+        return False
+    given, result = (each.meta.get("val") for each in (node.args[0], node))
+    if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return False
+    return (given.dtype, given.shape, given.stride(), given.device) == (result.dtype, result.shape, result.stride(), result.device)
 
 
 def _is_idle_dropout(node: Node) -> bool:

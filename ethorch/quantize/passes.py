@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from ethorch.quantize.attention_masks import gather_masks
-from ethorch.quantize.cleanup import freeze_parameters, remove_assertions, remove_dropouts, remove_guards
+from ethorch.quantize.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle
 from ethorch.quantize.constants import fold_constants, promote_constants
 from ethorch.quantize.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantize.functionalize import functionalize
@@ -82,9 +82,10 @@ PASSES = (
         "Before constants are folded: an assertion is a reader, for whose sake a constant would be kept.",
     ),
     Pass(
-        "remove dropouts",
-        lambda model, scope: remove_dropouts(model),
-        "Before composites are decomposed: some look through their operands, where an idle dropout would be in the way.",
+        "remove idle operators",
+        lambda model, scope: remove_idle(model),
+        "Before composites are decomposed: some look through their operands, where an idle dropout would be in the way. And a cast"
+        " that does nothing would be one reader more of what it takes its dtype from.",
     ),
     Pass(
         "fold constants",

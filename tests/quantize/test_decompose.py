@@ -87,3 +87,21 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_copy_at_the_end_leaves_nothing_in_float(name: str) -> None:
     q = quantized(Behind(COPIES[name]), samples((2, 8)))
     assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+
+
+class NormalizedInFloat(nn.Module):
+    """As Hugging Face writes an RMS norm: computed in float32, given back in the dtype of what came in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(x) * 3.0
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return y.type_as(x).to(x.device) + x
+
+
+def test_casts_that_do_nothing_go() -> None:
+    inputs = samples((2, 6, 8))
+    graph = quantized(NormalizedInFloat(), inputs).module.graph
+    assert not [node.name for node in graph.nodes if "aten.to." in str(node.target) or "type_as" in str(node.target)]
+    q = quantized(NormalizedInFloat(), inputs)
+    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
