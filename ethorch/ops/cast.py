@@ -63,6 +63,8 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
     "aten._to_copy.default",
     "aten.to.dtype",
     "aten.to.dtype_layout",
+    "aten.to.device",
+    "aten.to.prim_Device",
     "aten.to.other",
     "aten.type_as.default",
     "dim_order_ops._to_dim_order_copy.default",

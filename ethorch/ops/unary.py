@@ -161,7 +161,7 @@ table_op("aten.erf.default", doc="error function of x", bound16=2, floats="ERF")
 table_op("aten.erfc.default", doc="1 - erf(x)", floats=lambda x: 1 - x.erf())
 table_op("aten.erfinv.default", doc="inverse error function of x", low=-0.95, high=0.95, bound16=4, floats=f.erfinv)
 table_op("aten.lgamma.default", doc="log of |gamma(x)|", low=0.5, high=4.0, bound16=4)
-table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, bound16=8)
+table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, bound16=10)
 
 # --- signs ---------------------------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import ASSERTIONS, arguments, op_name
-
-#: Operators that may change a tensor's dtype, or may not.
-CASTS = frozenset(
-    (
-        "aten._to_copy.default", "aten.to.device", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.other", "aten.to.prim_Device",
-        "aten.type_as.default",
-    )
-)  # fmt: skip
+from ethorch.ops.spec import OPS, find
 
 
 def remove_guards(model: GraphModule) -> None:
@@ -43,9 +36,9 @@ def remove_idle(model: GraphModule) -> None:
 
 def _is_idle_cast(node: Node) -> bool:
     """Does it say what its first operand is already: dtype, shape, and how it lies in memory?"""
-    if node.op != "call_function" or op_name(node.target) not in CASTS or not isinstance(node.args[0], Node):
+    if node.op != "call_function" or find(node.target) is not OPS["aten._to_copy.default"]:
         return False
-    given, result = (each.meta.get("val") for each in (node.args[0], node))
+    given, result = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
     if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
         return False
     return (given.dtype, given.shape, given.stride(), given.device) == (result.dtype, result.shape, result.stride(), result.device)

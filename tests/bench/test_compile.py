@@ -24,7 +24,7 @@ def record(impl: str, model: str, cycles: int) -> dict[str, Any]:
         "sqnr_db": 20.0,
         "vela": vela | {"command_bytes": 512},
         "preprocess_seconds": 1.0,
-        "seconds": {"prepare": 1, "convert": 1, "reexport": 1, "to_edge_transform_and_lower": 2},
+        "seconds": {"prepare": 1, "convert": 1, "reexport": 1, "to_edge_transform_and_lower": 2, "to_executorch": 1},
         "peak_bytes": {"export": 2**20},
     }
 

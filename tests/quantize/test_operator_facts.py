@@ -28,6 +28,8 @@ ALLOWED = {
     ("quantize/decompose.py", "aten._native_batch_norm_legit_no_training.default"): "convert_pt2e takes it for training",
     ("quantize/decompose.py", "aten.batch_norm.default"): "convert_pt2e takes it for training",
     ("quantize/weight_observer.py", "max"): "a calibration method",
+    ("quantize/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
+    ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
     ("quantize/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }
 

@@ -30,7 +30,7 @@ def test_a_refused_attempt_leaves_nothing_behind() -> None:
     with pytest.raises(Unsupported), b.attempt():
         reversed_once(b, x)
         taken_back = reversed_once(b, y)
-        raise b.refuse("test.refusal", "it does not go on")
+        raise b.refuse("test.refusal", "it does not go on", "Stop here.")
     assert reversed_once(b, x) is first
     assert reversed_once(b, y) is not taken_back
     assert [op.result for op in b.graph.ops] == [first, reversed_once(b, y)]
