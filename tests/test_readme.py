@@ -34,4 +34,5 @@ def test_shell_lines_name_what_exists(line: str) -> None:
 def test_names_files_that_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for module in re.findall(r"python -m ([\w.]+)", text):
-        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,53 @@ def read(path: Path) -> list[Record]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """A Markdown table, a row a run, behind a line of totals."""
+    """A Markdown table, a row a network, behind a line of totals; what failed stands below, a line a run."""
     counts = Counter(record["status"] for record in records)
-    networks = len({record["network"] for record in records})
+    networks = list(dict.fromkeys(record["network"] for record in records))
+    targets, schemes = ([*dict.fromkeys(record[key] for record in records)] for key in ("target", "scheme"))
     one = sum(record.get("delegates") == 1 for record in records)
+    heads = [
+        "network",
+        *(f"delegates, {t}" for t in targets),
+        *(f"on the CPU, {t}" for t in targets),
+        *(f"{s}, dB" for s in schemes),
+    ]
     lines = [
-        f"{networks} networks, {len(records)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.most_common())
-        + f"; {one} in one delegate.",
+        f"{len(networks)} networks, {len(records)} runs: {', '.join(f'{n} {status}' for status, n in counts.most_common())}; "
+        f"{one} in one delegate.",
         "",
-        "| network | target | scheme | status | delegates | on the CPU | fake quantized dB | .pte dB | .pte to fake dB |",
-        "|---|---|---|---|---:|---|---:|---:|---:|",
-    ]  # fmt: skip
-    for r in records:
-        cpu: Counter[str] = Counter(r.get("cpu", []))
-        left = ", ".join(f"{n} {name}" if n > 1 else name for name, n in cpu.items())
-        figures = (f"{r[key]:.1f}" if r.get(key) is not None else "" for key in ("fake_db", "pte_db", "pte_to_fake_db"))
-        status = r["status"] if r["status"] == "ok" else f"{r['status']}: {_short(r.get('error', ''))}"
-        cells = (r["network"], r["target"], r["scheme"], status, r.get("delegates", ""), left, *figures)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        f"| {' | '.join(heads)} |",
+        "|" + "---|" * len(heads),
+    ]
+    runs = {(r["network"], r["target"], r["scheme"]): r for r in records}
+    for network in networks:
+        found = [[runs.get((network, target, scheme), {}) for scheme in schemes] for target in targets]
+        delegates = [_once(str(r.get("delegates", "-")) for r in of_target) for of_target in found]
+        left = [_once(_operators(r.get("cpu", [])) for r in of_target) for of_target in found]
+        accuracy = [_once(_decibels(of_target[k]) for of_target in found) for k in range(len(schemes))]
+        lines.append(f"| {' | '.join([network, *delegates, *left, *accuracy])} |")
+    failed = [record for record in records if record["status"] != "ok"]
+    lines += [
+        "",
+        *(f"- {r['network']}, {r['target']}, {r['scheme']}: {r['status']}. {_short(r.get('error', ''), 300)}" for r in failed),
+    ]
+    return "\n".join(lines).rstrip()
+
+
+def _once(texts: Iterable[str]) -> str:
+    """Equal texts once, others side by side."""
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _operators(names: Sequence[str]) -> str:
+    """``2 embedding, to``: operators without their namespace and overload."""
+    counts = Counter(name.split(" ")[0].split(".")[1] for name in names)
+    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())
+
+
+def _decibels(record: Record) -> str:
+    """``30.1 / 30.0``: fake-quantized and .pte against float."""
+    return " / ".join(f"{record[key]:.1f}" if record.get(key) is not None else "-" for key in ("fake_db", "pte_db"))
 
 
 def _short(text: str, length: int = 100) -> str:

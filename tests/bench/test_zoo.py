@@ -35,7 +35,12 @@ def test_every_delegate_is_compared() -> None:
     assert (record["delegates"], record["differing"]) == (2, 0)
     assert record["fake_db"] > 15
     assert any("topk" in operator for operator in record["cpu"])
-    assert "| with_topk | ethos-u55-128 | int8 | ok | 2 |" in table([record])
+    text = table(
+        [record, {"network": "other", "target": "ethos-u55-128", "scheme": "int8", "status": "failed: run", "error": "why"}]
+    )
+    assert "2 networks, 2 runs: 1 ok, 1 failed: run; 0 in one delegate." in text
+    assert "| with_topk | 2 | topk |" in text
+    assert "- other, ethos-u55-128, int8: failed: run. why" in text
 
 
 def test_the_names_are_unique() -> None:
