@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from ethorch.formats.files import write_whole
@@ -102,4 +102,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+    parser = argparse.ArgumentParser("python -m ethorch.report.docs", description="Write the pages that are made of the code.")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), help="where they go (default: docs)")
+    write(parser.parse_args().folder)
