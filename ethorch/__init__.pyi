@@ -6,14 +6,14 @@ from .accuracy.sensitivity import sensitivity
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .metrics import sqnr_db
-from .quantize.config import (
+from .quantizer.config import (
     QuantizationConfig,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
 )
-from .quantize.quantizer import EthosUQuantizer, TOSAQuantizer
+from .quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
 from .target.compile_spec import ArmCompileSpecBuilder, EthosUCompileSpec
 from .target.tosa_spec import TosaCompileSpec, TosaSpecification
 

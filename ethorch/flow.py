@@ -30,8 +30,8 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
-from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
-from ethorch.quantize.quantizer import EthosUQuantizer
+from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import at, explained, first_sentence, raised_in
 from ethorch.vela import artifacts

@@ -22,7 +22,7 @@ from ethorch.errors import QuantizationError
 from ethorch.fx.node import attribute, is_in_place, tensor_of
 from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
-from ethorch.quantize.weight_observer import PerChannelWeightObserver
+from ethorch.quantizer.weight_observer import PerChannelWeightObserver
 
 _ROWS = 4096  # of a layer's input that go into its second moments
 

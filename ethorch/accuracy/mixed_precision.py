@@ -17,8 +17,8 @@ from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, reset, st
 from ethorch.accuracy.sensitivity import sensitivity
 from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
-from ethorch.quantize.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.quantize.quantizer import EthosUQuantizer
+from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from ethorch.accuracy.sample_runs import Inputs
 from ethorch.accuracy.switched_graph import Switched
 from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
-from ethorch.quantize.config import QuantizationConfig, get_symmetric_quantization_config
-from ethorch.quantize.quantizer import TOSAQuantizer
+from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.target.compile_spec import ArmCompileSpec
 
 

@@ -14,8 +14,8 @@ from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, state_of
 from ethorch.errors import QuantizationError
-from ethorch.quantize.quantizer import TOSAQuantizer
-from ethorch.quantize.selection import module_path
+from ethorch.quantizer.quantizer import TOSAQuantizer
+from ethorch.quantizer.selection import module_path
 
 
 class Switch(nn.Module):

@@ -1,4 +1,4 @@
-"""AtenBuilder: how a composite operator draws the small ATen graph that replaces it (see ethorch.quantize.decompose)."""
+"""AtenBuilder: how a composite operator draws the small ATen graph that replaces it (see ethorch.quantizer.decompose)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class OpSpec:
         floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``, the lowering of float tensors where ``lower`` is none.
         decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``: draws other operators on the AtenBuilder
             ``s`` that replace the node before annotation, so that what is inside is calibrated. It returns the node that stands
-            for the result, or one for each result; None leaves the node as it is (see ethorch.quantize.decompose).
+            for the result, or one for each result; None leaves the node as it is (see ethorch.quantizer.decompose).
         decomposes_integers: ``decompose`` is to be called for integer results too.
         adapters: spelling -> function from its arguments to those of the canonical one.
         absorbs: it costs nothing behind an operator that has its own output scale (clamps, no-ops).

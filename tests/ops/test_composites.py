@@ -14,7 +14,7 @@ from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, sqnr_d
 from ethorch.fx.aten_builder import MADE_FOR
 from ethorch.fx.node import op_name, storage_order
 from ethorch.ops import OPS
-from ethorch.quantize.passes import Scope, run_passes
+from ethorch.quantizer.passes import Scope, run_passes
 from ethorch.tosa.serialize import serialize
 from tests.support import ladder
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR
-from ethorch.quantize.config import QuantizationConfig
+from ethorch.quantizer.config import QuantizationConfig
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
 from ethorch import EthosUCompileSpec, flow, get_symmetric_quantization_config
-from ethorch.quantize.config import QuantizationConfig
+from ethorch.quantizer.config import QuantizationConfig
 from tests.support.quantized import quantized, quantizer
 
 

@@ -19,18 +19,18 @@ from ethorch.ops.spec import OPS, find
 from tests.support.quantized import exported
 
 PACKAGE = Path(ethorch.__file__).parent
-FILES = sorted(path for name in ("quantize", "accuracy", "backend") for path in (PACKAGE / name).rglob("*.py"))
+FILES = sorted(path for name in ("quantizer", "accuracy", "backend") for path in (PACKAGE / name).rglob("*.py"))
 BARE = {name.split(".")[1] for name in OPS}
 
 #: (file, name, or * for any) -> why it is spelled there.
 ALLOWED = {
-    ("quantize/view_steps.py", "*"): "views as PyTorch names them: how a write through each is undone; most are not in OPS",
-    ("quantize/decompose.py", "aten._native_batch_norm_legit_no_training.default"): "convert_pt2e takes it for training",
-    ("quantize/decompose.py", "aten.batch_norm.default"): "convert_pt2e takes it for training",
-    ("quantize/weight_observer.py", "max"): "a calibration method",
-    ("quantize/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
+    ("quantizer/view_steps.py", "*"): "views as PyTorch names them: how a write through each is undone; most are not in OPS",
+    ("quantizer/decompose.py", "aten._native_batch_norm_legit_no_training.default"): "convert_pt2e takes it for training",
+    ("quantizer/decompose.py", "aten.batch_norm.default"): "convert_pt2e takes it for training",
+    ("quantizer/weight_observer.py", "max"): "a calibration method",
+    ("quantizer/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
-    ("quantize/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
+    ("quantizer/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }
 
 

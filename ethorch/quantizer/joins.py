@@ -11,7 +11,7 @@ from torch.fx import Node
 from torchao.quantization.pt2e.quantizer import QuantizationSpec, SharedQuantizationSpec
 
 from ethorch.ops.spec import find
-from ethorch.quantize.specs import ANNOTATION
+from ethorch.quantizer.specs import ANNOTATION
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:

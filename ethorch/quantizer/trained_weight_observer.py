@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e import MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
 
-from ethorch.quantize.weight_observer import least_squares_scales
+from ethorch.quantizer.weight_observer import least_squares_scales
 
 _TRIED = 15  # scales, in each training step: a finer grid gains nothing, since the weights adapt
 

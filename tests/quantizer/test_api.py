@@ -23,7 +23,7 @@ from ethorch import (
     sqnr_db,
 )
 from ethorch.errors import QuantizationError
-from ethorch.quantize.activation_observer import ActivationObserver
+from ethorch.quantizer.activation_observer import ActivationObserver
 from tests.support.quantized import IMAGE, Small, dtypes, exported, is_quantized, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()

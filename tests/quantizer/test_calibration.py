@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, flow, get_uint8_io_quantization_config, sqnr_db
 from ethorch.errors import QuantizationError
-from ethorch.quantize.cleanup import freeze_parameters
+from ethorch.quantizer.cleanup import freeze_parameters
 from tests.support.quantized import Small, exported, quantizer, samples
 
 # --- grad mode -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 from ethorch import TosaCompileSpec, TOSAPartitioner, get_symmetric_quantization_config
-from ethorch.quantize.wrapped_graphs import inline_wrapped
+from ethorch.quantizer.wrapped_graphs import inline_wrapped
 from tests.support.networks import TARGETS, checked
 from tests.support.quantized import exported, quantized, quantizer, samples
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.functionalize import functionalize
+from ethorch.quantizer.functionalize import functionalize
 
 
 class Lambda(nn.Module):

@@ -24,10 +24,10 @@ from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import is_float, is_in_place
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.spec import OpSpec, find
-from ethorch.quantize.attention_masks import is_mask_fill
-from ethorch.quantize.config import QuantizationConfig
-from ethorch.quantize.joins import join
-from ethorch.quantize.specs import ANNOTATION, dtype_of, fixed_spec, on_axis, per_tensor
+from ethorch.quantizer.attention_masks import is_mask_fill
+from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantizer.joins import join
+from ethorch.quantizer.specs import ANNOTATION, dtype_of, fixed_spec, on_axis, per_tensor
 
 #: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
 BRANCHES = "ethorch_branches"

@@ -16,8 +16,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, sqnr_db
-from ethorch.quantize.activation_observer import ActivationObserver
-from ethorch.quantize.config import QuantizationConfig
+from ethorch.quantizer.activation_observer import ActivationObserver
+from ethorch.quantizer.config import QuantizationConfig
 from tests.support.quantized import Inputs, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()

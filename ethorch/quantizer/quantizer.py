@@ -1,6 +1,6 @@
 """EthosUQuantizer and TOSAQuantizer: torchao's interface, and what users set.
 
-What they do is in ``ethorch/quantize``: in-place operators as values, which config a node gets, where observers sit.
+What they do is in ``ethorch/quantizer``: in-place operators as values, which config a node gets, where observers sit.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
 from ethorch.errors import SpecError
-from ethorch.quantize.annotate import Scan
-from ethorch.quantize.calibration_checks import check_shapes
-from ethorch.quantize.config import QuantizationConfig
-from ethorch.quantize.control_flow import quantize_with_submodules
-from ethorch.quantize.link_observers import INNER, link_observers
-from ethorch.quantize.passes import Scope, run_passes
-from ethorch.quantize.selection import NodeFinder, Settings
-from ethorch.quantize.specs import ANNOTATION
+from ethorch.quantizer.annotate import Scan
+from ethorch.quantizer.calibration_checks import check_shapes
+from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantizer.control_flow import quantize_with_submodules
+from ethorch.quantizer.link_observers import INNER, link_observers
+from ethorch.quantizer.passes import Scope, run_passes
+from ethorch.quantizer.selection import NodeFinder, Settings
+from ethorch.quantizer.specs import ANNOTATION
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     # --- torchao's interface ------------------------------------------------------------------------------------------
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph one that can be annotated: ``ethorch.quantize.passes`` says by which steps, and why in that order.
+        """Make the graph one that can be annotated: ``ethorch.quantizer.passes`` says by which steps, and why in that order.
 
         Raises:
             QuantizationError: an in-place operator has no functional form.

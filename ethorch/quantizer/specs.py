@@ -16,8 +16,8 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.activation_observer import ActivationObserver, known_qparams
-from ethorch.quantize.weight_observer import WeightObserver
+from ethorch.quantizer.activation_observer import ActivationObserver, known_qparams
+from ethorch.quantizer.weight_observer import WeightObserver
 
 #: Key of ``Node.meta`` under which torchao looks for a node's annotation.
 ANNOTATION = "quantization_annotation"

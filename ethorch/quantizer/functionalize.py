@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.errors import QuantizationError
 from ethorch.fx.node import is_in_place
-from ethorch.quantize.view_steps import RESHAPE_IN_PLACE, Step, functional_of, name_of, one_way, parts_of, shape_of, step_of
+from ethorch.quantizer.view_steps import RESHAPE_IN_PLACE, Step, functional_of, name_of, one_way, parts_of, shape_of, step_of
 
 aten = torch.ops.aten
 

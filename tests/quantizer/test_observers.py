@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.activation_observer import ActivationObserver
-from ethorch.quantize.weight_observer import PerChannelWeightObserver, WeightObserver
+from ethorch.quantizer.activation_observer import ActivationObserver
+from ethorch.quantizer.weight_observer import PerChannelWeightObserver, WeightObserver
 from tests.support.quantized import prepared, quantizer
 
 

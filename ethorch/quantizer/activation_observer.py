@@ -10,9 +10,9 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.attention_masks import HUGE
-from ethorch.quantize.calibration_checks import InputStatistics, check_method, warn_about
-from ethorch.quantize.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
+from ethorch.quantizer.attention_masks import HUGE
+from ethorch.quantizer.calibration_checks import InputStatistics, check_method, warn_about
+from ethorch.quantizer.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
 
 #: How an activation's range is found.
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from ethorch.quantize.attention_masks import gather_masks
-from ethorch.quantize.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle
-from ethorch.quantize.constants import fold_constants, promote_constants
-from ethorch.quantize.decompose import decompose, hoist_clamps, settle_batch_norms
-from ethorch.quantize.functionalize import functionalize
-from ethorch.quantize.wrapped_graphs import inline_wrapped
+from ethorch.quantizer.attention_masks import gather_masks
+from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle
+from ethorch.quantizer.constants import fold_constants, promote_constants
+from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
+from ethorch.quantizer.functionalize import functionalize
+from ethorch.quantizer.wrapped_graphs import inline_wrapped
 from ethorch.tosa.limits import Limits
 
 

@@ -11,9 +11,9 @@ from torchao.quantization.pt2e import FakeQuantizeBase
 from ethorch.fx.node import tensor_of
 from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
-from ethorch.quantize.activation_observer import ROOM_INT8, ActivationObserver, Follower
-from ethorch.quantize.attention_masks import HUGE, is_mask_fill
-from ethorch.quantize.weight_observer import PerChannelWeightObserver
+from ethorch.quantizer.activation_observer import ROOM_INT8, ActivationObserver, Follower
+from ethorch.quantizer.attention_masks import HUGE, is_mask_fill
+from ethorch.quantizer.weight_observer import PerChannelWeightObserver
 
 #: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
 INNER = "ethorch_inner"

@@ -16,10 +16,10 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.activation_observer import ACTIVATION_METHODS, ActivationObserver
-from ethorch.quantize.calibration_checks import check_method
-from ethorch.quantize.trained_weight_observer import PerChannelTrainedWeightObserver, TrainedWeightObserver
-from ethorch.quantize.weight_observer import WEIGHT_METHODS, PerChannelWeightObserver, WeightObserver
+from ethorch.quantizer.activation_observer import ACTIVATION_METHODS, ActivationObserver
+from ethorch.quantizer.calibration_checks import check_method
+from ethorch.quantizer.trained_weight_observer import PerChannelTrainedWeightObserver, TrainedWeightObserver
+from ethorch.quantizer.weight_observer import WEIGHT_METHODS, PerChannelWeightObserver, WeightObserver
 
 #: Smallest scale an observer may choose: a tensor that is always zero still gets a usable one.
 _EPS = 2.0**-24
@@ -93,7 +93,7 @@ def get_symmetric_quantization_config(
         act_qmin, act_qmax, weight_qmin, weight_qmax: codes that may be used, within int8.
         eps: least scale of activations and weights.
         calibration: how an activation's range is found: ``mse``, ``minmax``, ``moving_average``, ``percentile``;
-            see ``ethorch.quantize.activation_observer.ActivationObserver``.
+            see ``ethorch.quantizer.activation_observer.ActivationObserver``.
         weight_calibration: ``max`` (the largest weight fits) or ``mse`` (least squared error), in training too. None: ``mse``
             for weights of four bits and fewer, ``max`` for more.
         percentile: percent of an activation's values inside its range, for ``calibration="percentile"``.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.errors import QuantizationError
-from ethorch.quantize.calibration_checks import check_method
+from ethorch.quantizer.calibration_checks import check_method
 
 logger = logging.getLogger(__name__)
 
