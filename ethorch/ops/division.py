@@ -10,12 +10,14 @@ from torch.fx import Node
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor, quotient
-from ethorch.builder.qparams import QParams, QTensor, Result
+from ethorch.builder.qparams import QParams, QTensor, Result, dtype_range
+from ethorch.builder.reductions import int32_product
 from ethorch.fx.aten_builder import AtenBuilder
 from ethorch.ops.arithmetic import as_quantized, no_float_constant, product
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Sample, W
 from ethorch.ops.spec import composite, op
+from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
@@ -32,7 +34,7 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
     quant=EACH_INPUT,
     pointwise=True,
     bound=2,
-    bound16=80,
+    bound16=2,
     check=no_float_constant("div"),
     floats=lambda b, x, y, *, out: FloatTensor.of(b, x) / FloatTensor.of(b, y),
     samples=[
@@ -48,20 +50,21 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     - int8, |y| up to 8 times its smallest code that is not 0: a reciprocal of 15 bits.
     - int8, |y| beyond that: 15 bits are too coarse for the largest divisor, so the reciprocal has 22. x / 0 is the end of the
       result's range, and 0 / 0 is 0.
-    - int16: a reciprocal of 15 bits, interpolated between the table's entries, coarsely where 1 / y is steep. By 0 it divides as
-      by the least divisor of the table.
+    - int16 x or y: y is a power of 2 times a number between 1 and 2. x is divided by the one and the other, with 16 bits after
+      either. It divides by 0 as by a code.
 
-    Plain integers as divisors are refused. TOSA 1.0 TABLE, MUL.
+    Plain integers as divisors are refused. TOSA 1.0 TABLE, MUL; of int16 CLZ, LOGICAL_LEFT_SHIFT too.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
         text = "its divisor holds plain integers; allowed are quantized tensors and constants"
         raise b.refuse("div.integer_divisor", text, "Convert the divisor to float in the model, and quantize.")
-    real = y.qparams.table_inputs
-    least = y.qparams.step * (1 if y.qparams.dtype == "INT8" else 128)
+    if "INT16" in (x.qparams.dtype, y.qparams.dtype):
+        return _divided_in_two_steps(b, x, y, out.qparams)
+    real, least = y.qparams.table_inputs, y.qparams.step
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
-    if x.qparams.dtype == y.qparams.dtype == "INT8" and np.abs(real).max() > _WIDE_DIVISORS * least:
+    if np.abs(real).max() > _WIDE_DIVISORS * least:
         # 9 bits of x times 22 fit int32. The largest reciprocal, that of 0, takes the least x beyond the range of the result.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
@@ -69,8 +72,56 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         acc = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), yv, shift=0)
         return QTensor(b.requantize(acc, x.qparams.step * unit, out.qparams), dims, out.qparams)
     inverse = QParams((1.0 / least / 32767,), (0,), -32767, 32767, "INT16")
-    reciprocal = b.table(y, reciprocals, inverse)
-    return product(b, x, reciprocal, x.qparams.step * inverse.step, out.qparams)
+    return product(b, x, b.table(y, reciprocals, inverse), x.qparams.step * inverse.step, out.qparams)
+
+
+def _divided_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
+    """out = x * 2**e * (1 / (y * 2**e)), for the e that has the codes of y lie in 2**14..2**15: both factors have all their bits.
+
+    A reciprocal in one factor is either cut off for small divisors or coarse for large ones. Where sums of a few and of thousands
+    of codes divide side by side, that cost 20 dB.
+    """
+    (xv, yv), dims = b.aligned(x, y)
+    power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
+    # Of the largest quotient, x * 2**e is at most twice as far off 0 as it itself.
+    half = 2 * max(out.qmax - out.zp, out.zp - out.qmin) * out.step / 32767
+    dividend = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
+    scaled = b.rescale(_times(b, dividend, power), x.qparams.step / y.qparams.step / 2.0**14 / half, dtype="INT16")
+    return QTensor(b.requantize(int32_product(b, scaled, inverse), half / 32767, out), dims, out)
+
+
+def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
+    """(2**e, 32767 * 2**14 / (y * 2**e)) of codes y, as INT16; y * 2**e is in 2**14..2**15, 0 counts as 1.
+
+    TOSA 1.0 ABS, CLZ, LOGICAL_LEFT_SHIFT, MUL, TABLE.
+    """
+    if y.data is not None:
+        codes = y.data.astype(np.int64) - zp
+        codes[codes == 0] = 1
+        powers = np.exp2(np.clip(15 - np.frexp(np.abs(codes))[1], 0, 14))
+        inverses = np.rint(32767 * 2.0**14 / (codes * powers))
+        return b.const(powers.astype(np.int16), name="power"), b.const(inverses.astype(np.int16), name="inverse")
+
+    def plain(number: int) -> Value:
+        return b.const(np.full((1,) * y.rank, number, np.int32))
+
+    divisor = b.rescale(y, 1.0, input_zp=zp, dtype="INT32")
+    # CLZ of 2**14..2**15 - 1 is 17, that of 0 is 32: it gets the power of 1. A code of -2**15 gets that of 2**14.
+    zeros = b.emit("CLZ", b.emit("ABS", divisor))
+    exponent = b.emit("SUB", b.emit("MINIMUM", b.emit("MAXIMUM", zeros, plain(17)), plain(31)), plain(17))
+    power = b.rescale(b.emit("LOGICAL_LEFT_SHIFT", plain(1), exponent), 1.0, dtype="INT16")
+    mantissa = QTensor(
+        b.rescale(_times(b, divisor, power), 1.0, dtype="INT16"), (), QParams((2.0**-14,), (0,), *dtype_range("INT16"), "INT16")
+    )
+    real = mantissa.qparams.table_inputs.astype(np.float64)
+    with np.errstate(divide="ignore"):  # only 0 and what is beyond 1 and -1 are looked up; a line joins them
+        inverses = np.where(np.abs(real) < 1, np.minimum(1 + 2 * real, 1.0), 1 / real)
+    return power, b.table(mantissa, inverses, QParams((1 / 32767,), (0,), -32767, 32767, "INT16")).value
+
+
+def _times(b: Builder, codes: Value, factor: Value) -> Value:
+    """INT32 product of INT32 codes and an INT16 factor. TOSA 1.0 MUL."""
+    return b.emit("MUL", codes, b.rescale(factor, 1.0, dtype="INT32"), shift=0)
 
 
 #: Bounds of what rounds a quotient to an integer: one code of the quotient may decide between two integers, which is the step of

@@ -19,7 +19,7 @@ from ethorch.rewrite.pipeline import rewrite
 from ethorch.tosa.layout import contiguous
 from ethorch.tosa.serialize import serialize
 from tests.support.every_code import ALL, computed, q, traced
-from tests.support.ladder import machine
+from tests.support.ladder import machine, reference
 
 JUMPS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any]] = {
     "floor": ("aten.floor.default", (), {}, torch.floor),
@@ -106,3 +106,35 @@ def test_products_of_any_codes(target: str, largest: float) -> None:
     wanted = np.clip(np.rint(exact * q(1.0).step ** 2 / q(largest).step), -32767, 32767)
     assert np.unique(wanted).size > 60
     assert np.abs(found.reshape(wanted.shape) - wanted).max() <= 1
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("largest", [1.0, 40.0])
+@pytest.mark.parametrize("constant", [False, True])
+def test_quotients_of_divisors_of_all_sizes(target: str, largest: float, constant: bool) -> None:
+    """A divisor for each row, from 1 code to all of them; dividends from next to 0 to beyond the largest quotient."""
+    generator = np.random.default_rng(5)
+    divisors = np.unique(np.r_[1:5, np.geomspace(5, 32767, 60).astype(int)]).astype(np.int16)[:, None]
+    divisors[1::2] *= -1
+    share = generator.uniform(-1.2, 1.2, (divisors.size, 100))
+    dividends = np.clip(np.rint(share * divisors * largest), -32768, 32767).astype(np.int16)
+    b = builder_for(EthosUCompileSpec(target).target)
+    x = QTensor(b.input("x", dividends.shape, "INT16"), contiguous(dividends.shape), q(1.0))
+    value = b.const(divisors) if constant else b.input("y", divisors.shape, "INT16")
+    y = QTensor(value, contiguous(divisors.shape), q(1.0))
+    result = OPS["aten.div.Tensor"].lower(b, x, y, out=Result(dividends.shape, "FP32", q(largest)))  # type: ignore[misc]
+    b.graph.outputs.append(result.value)
+    given = [dividends] if constant else [dividends, divisors]
+    (found,) = machine(serialize(rewrite(b.graph, tuning=b.tuning)), given, EthosUCompileSpec(target))
+    exact = np.clip(dividends / divisors.astype(float) / q(largest).step, -32767, 32767)
+    off = np.abs(found.reshape(exact.shape) - exact)
+    assert off.max() < 2.5
+    assert np.sqrt((off**2).mean()) < 0.7  # 0.29 is one rounding
+
+
+def test_by_nothing_it_divides_as_by_a_code() -> None:
+    b = Builder()
+    x, y = (QTensor(b.input(name, (1, 3), "INT16"), contiguous((1, 3)), q(1.0)) for name in "xy")
+    b.graph.outputs.append(OPS["aten.div.Tensor"].lower(b, x, y, out=Result((1, 3), "FP32", q(2.0))).value)  # type: ignore[misc]
+    codes = [np.array([[9, 0, -7]], np.int16), np.zeros((1, 3), np.int16)]
+    assert reference(serialize(b.graph), codes)[0].tolist() == [[32767, 0, -32767]]
