@@ -132,8 +132,10 @@ class OpSpec:
 
     @property
     def table_dtypes(self) -> tuple[str, ...]:
-        """TOSA dtypes of an input whose chain may be a TABLE."""
-        return () if not self.pointwise else ("INT8",) if self.steps else ("INT8", "INT16")
+        """TOSA dtypes of an input whose chain may be a TABLE: of int8 any, of int16 what has no better lowering and does not jump."""
+        if not self.pointwise:
+            return ()
+        return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The decorated function: the lowering, or a composite's decomposition."""
@@ -275,7 +277,7 @@ def table_op(
 
     Args:
         floats: the TOSA operator that computes it of floats, or a formula of a FloatTensor and the further arguments.
-        lower: a lowering for the inputs that no table is made for: int16, of a function that jumps.
+        lower: a lowering for the inputs that no table is made for: int16, of a function that jumps or is a few exact operators.
         low, high: where the samples' inputs lie.
         calls: what follows the tensor in each sample: arguments, or keywords. Instead of samples.
         homogeneous, steps, bound16: see OpSpec.

@@ -4,7 +4,7 @@ A chain of them on one tensor, with constants or with each other, is ONE TABLE:
 
 - int8: 256 entries.
 - int16: 513 entries, between which the NPU interpolates; where the function is steep or jumps, the sum of a few such tables
-  (ethorch.builder.int16_tables).
+  (ethorch.builder.int16_tables). What is a few exact operators, as a hardswish, is no table.
 
 Where a function is not defined, as the log of a negative code, the table continues with the nearest value it has. Infinities
 saturate.
@@ -16,10 +16,43 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ethorch.builder import float_functions as f
+from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QParams, QTensor, Result
+from ethorch.builder.reductions import int32_product
 from ethorch.ops.quant_rules import UNIT_DOMAIN, fixed_output
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import table_op
+from ethorch.tosa.ir import Value
+
+# --- piecewise polynomials of int16: exact where a table is off by its lines, and cheaper -----------------------------------
+
+
+def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
+    """INT32 (x / 6 + 1/2) / unit of int16 codes, neither rounded at the half nor clamped. TOSA 1.0 RESCALE, ADD."""
+    scale = x.qparams.step / 6 / unit
+    fine = 2.0 ** math.floor(29 - math.log2(max(32768 * scale, 0.5 / unit)))
+    middle = b.const(np.full((1,) * x.value.rank, round(0.5 / unit * fine), np.int32))
+    return b.rescale(b.emit("ADD", b.rescale(x.value, scale * fine, dtype="INT32"), middle), 1 / fine, dtype="INT16")
+
+
+def _lower_hardsigmoid(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = min(max(x / 6 + 1/2, 0), 1) of int16, rounded once. TOSA 1.0 RESCALE, ADD, CLAMP."""
+    if out.qparams.dtype != "INT16":
+        return b.requantized(_lower_hardsigmoid(b, x, out=Result(out.shape, out.dtype, _UNIT)), out.qparams)
+    q = out.qparams
+    return QTensor(b.clamp(_hardsigmoid(b, x, q.step), 0, min(round(1 / q.step), q.qmax)), x.dims, q)
+
+
+def _lower_hardswish(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = x * min(max(x + 3, 0), 6) / 6 of int16. TOSA 1.0 RESCALE, ADD, CLAMP, MUL."""
+    gate = b.clamp(_hardsigmoid(b, x, _UNIT.step), 0, 32767)
+    return QTensor(b.requantize(int32_product(b, x.value, gate), x.qparams.step * _UNIT.step, out.qparams), x.dims, out.qparams)
+
+
+_UNIT = QParams((1 / 32767,), (0,), -32767, 32767, "INT16")
 
 # --- squashing functions: the output's range is known ---------------------------------------------------------------------
 
@@ -34,7 +67,7 @@ table_op(
     "aten.hardsigmoid.default",
     quant=fixed_output(0.0, 1.0),
     doc="min(max(x / 6 + 1/2, 0), 1)",
-    bound16=2,
+    lower=_lower_hardsigmoid,
     floats=lambda x: (x / 6 + 0.5).clamp(0, 1),
 )
 table_op("aten.tanh.default", quant=fixed_output(-1.0, 127 / 128), doc="tanh(x)", bound16=2, floats="TANH")
@@ -42,7 +75,12 @@ table_op("aten.tanh.default", quant=fixed_output(-1.0, 127 / 128), doc="tanh(x)"
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 table_op("aten.silu.default", doc="x / (1 + exp(-x))", floats=lambda x: x * x.sigmoid())
-table_op("aten.hardswish.default", doc="x * min(max(x + 3, 0), 6) / 6", bound16=2, floats=lambda x: x * (x + 3).clamp(0, 6) / 6)
+table_op(
+    "aten.hardswish.default",
+    doc="x * min(max(x + 3, 0), 6) / 6",
+    lower=_lower_hardswish,
+    floats=lambda x: x * (x + 3).clamp(0, 6) / 6,
+)
 table_op(
     "aten.gelu.default", doc="x * P(X <= x), X standard normal; or by tanh", calls=[(), {"approximate": "tanh"}], floats=f.gelu
 )

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec
+from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.errors import Unsupported
@@ -19,7 +21,9 @@ from ethorch.rewrite.pipeline import rewrite
 from ethorch.tosa.layout import contiguous
 from ethorch.tosa.serialize import serialize
 from tests.support.every_code import ALL, computed, q, traced
+from tests.support.ladder import lowered as lowered_graph
 from tests.support.ladder import machine, reference
+from tests.support.quantized import quantized, samples
 
 JUMPS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any]] = {
     "floor": ("aten.floor.default", (), {}, torch.floor),
@@ -138,3 +142,29 @@ def test_by_nothing_it_divides_as_by_a_code() -> None:
     b.graph.outputs.append(OPS["aten.div.Tensor"].lower(b, x, y, out=Result((1, 3), "FP32", q(2.0))).value)  # type: ignore[misc]
     codes = [np.array([[9, 0, -7]], np.int16), np.zeros((1, 3), np.int16)]
     assert reference(serialize(b.graph), codes)[0].tolist() == [[32767, 0, -32767]]
+
+
+@pytest.mark.parametrize(("largest", "most"), [(1e-5, 1.1), (0.9, 1.3), (8.0, 0.8), (300.0, 0.8)])
+@pytest.mark.parametrize(("name", "function"), [("hardswish", F.hardswish), ("hardsigmoid", F.hardsigmoid)])
+def test_piecewise_polynomials_are_close_in_any_range(name: str, function: Any, largest: float, most: float) -> None:
+    """Of a range of 300 the bends at 3 lie within three entries of a table. Of a range below 1 the gate has fewer bits than x."""
+    b, x = traced(largest)
+    real = function(torch.from_numpy(x.qparams.table_inputs[:-1]).double()).numpy()
+    out = q(float(real.max()))
+    lowered = OPS[f"aten.{name}.default"].lower(b, x, out=Result(ALL.shape, "FP32", out))  # type: ignore[misc]
+    found = computed(b, lowered, "ethos-u85-256" if largest == 300 else "")
+    assert np.abs(found - np.clip(real / out.step, -32767, 32767)).max() < most
+
+
+def test_piecewise_polynomials_of_int16_need_no_table() -> None:
+    """A network of hardswish and hardsigmoid, as MobileNetV3's blocks are."""
+    calibration = [(100 * x,) for (x,) in samples((1, 4, 8, 8))]
+    made = quantized(Gated(), calibration, get_symmetric_a16w8_quantization_config(), "ethos-u55-128")
+    graph = lowered_graph(made.program, "ethos-u55-128")
+    assert "TABLE" not in {op.name for op in graph.ops}
+
+
+class Gated(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardswish(x)
+        return x * F.hardsigmoid(x.mean((2, 3), keepdim=True))
