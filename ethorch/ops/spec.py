@@ -132,7 +132,7 @@ class OpSpec:
 
     @property
     def table_dtypes(self) -> tuple[str, ...]:
-        """TOSA dtypes of an input whose chain may be a TABLE: of int8 any, of int16 what has no better lowering and does not jump."""
+        """TOSA dtypes of an input whose chain may be a TABLE. An int16 that jumps, or has a better lowering, is none."""
         if not self.pointwise:
             return ()
         return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
