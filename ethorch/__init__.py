@@ -5,10 +5,20 @@ not torch's and executorch's seconds.
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from ethorch.quiet import quiet
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now; without the noise that torch's extensions make on import."""
+    with quiet():
+        return _load(name)
+
 
 try:
     __version__ = version("ethorch")

@@ -6,6 +6,10 @@ from .accuracy.sensitivity import sensitivity
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .metrics import sqnr_db
+from .program.compile import compile, quantize
+from .program.program import Program, load
+from .program.settings import Settings
+from .program.training import convert, freeze, prepare
 from .quantizer.config import (
     QuantizationConfig,
     get_symmetric_a8w4_quantization_config,
@@ -25,23 +29,31 @@ __all__ = [
     "EthosUCompileSpec",
     "EthosUPartitioner",
     "EthosUQuantizer",
+    "Program",
     "QuantizationConfig",
+    "Settings",
     "TOSABackend",
     "TOSAPartitioner",
     "TOSAQuantizer",
     "TosaCompileSpec",
     "TosaSpecification",
     "backend",
+    "compile",
+    "convert",
     "correct_bias",
     "equalize",
+    "freeze",
     "get_symmetric_a8w4_quantization_config",
     "get_symmetric_a16w8_quantization_config",
     "get_symmetric_quantization_config",
     "get_uint8_io_quantization_config",
     "host",
+    "load",
     "mixed_precision",
     "nhwc",
     "npu",
+    "prepare",
+    "quantize",
     "round_weights",
     "sensitivity",
     "sqnr_db",

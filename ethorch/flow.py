@@ -30,6 +30,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
+from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -70,21 +71,39 @@ def with_nhwc_io(model: UserModel) -> UserModel:
     return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration)
 
 
-def quantize(model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None) -> nn.Module:
-    """The model with calibrated quantize and dequantize operators: int8, weights per channel, or as ``config`` says."""
+def quantize(
+    model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None, *, quantizer: EthosUQuantizer | None = None
+) -> nn.Module:
+    """The model with calibrated quantize and dequantize operators.
+
+    Args:
+        model: a model that is quantized already is given back as it is.
+        spec: what is compiled for.
+        config: of the model as a whole; int8, weights per channel, by default.
+        quantizer: with settings of its own, instead of ``spec`` and ``config``.
+
+    Raises:
+        EthorchError: a calibration sample has another shape than the example inputs.
+        UserCodeError: the model does not run with its inputs, or cannot be exported.
+    """
     if model.quantized:
         return model.module
-    quantizer = EthosUQuantizer(spec)
-    quantizer.set_global(config or get_symmetric_quantization_config(is_per_channel=True))
+    if quantizer is None:
+        quantizer = EthosUQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
     for number, inputs in enumerate(model.calibration):
         if (given := described(inputs)) != (wanted := described(model.example_inputs)):
             raise EthorchError(f"calibration sample {number} is {given}; the example inputs, which fix the shapes, are {wanted}.")
-    graph = _exported(model.module, model.example_inputs).module(check_guards=False)
-    prepared = prepare_pt2e(graph, quantizer)
-    with torch.no_grad():
-        for inputs in model.calibration or [model.example_inputs]:
+    with stage("export"):
+        graph = exported(model.module, model.example_inputs).module(check_guards=False)
+    with stage("prepare"):
+        prepared = prepare_pt2e(graph, quantizer)
+    samples = model.calibration or [model.example_inputs]
+    with stage("calibrate", len(samples)) as step, torch.no_grad():
+        for inputs in samples:
             prepared(*inputs)
-    converted: GraphModule = convert_pt2e(prepared)
+            step()
+    with stage("convert"):
+        converted: GraphModule = convert_pt2e(prepared)
     return converted
 
 
@@ -94,14 +113,17 @@ def described(inputs: Any) -> str:
     return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves) or "no tensor"
 
 
-def _exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+def exported(module: nn.Module, inputs: Inputs, any_batch: bool = False) -> ExportedProgram:
     """``torch.export.export(module, inputs)``.
+
+    Args:
+        any_batch: the first dimension of each input may be another one later, where the model allows it.
 
     Raises:
         UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
     """
     try:
-        return torch.export.export(module, inputs)
+        return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
     except Exception as error:
         with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
             module(*inputs)
@@ -137,9 +159,15 @@ def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCom
     """
     assert isinstance(quantized, GraphModule)
     with reduced(quantized, spec) as made:
-        delegates, program = _through_executorch(_exported(made.module, example_inputs), made.partitioner)
+        delegates, program = _through_executorch(exported(made.module, example_inputs), made.partitioner)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates)
+
+
+def _any_batch(inputs: Inputs) -> Any:
+    """What torch.export wants to hear of inputs whose first dimension is not fixed."""
+    first = {0: torch.export.Dim.AUTO}
+    return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
 
 
 #: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
@@ -155,11 +183,13 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec)
     """
     for way in (_built_directly, _built_reduced) if isinstance(quantized, GraphModule) else ():
         try:
-            return way(quantized, example_inputs, spec)
+            with stage("compile"):
+                return way(quantized, example_inputs, spec)
         except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
             logger.debug("%s: %s", way.__name__, error)
     partitioner = EthosUPartitioner(spec)
-    delegates, program = _through_executorch(_exported(quantized, example_inputs), partitioner)
+    with stage("compile"):
+        delegates, program = _through_executorch(exported(quantized, example_inputs), partitioner)
     return Build(program, partitioner.report, delegates)
 
 
@@ -167,7 +197,7 @@ def _through_executorch(
     exported: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner
 ) -> tuple[tuple[Lowered, ...], bytes]:
     """The delegates and the .pte."""
-    with _executorch(partitioner.report):
+    with _executorch(partitioner.report), stage("lower the CPU's part"):
         edge = to_edge_transform_and_lower(
             exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
         )

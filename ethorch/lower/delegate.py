@@ -12,6 +12,7 @@ from ethorch.errors import VelaError
 from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.diagnose import explained
 from ethorch.npu import Sources
+from ethorch.progress import stage
 from ethorch.rewrite.pipeline import dump_to, rewrite
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
@@ -91,6 +92,7 @@ def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     """
     tosa = serialize(graph)
     try:
-        return Lowered(graph, tosa, vela.compile(tosa, spec))
+        with stage(f"Vela, {len(graph.ops)} TOSA operators"):
+            return Lowered(graph, tosa, vela.compile(tosa, spec))
     except VelaError as error:
         raise explained(error, graph, spec) from error

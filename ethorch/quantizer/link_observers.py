@@ -27,12 +27,14 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
         model: the annotated graph.
         observers: (argument, node) or node -> its observer, as torchao's ``prepare`` holds them; changed in place.
     """
+    inputs: set[Node] = set()  # an input that is watched twice is complained of once
     for key, observer in observers.items():
         if isinstance(observer, (ActivationObserver, PerChannelWeightObserver)) and not observer.name:
             watched = key if isinstance(key, Node) else key[0]
             observer.name = watched.name
             if isinstance(observer, ActivationObserver):
-                observer.is_input = watched.op == "placeholder" and not model.meta.get(INNER)
+                observer.is_input = watched.op == "placeholder" and not model.meta.get(INNER) and watched not in inputs
+                inputs.add(watched)
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None:

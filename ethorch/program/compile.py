@@ -1,0 +1,236 @@
+"""One call from a model to a program: quantize, compile for the NPU, and keep what became of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from ethorch import flow
+from ethorch.errors import EthorchError, unknown_name
+from ethorch.model_files import KeywordInputs, UserModel, is_quantized, load_model
+from ethorch.program.integer_io import as_codes, boundary_codes, config_for, with_constants, with_integer_io
+from ethorch.program.program import Program
+from ethorch.program.progress_bar import shown
+from ethorch.program.samples import samples
+from ethorch.program.settings import FLOAT, Settings
+from ethorch.progress import stage
+from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quiet import quiet
+
+Model = nn.Module | ExportedProgram | UserModel | str
+
+
+def compile(
+    model: Model,
+    example_inputs: Any = None,
+    target: str | None = None,
+    *,
+    calibration: Any = None,
+    scheme: str | None = None,
+    io: str | None = None,
+    nhwc_io: bool | None = None,
+    modules: Mapping[str, str] | None = None,
+    leave_out: Sequence[str] = (),
+    system_config: str | None = None,
+    memory_mode: str | None = None,
+    config_ini: str | None = None,
+    vela_flags: Sequence[str] | None = None,
+    ram: int | str | None = None,
+    flash: int | str | None = None,
+    latency_ms: float | None = None,
+    min_sqnr_db: float | None = None,
+    settings: Settings | None = None,
+    config: QuantizationConfig | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    calibration_limit: int | None = None,
+    dump: str | None = None,
+    progress: bool | None = None,
+) -> Program:
+    """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
+
+    The model itself is not changed. What the NPU cannot run stays on the CPU; ``Program.explain`` says why, and what to do::
+
+        program = ethorch.compile(model, torch.rand(1, 3, 32, 32), "ethos-u55-128", calibration=images)
+        program.save("model.pte")
+        print(program)
+
+    Args:
+        model: an ``nn.Module``; one that ``convert_pt2e`` returned is taken as it is; an ``ExportedProgram``; or the name of
+            one, as on the command line: ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``,
+            ``timm:NAME``, ``hf:FOLDER``.
+        example_inputs: a tensor, a tuple of inputs, or a dict of keyword inputs; they fix the shapes. A model by name brings its
+            own.
+        target: name of the NPU, see ``ethorch targets``; ``ethos-u55-128`` by default.
+        calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
+            folder (see ``ethorch.program.samples``). The ranges of all activations come from them. None: the example inputs alone.
+        scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``.
+        io: type of the program's inputs and outputs that are float in the model: ``float32`` (default), ``int8``, ``uint8`` or
+            ``int16``. ``Program.inputs`` and ``outputs`` have their scales.
+        nhwc_io: inputs and outputs of rank 4 and 5 have their channels last, as cameras deliver them. Example inputs and
+            calibration stay as the model has them.
+        modules: submodule name -> a scheme of its own, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves it to the CPU.
+        leave_out: names of submodules that stay in float on the CPU: the short form of ``modules``.
+        system_config, memory_mode, config_ini, vela_flags: as of ``EthosUCompileSpec``.
+        ram, flash: bytes that the whole application may take, or texts such as ``"256K"``. ``Program.verdict`` compares.
+        latency_ms: milliseconds that one inference may take by the estimate.
+        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples.
+        settings: all of these as one value; the arguments above change it.
+        config: a QuantizationConfig instead of the scheme's.
+        transform: called on each calibration item first.
+        calibration_limit: take this many samples at most.
+        dump: a folder for TOSA graphs and payloads.
+        progress: draw progress on stderr; None: on a terminal.
+
+    Raises:
+        SpecError: a target, scheme, type, size or flag is unknown.
+        UserCodeError: the model does not run with its inputs, or cannot be exported.
+        QuantizationError: it cannot be quantized as asked.
+        EthorchError: samples do not fit, or ExecuTorch cannot make a program of it.
+    """
+    chosen = (settings or Settings()).with_(
+        target=target,
+        scheme=scheme,
+        io=io,
+        nhwc_io=nhwc_io,
+        modules={**(modules or {}), **dict.fromkeys(leave_out, FLOAT)} or None,
+        system_config=system_config,
+        memory_mode=memory_mode,
+        config_ini=config_ini,
+        vela_flags=vela_flags,
+        ram=ram,
+        flash=flash,
+        latency_ms=latency_ms,
+        min_sqnr_db=min_sqnr_db,
+    )
+    with quiet(), shown(progress):
+        user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
+        with in_eval_mode(user.module):
+            return _compiled(user, chosen, config, dump)
+
+
+def quantize(
+    model: Model,
+    example_inputs: Any = None,
+    *,
+    calibration: Any = None,
+    scheme: str | None = None,
+    target: str | None = None,
+    io: str | None = None,
+    modules: Mapping[str, str] | None = None,
+    leave_out: Sequence[str] = (),
+    settings: Settings | None = None,
+    config: QuantizationConfig | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    calibration_limit: int | None = None,
+    progress: bool | None = None,
+) -> GraphModule:
+    """The model with calibrated quantize and dequantize operators: what ``convert_pt2e`` returns, ready for ``compile``.
+
+    It computes in float what the NPU will compute in integers, so its accuracy can be measured with PyTorch alone::
+
+        quantized = ethorch.quantize(model, images[0], calibration=images)
+        print(ethorch.sqnr_db(model(images[0]), quantized(images[0])))
+
+    Arguments are those of ``compile``, and so are the errors. With ``io`` it still takes and gives floats, rounded to that type.
+    """
+    chosen = (settings or Settings()).with_(
+        target=target, scheme=scheme, io=io, modules={**(modules or {}), **dict.fromkeys(leave_out, FLOAT)} or None
+    )
+    with quiet(), shown(progress):
+        user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
+        with in_eval_mode(user.module):
+            return _quantized(user, chosen, config)
+
+
+def user_model(
+    model: Model,
+    example_inputs: Any = None,
+    calibration: Any = None,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    limit: int | None = None,
+) -> UserModel:
+    """Whatever names a model, with its inputs and calibration samples checked.
+
+    Raises:
+        EthorchError: there are no example inputs, or a sample does not fit them.
+    """
+    if isinstance(model, str):
+        model = load_model(model)
+    if isinstance(model, ExportedProgram):
+        inputs = model.example_inputs if example_inputs is None else example_inputs
+        model = UserModel(model.module(check_guards=False), inputs, quantized=is_quantized(model.graph_module))
+        example_inputs = None
+    if isinstance(model, UserModel):
+        user = model if example_inputs is None else UserModel(model.module, example_inputs, quantized=model.quantized)
+    elif not isinstance(model, nn.Module):
+        raise EthorchError(
+            f"the model is {type(model).__name__}; it has to be an nn.Module, an ExportedProgram or the name of one."
+        )
+    elif example_inputs is None:
+        raise EthorchError("example_inputs is missing: give a tensor, or a tuple of inputs; they fix the shapes.")
+    else:
+        user = UserModel(model, example_inputs, quantized=is_quantized(model))
+    if calibration is None:
+        return user
+    names = user.module.names if isinstance(user.module, KeywordInputs) else ()
+    with stage("read samples") as step:
+        taken = []
+        for sample in samples(calibration, user.example_inputs, keywords=names, transform=transform, limit=limit):
+            taken.append(sample.inputs)
+            step()
+    if not taken:
+        raise EthorchError("calibration holds no sample; give some tens of representative inputs, or None for the example inputs.")
+    return replace(user, calibration=taken)
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """The module and all in it in eval mode inside, as they were after it. A graph module that has no modes stays as it is."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:
+    if not user.quantized:
+        known = {name for name, _ in user.module.named_modules()}
+        for name in settings.modules:
+            if name not in known and f"module.{name}" not in known:
+                raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
+    quantizer = settings.quantizer(config)
+    if (io := config_for(settings.io)) is not None:
+        quantizer.set_io(io)
+    quantized = flow.quantize(user, settings.spec, quantizer=quantizer)
+    if isinstance(quantized, GraphModule):
+        return quantized
+    raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")
+
+
+def _compiled(user: UserModel, settings: Settings, config: QuantizationConfig | None, dump: str | None) -> Program:
+    spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
+    if settings.nhwc_io:
+        user = flow.with_nhwc_io(user)
+        settings = settings.with_(modules={f"module.{name}": scheme for name, scheme in settings.modules.items()})
+    quantized = _quantized(user, settings, config)
+    codes = boundary_codes(quantized)
+    taken, inputs = quantized, user.example_inputs
+    if settings.io != "float32":
+        taken = with_integer_io(quantized, settings.io)
+        inputs = as_codes(inputs, codes)
+    built = flow.build(taken, inputs, spec)
+    if settings.io != "float32":
+        built = replace(built, pte=with_constants(built.pte, codes))
+    return Program(built.pte, settings=settings, build=built, model=user, quantized=quantized)

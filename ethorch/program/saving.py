@@ -1,0 +1,61 @@
+"""Files that a program is saved to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ethorch.errors import EthorchError
+from ethorch.flow import Build
+from ethorch.formats.files import write_whole
+from ethorch.program.settings import Settings
+from ethorch.vela import artifacts
+
+ENDINGS = (".pte", ".bpte", ".tosa")
+
+
+def check_writable(path: Path) -> None:
+    """EthorchError, before anything is computed, when a program cannot be saved there."""
+    if path.suffix not in (*ENDINGS, ""):
+        raise EthorchError(f"cannot write {path}: a program is saved as {', '.join(ENDINGS)} or, without an ending, as a folder.")
+    if path.suffix and path.is_dir():
+        raise EthorchError(f"cannot write {path}: it is a folder.")
+    if not path.suffix and path.is_file():
+        raise EthorchError(f"cannot write {path}: it is a file, and a name without an ending stands for a folder.")
+    folder = path.absolute().parent
+    while not path.suffix and not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise EthorchError(f"cannot write {path}: {folder} is not a directory one may write to.")
+
+
+def tosa_of(build: Build | None) -> bytes:
+    """The TOSA flatbuffer of a program with one delegate.
+
+    Raises:
+        EthorchError: it was read from a file, or has not one delegate.
+    """
+    if build is None:
+        raise EthorchError("a .pte does not hold the TOSA graph it was made from: save a program that ethorch.compile returned.")
+    if len(build.delegates) != 1:
+        raise EthorchError(f"the program has {len(build.delegates)} delegates and so as many TOSA graphs: save it as a folder.")
+    return build.delegates[0].tosa
+
+
+def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, build: Build | None) -> None:
+    """``model.pte``, ``program.json``, ``settings.toml`` and ``delegates/``, as far as they are known; ``load`` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "model.pte", pte)
+    write_whole(folder / "program.json", (json.dumps(data, indent=2) + "\n").encode())
+    if settings is not None:
+        write_whole(folder / "settings.toml", settings.to_toml().encode())
+    if build is not None:
+        delegates = folder / "delegates"
+        delegates.mkdir(exist_ok=True)
+        for file in delegates.glob("delegate_*"):  # of a program that was here before
+            file.unlink()
+        for delegate in build.delegates:
+            artifacts.write(delegates, delegate.graph, delegate.tosa, delegate.payload, delegate.sources)

@@ -1,0 +1,193 @@
+"""Everything a user chooses about a program, as one value that can be kept beside the .pte and used again."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import tomli_w
+
+from ethorch.errors import SpecError, unknown_name
+from ethorch.quantizer.config import (
+    QuantizationConfig,
+    get_symmetric_a8w4_quantization_config,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.target.compile_spec import DEFAULT_INI, EthosUCompileSpec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a model is quantized, by a name.
+
+    Attributes:
+        what: in a phrase.
+        config: makes the QuantizationConfig; its argument is ``is_qat``.
+    """
+
+    what: str
+    config: Callable[[bool], QuantizationConfig] = field(repr=False)
+
+
+#: The schemes by name. ``float``, for a module alone, leaves it to the CPU.
+SCHEMES: dict[str, Scheme] = {
+    "int8": Scheme(
+        "int8 activations, int8 weights with a scale per channel", lambda qat: get_symmetric_quantization_config(is_qat=qat)
+    ),
+    "int8-per-tensor": Scheme(
+        "int8 activations, int8 weights with one scale per tensor",
+        lambda qat: get_symmetric_quantization_config(is_per_channel=False, is_qat=qat),
+    ),
+    "a16w8": Scheme(
+        "int16 activations, int8 weights with a scale per channel", lambda qat: get_symmetric_a16w8_quantization_config(is_qat=qat)
+    ),
+    "a8w4": Scheme(
+        "int8 activations, int4 weights with a scale per channel", lambda qat: get_symmetric_a8w4_quantization_config(is_qat=qat)
+    ),
+}
+#: What a module alone may have besides.
+FLOAT = "float"
+#: Types that a program's float inputs and outputs can have.
+IO_TYPES = ("float32", "int8", "uint8", "int16")
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]?)(?:I?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def bytes_of(size: int | str | None, what: str) -> int | None:
+    """A size in bytes: a number, or a text such as ``"256K"``, ``"1.5 MiB"``; K, M and G are powers of 1024.
+
+    Raises:
+        SpecError: it is neither, or negative.
+    """
+    if size is None:
+        return None
+    found = _SIZE.fullmatch(str(size).strip())
+    if found is None:
+        raise SpecError(f"{what} is {size!r}; it has to be a number of bytes, or one with K, M or G behind it, such as 256K.")
+    return math.floor(float(found["number"]) * _UNITS[found["unit"].upper()])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a program is compiled for and how.
+
+    Attributes:
+        target: name of the NPU, as ``ethorch targets`` lists it.
+        scheme: one of SCHEMES, for the model as a whole.
+        modules: submodule name -> a scheme of its own, or ``float``: it stays on the CPU.
+        io: type of the program's inputs and outputs that are float in the model: one of IO_TYPES.
+        nhwc_io: inputs and outputs of rank 4 and 5 have their channels last.
+        system_config, memory_mode: sections of the ini file; None takes the target's.
+        config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
+        vela_flags: further flags of Vela's command line.
+        ram, flash: bytes that the whole application may take; None: no limit.
+        latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
+        min_sqnr_db: least SQNR against the float model; None: no limit.
+
+    Raises:
+        SpecError: a name is unknown, or a size or number is none.
+    """
+
+    target: str = "ethos-u55-128"
+    scheme: str = "int8"
+    modules: Mapping[str, str] = field(default_factory=dict)
+    io: str = "float32"
+    nhwc_io: bool = False
+    system_config: str | None = None
+    memory_mode: str | None = None
+    config_ini: str = DEFAULT_INI
+    vela_flags: tuple[str, ...] = ()
+    ram: int | None = None
+    flash: int | None = None
+    latency_ms: float | None = None
+    min_sqnr_db: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "modules", dict(self.modules))
+        object.__setattr__(self, "vela_flags", tuple(self.vela_flags))
+        for name in ("ram", "flash"):
+            object.__setattr__(self, name, bytes_of(getattr(self, name), name))
+        for name in ("latency_ms", "min_sqnr_db"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)):
+                raise SpecError(f"{name} is {value!r}; it has to be a number.")
+        if self.scheme not in SCHEMES:
+            raise unknown_name("scheme", self.scheme, SCHEMES)
+        for module, scheme in self.modules.items():
+            if scheme not in (*SCHEMES, FLOAT):
+                raise unknown_name(f"scheme of module {module!r}", scheme, (*SCHEMES, FLOAT))
+        if self.io not in IO_TYPES:
+            raise unknown_name("io type", self.io, IO_TYPES)
+        assert self.spec  # refuses what it does not know
+
+    @cached_property
+    def spec(self) -> EthosUCompileSpec:
+        """The same choices for the compiler."""
+        return EthosUCompileSpec(
+            self.target, self.system_config, self.memory_mode, list(self.vela_flags) or None, config_ini=self.config_ini
+        )
+
+    def quantizer(self, config: QuantizationConfig | None = None, is_qat: bool = False) -> EthosUQuantizer:
+        """The same choices for the quantizer.
+
+        Args:
+            config: instead of the scheme's, for the model as a whole.
+            is_qat: made for training.
+        """
+        quantizer = EthosUQuantizer(self.spec).set_global(config or SCHEMES[self.scheme].config(is_qat))
+        for name, scheme in self.modules.items():
+            quantizer.set_module_name(name, None if scheme == FLOAT else SCHEMES[scheme].config(is_qat))
+        return quantizer
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; ``from_json`` takes it back."""
+        return {**asdict(self), "vela_flags": list(self.vela_flags)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Settings:
+        """What ``to_json`` made, or a part of it.
+
+        Raises:
+            SpecError: a key or a value is unknown.
+        """
+        known = [entry.name for entry in fields(cls)]
+        for key in data:
+            if key not in known:
+                raise unknown_name("setting", key, known)
+        return cls(**data)
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with other values; those that are None stay as they are."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def to_toml(self) -> str:
+        """As TOML; what has its default is left out, but for the target and the scheme."""
+        default = type(self)().to_json()
+        kept = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
+        return tomli_w.dumps(kept)
+
+    @classmethod
+    def from_toml(cls, text: str, name: str = "the settings") -> Settings:
+        """What ``to_toml`` wrote, or a user.
+
+        Raises:
+            SpecError: it is no TOML, or a key or a value is unknown; ``name`` says of which file.
+        """
+        try:
+            return cls.from_json(tomllib.loads(text))
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise SpecError(f"{name}: {error}.") from error
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from error

@@ -1,0 +1,32 @@
+"""Other libraries' noise kept away: what torch, torchao and ExecuTorch print on import and while they export.
+
+None of it is about the user's model. Their errors, ethorch's own messages and warnings of the user's code stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Loggers that complain of kernels that a CPU has no use for, of deprecated calls among themselves, and of passes they skip.
+_LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "executorch")
+#: Modules whose warnings are about their own insides.
+_MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools)(\.|$)"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, other libraries say only what is an error. Levels that the user has set are kept."""
+    levels = {logger: logger.level for name in _LOGGERS if not (logger := logging.getLogger(name)).level}
+    with warnings.catch_warnings():
+        for category in (FutureWarning, UserWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=category, module=_MODULES)
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in levels.items():
+                logger.setLevel(level)
