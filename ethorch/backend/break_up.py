@@ -38,7 +38,9 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
         return call(*torch.fx.map_arg(node.args, given.__getitem__), **torch.fx.map_arg(node.kwargs, given.__getitem__))
 
     with torch.no_grad():
-        traced = make_fx(function, decomposition_table=table)(*(value.meta["val"] for value in inputs))
+        values = [value.meta["val"] for value in inputs]
+        traced = make_fx(function, decomposition_table=table)(*values)
+        traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
     body = [inner for inner in traced.graph.nodes if inner.op not in ("placeholder", "output")]
     if any(inner.op != "call_function" for inner in body) or [inner.target for inner in body] == [call]:
         return []
@@ -55,6 +57,7 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
     (result,) = (inner.args[0] for inner in traced.graph.nodes if inner.op == "output")
     node.replace_all_uses_with(copies[result])
     module.graph.erase_node(node)
+    copies[result].name = node.name  # the program's signature knows its outputs by name
     return made
 
 

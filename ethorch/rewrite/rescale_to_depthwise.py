@@ -9,17 +9,22 @@ import numpy as np
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op
 
+#: Most channels of a convolution: Vela 5.2 SUPPORTED_OPS.
+_MOST_CHANNELS = 65536
+
 
 def rescale_to_depthwise(r: Rewriter, smallest: int) -> None:
     """Each RESCALE from INT8 to INT8 that is no part of another operator becomes a DEPTHWISE_CONV2D and the rest of it.
 
-    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays.
+    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays. One with a longer last axis than
+    a convolution may have channels stays.
 
     Args:
         smallest: elements of a RESCALE from which it is done.
     """
     for op in r.named("RESCALE"):
-        if is_plain(op) and not op.operands[0].is_const and math.prod(op.result.shape) >= smallest:
+        channels = (1, *op.result.shape)[-1]
+        if is_plain(op) and not op.operands[0].is_const and math.prod(op.result.shape) >= smallest and channels <= _MOST_CHANNELS:
             _multiply_by_one(r, op)
 
 

@@ -1,4 +1,4 @@
-"""A TRANSPOSE of many axes in steps that the NPU runs faster: each exchanges two neighbouring blocks of axes."""
+"""A TRANSPOSE of many axes in steps that the NPU runs faster, or that Vela takes: each exchanges two blocks of axes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ethorch.rewrite.rewriter import Rewriter
+from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.target.tuning import TransposeCost
-from ethorch.tosa.ir import Op
+from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import arrangement
 
 #: Bytes of an element, as the NPU holds it.
@@ -16,47 +16,99 @@ _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
 #: Longest axis of a TRANSPOSE: Vela 5.2 refuses longer ones on U55 and U65.
 _LONGEST = 65536
+#: As how many places an element counts along an axis that is moved as a whole: of INT32 Vela moves bytes.
+_PLACES = {"INT32": 4}
 
 Axes = tuple[int, ...]
 Shape = tuple[int, int, int]
+
+#: perm -> the axis that others change places around.
+_WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
     """Each TRANSPOSE that keeps its last axis and moves three or more becomes several, if they are estimated to be faster.
 
     One that moves its last axis does so where the target moves single elements as fast as rows.
-    So does one with an axis that is too long for Vela.
+    So does one that Vela refuses for its extents. Where no steps are short enough, its pieces are transposed, and joined.
     """
     for op in r.named("TRANSPOSE"):
-        if op.result.dtype in _BYTES and (steps := _steps(op, cost)):
-            at, value = r.before(op), op.operands[0]
-            for shape in steps:
-                value = at.emit("TRANSPOSE", at.reshape(value, *shape), perms=(1, 0, 2))
-            r.replace(op, at.reshape(value, *op.result.shape))
+        dtype, operand, perms = op.result.dtype, op.operands[0], op.attrs["perms"]
+        arranged = arrangement(operand.shape, perms)
+        if dtype not in _BYTES or arranged is None:
+            continue
+        at = r.before(op)
+        fewest = arranged == (operand.shape, tuple(perms)) or math.prod(operand.shape) * _PLACES.get(dtype, 1) <= _LONGEST
+        if cost.refuses_long_axes and not (fewest and _is_taken(*arranged, dtype)):
+            r.replace(op, at.reshape(_taken(at, operand, *arranged, cost), *op.result.shape))
+        elif steps := _steps(*arranged, dtype, cost):
+            r.replace(op, at.reshape(_in_steps(at, operand, steps), *op.result.shape))
 
 
-def _steps(op: Op, cost: TransposeCost) -> list[Shape]:
-    """What is reshaped to and has its first two axes exchanged, step by step; nothing if ``op`` is best as it is."""
-    arranged = arrangement(op.operands[0].shape, op.attrs["perms"])
-    if arranged is None:
-        return []
-    refused = cost.refuses_long_axes and max(arranged[0]) > _LONGEST
+def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
+    for shape in steps:
+        value = at.emit("TRANSPOSE", at.reshape(value, *shape), perms=(1, 0, 2))
+    return value
+
+
+def _is_taken(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
+    """Does Vela 5.2 surely take this TRANSPOSE on U55 and U65?
+
+    Found by trying each extent from 1 to 65,600, those of INT32 to 40,000: no axis may have more than 65,536 places. An axis that
+    others change places around counts four for each INT32; of four axes and more, pairs count as one.
+    """
+    axes, each = tuple(perm), _PLACES.get(dtype, 1)
+    if axes in ((1, 0), (0, 2, 1)):
+        return max(shape) <= _LONGEST
+    if axes in _WHOLE:
+        return max(shape) <= _LONGEST and each * shape[_WHOLE[axes]] <= _LONGEST
+    return each * math.prod(sorted(shape)[-2:]) <= _LONGEST
+
+
+def _taken(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost) -> Value:
+    """``value``, reshaped to ``shape`` and its axes ordered as ``perm`` says, by what ``_is_taken``."""
+    if _is_taken(shape, perm, value.dtype):
+        return at.emit("TRANSPOSE", at.reshape(value, *shape), perms=perm)
+    if steps := _steps(shape, perm, value.dtype, cost, refused=True):
+        return at.reshape(_in_steps(at, value, steps), *(shape[axis] for axis in perm))
+    each, around = _PLACES.get(value.dtype, 1), _WHOLE.get(perm)
+    if around is not None and each * shape[around] > _LONGEST:
+        axis, longest = around, _LONGEST // each
+    else:
+        axis = max(range(len(shape)), key=shape.__getitem__)
+        longest = min(_LONGEST, -(-shape[axis] // 2))
+    whole, pieces = at.reshape(value, *shape), []
+    for start in range(0, shape[axis], longest):
+        size = (*shape[:axis], min(longest, shape[axis] - start), *shape[axis + 1 :])
+        piece = at.emit("SLICE", whole, start=tuple(start if k == axis else 0 for k in range(len(shape))), size=size)
+        pieces.append(_taken(at, piece, size, perm, cost))
+    return at.emit("CONCAT", *pieces, axis=perm.index(axis))
+
+
+def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:
+    """What is reshaped to and has its first two axes exchanged, step by step; nothing where it is best as it is.
+
+    Args:
+        shape, perm: of what is transposed, in as few axes as possible.
+        refused: Vela takes no such TRANSPOSE: any steps are better.
+    """
+    arranged = shape, perm
     if refused:
         arranged = _shortened(*arranged)
-    elif len(arranged[1]) < 4:
+    elif len(perm) < 4:
         return []
-    elif arranged[1][-1] != len(arranged[1]) - 1:
+    elif perm[-1] != len(perm) - 1:
         if not cost.of_single_elements:
             return []
-        arranged = (*arranged[0], 1), (*arranged[1], len(arranged[1]))
+        arranged = (*shape, 1), (*perm, len(perm))
     (*extents, row), perm = arranged
-    row_bytes = row * _BYTES[op.result.dtype]
+    row_bytes = row * _BYTES[dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)
     own = cost.vela_cycles_per_byte * (1 if pairs else 2)
     most = math.inf if refused else own * math.prod(extents) * row_bytes
 
     def estimate(first: int, second: int, inner: int) -> float:
-        fits = max(first, second, inner * row) <= _LONGEST
+        fits = max(first, second, inner * row * _PLACES.get(dtype, 1)) <= _LONGEST
         return cost.cycles(first, second, inner * row_bytes) if fits else math.inf
 
     path = _cheapest(extents, tuple(perm[:-1]), estimate, most)

@@ -69,6 +69,37 @@ def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
     assert refused["aten.convolution.default"].origin.module == "0"
 
 
+class Stacked(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, y], 1)
+
+
+class PooledAlong(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_max_pool1d(x, 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "dtype"),
+    [
+        (Stacked(), [(2, 20_000)] * 2, torch.int32),
+        (Stacked(), [(2, 65_537)] * 2, torch.float32),
+        (PooledAlong(), [(1, 65_537, 2)], torch.float32),
+    ],
+    ids=["stack of int32", "stack", "adaptive_max_pool1d"],
+)
+def test_what_is_broken_up_has_no_views(monkeypatch, module, shapes, dtype) -> None:
+    """ExecuTorch's CPU has no view and no squeeze, but copies; the program's output may be among what is broken up."""
+    steps_left = tuple(step for step in pipeline.PIPELINE if getattr(step, "name", "") != "split transposes")
+    monkeypatch.setattr(pipeline, "PIPELINE", steps_left)  # so that Vela really refuses
+    inputs = tuple((100 * torch.rand(shape)).to(dtype) for shape in shapes)
+    module = quantized(module, [inputs]).module
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    assert partitioner.report.refusals
+    torch.testing.assert_close(program(*inputs)[0], module(*inputs), rtol=0, atol=1e-6)
+
+
 def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
     calls: list[bytes] = []
     compile_ = vela.compile

@@ -53,6 +53,16 @@ def test_between_slices_and_concats(target: str) -> None:
         np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_more_places_than_channels_stay(target: str) -> None:
+    b = Builder()
+    b.graph.outputs.append(b.rescale(b.input("x", (2, 65_537), "INT8"), 0.7, input_zp=3))
+    after = rewrite(copy.deepcopy(b.graph), tuning=TUNING[target.split("-")[1]])
+    codes = [np.random.default_rng(1).integers(-128, 128, (2, 65_537)).astype(np.int8)]
+    (found,), (wanted,) = machine(serialize(after), codes, EthosUCompileSpec(target)), reference(serialize(b.graph), codes)
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
 def test_what_stays() -> None:
     """INT16, unsigned codes at a border, a scale per channel, a handful of elements."""
     b = Builder()

@@ -87,6 +87,26 @@ def test_axes_too_long_for_vela(shape, perms, target) -> None:
     assert check(shape, perms, "INT8", target) > 1
 
 
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256"])
+@pytest.mark.parametrize(
+    ("shape", "perms", "dtype", "count"),
+    [
+        ((2, 65537), (1, 0), "INT8", 2),  # a prime: no steps are short enough
+        ((2, 2, 21, 2, 500), (2, 3, 4, 0, 1), "INT32", 1),
+        ((300, 2, 300, 2), (0, 2, 1, 3), "INT8", 2),
+        ((2, 3, 16385), (1, 0, 2), "INT32", 2),
+        ((3, 2, 65537), (1, 0, 2), "INT32", 5),
+        ((2, 3, 20000), (1, 2, 0), "INT32", 1),  # the same as of two axes, which Vela takes
+        ((2, 20001, 3), (2, 1, 0), "INT32", 2),
+        ((2, 200, 2, 200), (0, 2, 1, 3), "INT32", 2),
+    ],
+)
+def test_extents_that_vela_refuses(shape, perms, dtype, count, target) -> None:
+    with pytest.raises(VelaError, match="Transpose"):
+        compiled(transposed(shape, perms, dtype), target)
+    assert check(shape, perms, dtype, target) == count
+
+
 @pytest.mark.parametrize("perms", [(1, 0, 2), (2, 1, 0), (0, 3, 1, 2), (3, 0, 1, 2)])
 def test_what_vela_does_in_one_stays(perms) -> None:
     shape = (6, 14, 20, 18)[: len(perms)]
