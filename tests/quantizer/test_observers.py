@@ -91,6 +91,20 @@ def test_four_inputs_of_hundreds_of_elements_give_about_the_range_of_many() -> N
         assert 0.95 * seen < high - low < 1.35 * seen
 
 
+@pytest.mark.parametrize("count", [4, 8])
+def test_extremes_that_hardly_vary_need_little_room(count: int) -> None:
+    """A channel whose bias is the extreme: another input has about the same."""
+    for seed in range(4):
+        rows = [x.clamp(-3, 3) for x in normal(count, 4000, seed=seed)]
+        tensors = [torch.cat([x, 7 + 0.02 * x[:32], -5 + 0.02 * x[32:64]]) for x in rows]
+        low, high = ends(observed(tensors))
+        assert 11.9 < high - low < 12.8
+        varying = [torch.cat([x * factor, 4 * x[:32]]) for x, factor in zip(rows, (1.0, 1.5, 0.8, 1.3) * 2, strict=False)]
+        low, high = ends(observed(varying))
+        seen = max(float(x.max()) for x in varying) - min(float(x.min()) for x in varying)
+        assert high - low > 0.95 * seen
+
+
 def test_histograms_of_growing_reach_stay_exact() -> None:
     observer = observed([torch.full((10,), 0.3), torch.full((20,), 5.0), torch.full((5,), -700.0)])
     assert float(observer.histogram.sum()) == 35 and observer.seen.reach == 1024
