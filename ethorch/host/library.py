@@ -36,6 +36,9 @@ _SYMBOLS = (
     "_ZN10executorch7runtime16register_kernelsENS0_4SpanIKNS0_6KernelEEE",
 )
 
+#: Program::load(DataLoader*, Verification)
+_LOAD_PROGRAM = "_ZN10executorch7runtime7Program4loadEPNS0_10DataLoaderENS1_12VerificationE"
+
 
 def executorch_copies() -> list[Core]:
     """Every copy of ExecuTorch's core in this process.
@@ -95,8 +98,50 @@ def build_library() -> Path:
     )
 
 
+def build_measure() -> Path:
+    """The library that measures what a method allocates, linked to the copy of ExecuTorch's core that the bindings use."""
+    sources, include = Path(__file__).parent / "cpp", _executorch_include()
+    core = _core_with(_LOAD_PROGRAM)
+    return native.build(
+        "measure",
+        [sources / "measure.cpp"],
+        [
+            "-O2",
+            "-DC10_USING_CUSTOM_GENERATED_MACROS",
+            "-DET_LOG_ENABLED=0",
+            "-Wno-deprecated-declarations",
+            f"-I{include}",
+            f"-I{include}/executorch/runtime/core/portable_type/c10",
+            "-Wl,--no-as-needed",
+            str(core),
+        ],
+        depends=version("executorch"),
+        purpose="ethorch.host.measure",
+    )
+
+
+def load_measure() -> ctypes.CDLL:
+    """The library of ``ethorch.host.measure``; HostError when it cannot be built or loaded."""
+    library = native.load(build_measure)
+    library.ethorch_measure.restype = ctypes.c_int
+    return library
+
+
+def _core_with(symbol: str) -> Path:
+    """The shared object that has a function of ExecuTorch's core: a library of its own in 1.5, the bindings in 1.4."""
+    executorch_copies()
+    bindings = [sys.modules[name] for name in _BINDINGS if name in sys.modules]
+    candidates = [Path(str(module.__file__)) for module in bindings]
+    candidates[:0] = sorted(candidates[0].parents[2].glob("lib/libexecutorch.so")) if candidates else []
+    for path in candidates:
+        if _address(ctypes.CDLL(str(path)), symbol):
+            return path
+    raise HostError("this ExecuTorch exports no Program::load; 1.4 and 1.5 are the releases known to work.")
+
+
 def load_library() -> ctypes.CDLL:
     library = native.load(build_library)
+    library.ethorch_allocate_scratch.argtypes = (ctypes.c_int,)
     library.ethorch_register.restype = ctypes.c_uint32
     library.ethorch_parse.restype = ctypes.c_char_p
     library.ethorch_parse.argtypes = (ctypes.c_char_p, ctypes.c_size_t)

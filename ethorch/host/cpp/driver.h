@@ -1,4 +1,4 @@
-// The one seam between ExecuTorch and an NPU: run a payload, inputs in, outputs out. A platform implements these five.
+// The one seam between ExecuTorch and an NPU: run a payload, inputs in, outputs out. A platform implements these six.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,10 @@ void* driver_open(const Payload& payload, const uint8_t* blob, size_t size);
 bool driver_run(void* state, const void* const* inputs, void* const* outputs);
 
 void driver_close(void* state);
+
+// Bytes of ExecuTorch's temporary allocator that a run is to take for the payload's scratch region, as Arm's delegate for
+// firmware does; 0 where the platform has the region elsewhere.
+size_t driver_scratch_bytes(const Payload& payload);
 
 // The operators of the state's last run, in order, for ExecuTorch's event tracer: calls sink(context, name, start, end)
 // for each, times in nanoseconds. None where the platform does not measure them.

@@ -42,6 +42,7 @@ struct Callbacks {
 };
 Callbacks python = {};
 
+thread_local bool scratch_allocated = false; // as firmware has it: set while ethorch.host measures memory
 thread_local bool guarded = false; // between ethorch_guard(1) and ethorch_guard(0): inside one of ethorch.host's calls
 pal_emit_log_message_method log_before = nullptr;
 
@@ -85,6 +86,10 @@ void driver_close(void* state) {
   if (python.close != nullptr) {
     python.close(reinterpret_cast<size_t>(state));
   }
+}
+
+size_t driver_scratch_bytes(const Payload& payload) {
+  return scratch_allocated ? payload.scratch_bytes : 0;
 }
 
 void driver_events(void* state, EventSink sink, void* context) {
@@ -137,6 +142,12 @@ __attribute__((visibility("default"))) void ethorch_set_platform(void* get_pal_i
 
 __attribute__((visibility("default"))) void ethorch_guard(int on) {
   ethorch::guarded = on != 0;
+}
+
+// Whether runs of this thread take the scratch region from ExecuTorch's temporary allocator; the simulator has its own memory
+// all the same.
+__attribute__((visibility("default"))) void ethorch_allocate_scratch(int on) {
+  ethorch::scratch_allocated = on != 0;
 }
 
 // payload.cpp for tests: nullptr when the blob is well formed, otherwise what is wrong with it.

@@ -25,6 +25,8 @@ using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
+constexpr size_t kScratchAlignment = 16; // of addresses that the NPU is given
+
 struct Delegate {
   Payload payload; // points into ExecuTorch's buffer, which is kept until destroy()
   void* state = nullptr;
@@ -158,6 +160,11 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
       } else {
         delegate->outputs[index] = data;
       }
+    }
+    const size_t scratch_bytes = driver_scratch_bytes(delegate->payload);
+    if (scratch_bytes != 0 && context.allocate(scratch_bytes, kScratchAlignment) == nullptr) {
+      driver_report("delegate: the temporary allocator has no room for the scratch region");
+      return Error::MemoryAllocationFailed;
     }
     const bool ran = driver_run(delegate->state, delegate->inputs.data(), delegate->outputs.data());
     if (ran && context.event_tracer() != nullptr) {
