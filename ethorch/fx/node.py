@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -184,6 +184,13 @@ def origin_of(node: Node) -> Origin:
         source = f"{path.rsplit('/', 1)[-1]}:{line}"
     target = op_name(node.target) if node.op == "call_function" else node.op
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
+
+
+def origin_of_codes(node: Node) -> Origin:
+    """As ``origin_of``; of a quantize node, under its own name, the place of what it quantizes: the quantizer is no user."""
+    if node.op != "call_function" or op_name(node.target) not in QUANTIZE or not node.all_input_nodes:
+        return origin_of(node)
+    return replace(origin_of(node.all_input_nodes[0]), node=node.name)
 
 
 # --- constants --------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from ethorch.fx.node import (
     makes_constant,
     mapped,
     op_name,
-    origin_of,
+    origin_of_codes,
     storage_order,
     writes_back,
 )
@@ -91,7 +91,7 @@ class Walk(Frame):
             Unsupported: a node cannot run, and the walk is strict.
         """
         for node in self.graph.nodes:
-            self.b.origin = origin_of(node)
+            self.b.origin = origin_of_codes(node)
             if node.op in ("placeholder", "get_attr"):
                 self.env[node] = self.leaf(node)
             elif node.op == "call_function":
@@ -283,7 +283,7 @@ class Walk(Frame):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
             if result.meta["val"].dtype == torch.int64:
                 raise Unsupported(INT64_OUTPUT)
-            self.b.origin = origin_of(result)
+            self.b.origin = origin_of_codes(result)
             value = self.b.stored_as(x, [(dim,) for dim in order])
             if value.is_const or value in self.b.graph.inputs or id(value) in seen:
                 value = self.b.emit("IDENTITY", value)

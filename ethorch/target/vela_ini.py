@@ -32,6 +32,8 @@ class MemorySystem:
         core_clock_hz: NPU clock; Vela counts cycles of it.
         const_area, arena_area, cache_area: the memory that holds constants, feature maps, and staged data.
         arena_cache_bytes: size of the staging memory; None where the file leaves it open.
+        constants_in_sram: share the constants the SRAM with the feature maps (Sram_Only)? Then ``const_area`` is Vela's word for
+            their share, and no memory.
     """
 
     core_clock_hz: float
@@ -39,6 +41,7 @@ class MemorySystem:
     arena_area: str
     cache_area: str
     arena_cache_bytes: int | None
+    constants_in_sram: bool = False
 
     @property
     def staged(self) -> bool:
@@ -89,7 +92,8 @@ class VelaConfig:
             if port not in ports:
                 raise SpecError(f"memory mode {memory_mode!r} {where}: {area}={port!r} is not Axi0 or Axi1.")
             chosen[area] = ports[port]
-        if len(set(chosen.values())) == 1 and chosen["const_mem_area"] == "Sram":
+        constants_in_sram = set(chosen.values()) == {"Sram"}
+        if constants_in_sram:
             chosen["const_mem_area"] = "OnChipFlash"  # Sram_Only: Vela calls the constants' share of the SRAM that
         for area, memory in chosen.items():
             if memory not in _ALLOWED[area]:
@@ -109,7 +113,8 @@ class VelaConfig:
                 f"{system_config!r} with {memory_mode!r} {where}: core_clock={clock_hz}, arena_cache_size="
                 f"{size or None}; the clock must be positive and the size not negative."
             )
-        return MemorySystem(clock_hz, chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"], cache_bytes)
+        areas = (chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"])
+        return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
 
     def _get(self, section: str, key: str, default: str) -> str:
         """A key of a section or of the section it inherits from."""

@@ -1,0 +1,25 @@
+"""Figures of a program, as data: its layers, the memory of the whole application, its time line.
+
+They are taken of a finished ``flow.Build``, of which all is known, or of a .pte, as far as the file tells.
+"""
+
+from ethorch.figures.cpu_rates import RATES, Rate
+from ethorch.figures.layer import Layer
+from ethorch.figures.layers import layers
+from ethorch.figures.memory import memory
+from ethorch.figures.memory_report import Component, MemoryReport, TensorPlace
+from ethorch.figures.timeline import Event, timeline, trace_events
+
+__all__ = [
+    "RATES",
+    "Component",
+    "Event",
+    "Layer",
+    "MemoryReport",
+    "Rate",
+    "TensorPlace",
+    "layers",
+    "memory",
+    "timeline",
+    "trace_events",
+]

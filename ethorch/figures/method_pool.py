@@ -1,0 +1,155 @@
+"""What ExecuTorch's runtime allocates when it loads a method, counted from the program.
+
+Loading makes structures in C++ of what the .pte says, by a method allocator that only ever grows, and looks each kernel up with a
+list from the temporary allocator. Which structures, in which order, is that of ``Method::init`` in executorch 1.4 and 1.5, so that
+the bytes, padding included, are the runtime's own; ``host.measure`` shows it for 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ethorch.formats.pte_types import Call, Delegate, Method, Value
+
+Layout = tuple[int, int]  # size and alignment in bytes
+
+
+@dataclass(frozen=True)
+class Abi:
+    """Sizes and alignments of ExecuTorch's structures on one kind of processor.
+
+    Attributes:
+        pointer: of pointers and of size_t.
+        sizes: the name of a C++ type -> its size and alignment.
+    """
+
+    pointer: int
+    sizes: Mapping[str, Layout]
+
+
+# What sizeof and alignof say of executorch 1.5.1's headers, compiled by clang 22 for x86_64-linux-gnu and for arm-linux-gnueabihf,
+# whose procedure call standard (AAPCS32) is the Cortex-M's; those of 1.4.1 have the same members. BackendDelegate, Chain and
+# NamedData are in none of the headers: they were put together from the same types as in runtime/executor.
+DESK = Abi(
+    8,
+    {
+        "EValue": (16, 8), "TensorImpl": (64, 8), "Tensor": (8, 8), "optional<Tensor>": (16, 8), "BoxedEvalueList": (24, 8),
+        "ArrayRef": (16, 8), "NamedData": (48, 8), "BackendDelegate": (56, 8), "CompileSpec": (24, 8), "Chain": (32, 8),
+        "OpFunction": (8, 8), "InstructionArgs": (16, 8), "TensorMeta": (24, 8),
+    },
+)  # fmt: skip
+CORTEX_M = Abi(
+    4,
+    {
+        "EValue": (16, 8), "TensorImpl": (32, 4), "Tensor": (4, 4), "optional<Tensor>": (8, 4), "BoxedEvalueList": (12, 4),
+        "ArrayRef": (8, 4), "NamedData": (40, 8), "BackendDelegate": (40, 8), "CompileSpec": (12, 4), "Chain": (16, 4),
+        "OpFunction": (4, 4), "InstructionArgs": (8, 4), "TensorMeta": (12, 4),
+    },
+)  # fmt: skip
+#: Axes that ExecuTorch reckons with where it makes room for the order of a tensor's dimensions (kTensorDimensionLimit).
+_MOST_AXES = 16
+#: What Arm's delegate for firmware keeps of each delegate, from the heap: a pointer and eight words (executorch 1.4, 1.5).
+DELEGATE_HANDLE_BYTES = 36
+
+
+class _Pool:
+    """An allocator that only grows; its memory begins at an aligned address."""
+
+    def __init__(self, abi: Abi):
+        self.abi, self.used = abi, 0
+
+    def take(self, layout: Layout, count: int = 1) -> None:
+        size, alignment = layout
+        self.used = -(-self.used // alignment) * alignment + size * count
+
+    def make(self, name: str, count: int = 1) -> None:
+        self.take(self.abi.sizes[name], count)
+
+    def pointers(self, count: int) -> None:
+        self.take((self.abi.pointer, self.abi.pointer), count)
+
+
+def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
+    """Bytes of the method allocator that ``Program::load_method`` uses, from an aligned beginning.
+
+    The temporary allocator has ``lookup_bytes`` at least: with less, the runtime looks kernels up in the method allocator. What a
+    delegate of another backend than Ethos-U takes for itself is not counted.
+    """
+    pool = _Pool(abi)
+    pool.make("EValue", len(method.values))
+    if method.inputs:
+        pool.take((1, 1), len(method.inputs))
+    external = sum(1 for value in method.values if value.extra and value.extra.external and not value.planned)
+    if external:
+        pool.make("NamedData", external)
+    for value in method.values:
+        _value(pool, value)
+    pool.make("BackendDelegate", len(method.delegates))
+    for delegate in method.delegates:
+        _delegate(pool, delegate)
+    pool.make("Chain", len(method.chains))
+    for chain in method.chains:
+        pool.make("OpFunction", len(chain.instructions))
+        pool.make("InstructionArgs", len(chain.instructions))
+        for step in chain.instructions:
+            if isinstance(step, Call):
+                pool.pointers(len(step.args))
+    return pool.used
+
+
+def _value(pool: _Pool, value: Value) -> None:
+    count = len(value.items)
+    if value.kind == "tensor":
+        if value.dynamism:
+            pool.take((4, 4), len(value.shape))
+            pool.take((1, 1), len(value.shape))
+        pool.take((4, 4), len(value.shape))  # strides
+        pool.make("TensorImpl")
+    elif value.kind == "int[]":
+        pool.pointers(count)
+        pool.take((8, 8), count)
+        pool.make("BoxedEvalueList")
+    elif value.kind == "tensor[]":
+        pool.make("Tensor", count)
+        pool.pointers(count)
+        pool.make("BoxedEvalueList")
+    elif value.kind == "tensor?[]":
+        pool.pointers(count)
+        pool.make("optional<Tensor>", count)
+        pool.make("BoxedEvalueList")
+    elif value.kind in ("double[]", "bool[]", "string"):
+        pool.make("ArrayRef")
+
+
+def _delegate(pool: _Pool, delegate: Delegate) -> None:
+    pool.make("CompileSpec", len(delegate.compile_specs))
+
+
+def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
+    """Size of a temporary allocator with which the runtime looks every kernel of a method up there; 0 without kernels.
+
+    It asks for room for tensors of 16 axes, and then takes ``looked_up_bytes``.
+    """
+    size, _ = abi.sizes["TensorMeta"]
+    return max((len(call.args) * (size + _MOST_AXES) for call in method.calls if call.delegate is None), default=0)
+
+
+def looked_up_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
+    """Bytes of the temporary allocator that looking up the kernels of a method takes at most: of each call the types and axes."""
+    size, _ = abi.sizes["TensorMeta"]
+    return max((len(call.args) * size + _axes(method, call) for call in method.calls if call.delegate is None), default=0)
+
+
+def _axes(method: Method, call: Call) -> int:
+    return sum(len(value.shape) for value in (method.values[arg] for arg in call.args) if value.kind == "tensor")
+
+
+def kernel_temporary_bytes(method: Method) -> int:
+    """Bytes of the temporary allocator that kernels take themselves: of ExecuTorch's, topk alone does (executorch 1.4, 1.5).
+
+    It keeps a value and an index, of 16 bytes together, for each place of the axis.
+    """
+    calls = [call for call in method.calls if call.operator == "aten::topk.values"]
+    shapes = [(method.values[call.args[0]].shape or (1,), int(method.values[call.args[2]].number)) for call in calls]
+    return max((shape[axis] * 16 for shape, axis in shapes), default=0)

@@ -1,0 +1,105 @@
+"""The layers of a delegate of which only the payload is known: what its commands do, with bytes and multiply-accumulates.
+
+A stream does not say which operator a command works for, nor how long it takes. ``Sources`` that were kept beside the file do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ethorch.errors import MachineFault
+from ethorch.figures.layer import NPU, Layer
+from ethorch.figures.subject import Part
+from ethorch.npu import Source
+from ethorch.npu.memory import Span
+from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.stream import Operation
+
+
+class _Work:
+    """What commands did for one layer."""
+
+    def __init__(self, part: Part, source: Source | None):
+        self.part, self.source = part, source
+        self.macs = 0
+        self.read: dict[str, int] = {}
+        self.written: dict[str, int] = {}
+        self.title = ""
+        self.ifm_shapes: tuple[tuple[int, ...], ...] = ()
+        self.ofm_shape: tuple[int, ...] = ()
+        self.commands = 0
+
+    def add(self, op: Operation, prepared: Prepared) -> None:
+        self.macs += prepared.macs
+        for total, accesses in ((self.read, prepared.reads), (self.written, prepared.writes)):
+            for access in accesses:
+                if access.region >= 0 and (isinstance(access, Span) or access.in_memory):
+                    memory = self.part.memory_of(access.region)
+                    total[memory] = total.get(memory, 0) + access.size_bytes
+        if prepared.scattered is not None:  # a gather or scatter: by indices that lie in memory
+            for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
+                memory = self.part.memory_of(region)
+                total[memory] = total.get(memory, 0) + prepared.dma_bytes
+        if prepared.computes or prepared.scattered is not None:
+            self.commands += 1
+            self.title = self.title or op.title.removeprefix("NPU_OP_")
+            maps = {fm.name: fm for fm in prepared.maps}
+            self.ifm_shapes = tuple((1, *maps[name].shape) for name in ("IFM", "IFM2") if name in maps)
+            self.ofm_shape = (1, *maps["OFM"].shape) if "OFM" in maps else ()
+
+    def layer(self, index: int) -> Layer:
+        source, several = self.source, self.commands > 1  # of stripes, no shape is the operation's
+        return Layer(
+            index=index,
+            name=source.name if source else f"{self.title.lower().replace(' ', '_')}_{index}",
+            where=NPU,
+            delegate=self.part.number,
+            operator=source.operator if source else self.title,
+            operators=(source.origin.split(" ")[0],) if source and source.origin else (),
+            module=_between(source.origin, " at ", " (") if source else "",
+            source=_between(source.origin, "(", ")") if source else "",
+            cycles=source.op_cycles if source else None,
+            npu_cycles=source.npu_cycles if source else None,
+            macs=source.macs if source else self.macs,
+            read_bytes=self.read,
+            written_bytes=self.written,
+            ifm_shapes=() if several else self.ifm_shapes,
+            ofm_shape=() if several else self.ofm_shape,
+        )
+
+
+def stream_layers(part: Part, first: int) -> list[Layer]:
+    """A layer for each command that computes, transfers counted to the one they precede; or for each operator of ``part.sources``.
+
+    Raises:
+        MachineFault: the command stream is malformed.
+    """
+    return [work.layer(first + number) for number, work in enumerate(_works(part))]
+
+
+def _works(part: Part) -> Iterator[_Work]:
+    if part.npu is None:
+        return
+    work: _Work | None = None
+    for op in part.npu.operations():
+        prepare = PREPARE.get((op.name, op.npu.family))
+        if prepare is None:
+            continue
+        try:
+            prepared = prepare(op)
+        except MachineFault as fault:
+            raise op.locate(fault) from fault
+        source = part.sources.at(op.offset) if part.sources else None
+        if work is not None and work.commands and (source is None or source is not work.source):
+            yield work
+            work = None
+        work = work or _Work(part, source)
+        work.add(op, prepared)
+    if work is not None and work.commands:
+        yield work
+
+
+def _between(text: str, start: str, end: str) -> str:
+    """What stands between two marks; empty where one is missing."""
+    _, found, rest = text.partition(start)
+    return rest.partition(end)[0] if found and end in rest else ""
