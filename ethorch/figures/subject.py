@@ -20,10 +20,10 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.npus import TARGETS, Target
 from ethorch.target.vela_ini import MemorySystem
 
-if TYPE_CHECKING:  # for their types: both import torch, which takes seconds, and a file can be read without it
-    from ethorch.flow import Build
-    from ethorch.lower.delegate import Lowered
-    from ethorch.lower.partition_report import PartitionReport
+if TYPE_CHECKING:  # their types; a file is read without them
+    from ethorch.flow import Build  # 2 seconds of torch
+    from ethorch.lower.delegate import Lowered  # 2 seconds of torch
+    from ethorch.lower.partition_report import PartitionReport  # 2 seconds of torch, by its package
 
 #: Regions of an NPU by number: constants, feature maps, staging memory.
 REGIONS: Mapping[int, str] = {0: "constants", SCRATCH_REGION: "scratch", STAGING_REGION: "staging"}
