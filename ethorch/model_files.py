@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import io
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ethorch.errors import EthorchError
+from ethorch import model_zoos
+from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
-from ethorch.user_code import explained, find, first_sentence
+from ethorch.user_code import ZOOS, Reference, explained, find, first_sentence
 
 Inputs = tuple[Any, ...]
 
@@ -103,44 +107,62 @@ def _arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, Any]]:
 
 
 def load_model(reference: str) -> UserModel:
-    """The model that ``FILE.py:NAME`` or ``FILE.pt2`` names.
+    """The model that a name stands for.
 
-    NAME is a function that takes no arguments, or a variable. It returns, or is, ``(module, example_inputs)`` or ``(module,
-    example_inputs, calibration)``, the last a list of inputs; or a module, whose inputs are its attribute ``example_inputs``
-    or ``example_input_array``, or the file's variable of one of the names in ``INPUT_NAMES``. Inputs are a tuple, a tensor or
-    a dict of keyword arguments. A .pt2 file is one that ``torch.export.save`` wrote with its example inputs.
+    - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function that takes no arguments, or a variable. It returns, or is,
+      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``, the last an iterable of inputs; or a module, whose
+      inputs are its attribute ``example_inputs`` or ``example_input_array``, or the file's variable of one of the names in
+      ``INPUT_NAMES``. Inputs are a tuple, a tensor or a dict of keyword arguments.
+    - ``FILE.py``: one for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
+    - ``FILE.pt2``: a program that ``torch.export.save`` wrote with its example inputs.
+    - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``: see ``ethorch.model_zoos``.
 
     Raises:
-        EthorchError: there is no such file or factory, or it returned something else.
+        SpecError: there is no such file, module, function or model.
+        EthorchError: it is, or returned, something else.
         UserCodeError: the file or the factory raised an error.
     """
-    path, name = find(reference)
-    return _from_python(path, name) if name or path.suffix == ".py" else _from_exported(path)
+    found = find(reference)
+    if found.kind in ZOOS:
+        return UserModel(*model_zoos.load(found.kind, found.name))
+    if found.kind == "exported":
+        return _from_exported(Path(found.place))
+    return _from_python(_imported(found), found)
 
 
 #: Variables of a user's file that hold inputs for a module in it; ``ModelInputs`` is what ExecuTorch's Arm scripts look for.
 INPUT_NAMES = ("example_inputs", "EXAMPLE_INPUTS", "ModelInputs")
 
 
-def _from_python(path: Path, name: str) -> UserModel:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise EthorchError(f"{path} cannot be imported as a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles look their module up there
-    sys.path.insert(0, str(path.parent))
+def _imported(reference: Reference) -> ModuleType:
+    """The user's Python file or module, run."""
+    folder = os.getcwd() if reference.kind == "module" else str(Path(reference.place).parent)
+    sys.path.insert(0, folder)
     try:
-        with explained(f"{path} cannot be imported"):
+        with explained(f"{reference.place} cannot be imported"):
+            if reference.kind == "module":
+                return importlib.import_module(reference.place)
+            path = Path(reference.place)
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            if spec is None or spec.loader is None:
+                raise EthorchError(f"{path} cannot be imported as a Python file.")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module  # dataclasses look their module up there
             spec.loader.exec_module(module)
+            return module
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path.remove(folder)
+
+
+def _from_python(module: ModuleType, reference: Reference) -> UserModel:
+    path, name = reference.place, reference.name
     made = getattr(module, name, None)
     if callable(made) and not isinstance(made, nn.Module):
         with explained(f"{path}:{name}() failed"):
             made = made()
     elif not isinstance(made, (nn.Module, tuple)):
-        known = [key for key, value in vars(module).items() if _offers_model(value, path.stem) and not key.startswith("_")]
-        raise EthorchError(f"{path} has no function {name!r}; it has: {', '.join(known) or 'none'}.")
+        known = [key for key, value in vars(module).items() if _offers_model(value, module.__name__) and not key.startswith("_")]
+        raise SpecError(f"{path} has no function {name!r}; it has: {', '.join(known) or 'none'}.")
     if isinstance(made, nn.Module):
         holders = [(made, "example_inputs"), (made, "example_input_array"), *((module, name) for name in INPUT_NAMES)]
         inputs = next((found for holder, key in holders if (found := getattr(holder, key, None)) is not None), None)

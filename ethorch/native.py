@@ -49,7 +49,7 @@ def build(
         digest.update(file.read_bytes())
     start = f"{name}-{digest.hexdigest()[:20]}"
     folder = cache_folder()
-    compiler = _compiler()
+    compiler = compiler_command()
     if compiler is not None:
         start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
     cached = _cached(folder, start, any_compiler=compiler is None)
@@ -131,7 +131,7 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _compiler() -> list[str] | None:
+def compiler_command() -> list[str] | None:
     """Command of the C++ compiler: CXX if set, else the first of the usual ones that is there."""
     given = os.environ.get("CXX", "")
     try:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import linecache
+import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ethorch.errors import EthorchError, UserCodeError
+from ethorch.errors import EthorchError, SpecError, UserCodeError
 
 #: Folders whose lines are not the user's: ethorch, the standard library, installed packages.
 _LIBRARIES = tuple(
@@ -22,25 +26,72 @@ _LIBRARIES = tuple(
 )
 
 
-def find(reference: str) -> tuple[Path, str]:
-    """(file, name in it) of ``FILE.py:NAME``, (file, "") of ``FILE.pt2``.
+@dataclass(frozen=True)
+class Reference:
+    """Where a user's model is.
+
+    Attributes:
+        kind: ``file`` (a Python file), ``module`` (an installed one), ``exported`` (a .pt2), or one of ZOOS.
+        place: the file, or the dotted name of the module, or nothing.
+        name: the function or variable in it, or the model's name in the zoo.
+    """
+
+    kind: str
+    place: str
+    name: str = ""
+
+
+#: Prefixes that name public libraries of models; ``ethorch.model_zoos`` loads them.
+ZOOS = ("torchvision", "timm", "hf")
+#: What a model's name may look like, for messages and for help.
+FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME or hf:FOLDER"
+#: The variable of a file that ExecuTorch's Arm scripts compile.
+ARM_MODEL = "ModelUnderTest"
+
+
+def find(reference: str) -> Reference:
+    """Where the model that a user names is, without importing it.
 
     Raises:
-        EthorchError: it is written otherwise, or there is no such file.
+        SpecError: it is written otherwise, or there is no such file or module.
     """
-    path, colon, name = reference.rpartition(":")
-    if colon and path.endswith(".py"):
-        if not Path(path).is_file():
-            raise EthorchError(f"there is no Python file {path}.")
-        return Path(path), name
+    place, colon, name = reference.rpartition(":")
+    zoo, _, rest = reference.partition(":")
+    if zoo in ZOOS and rest:
+        if zoo == "hf" and not Path(rest).is_dir():
+            raise SpecError(f"there is no folder {rest}; hf: takes one that save_pretrained wrote.")
+        return Reference(zoo, "", rest)
+    if colon and place.endswith(".py"):
+        if not Path(place).is_file():
+            raise SpecError(f"there is no Python file {place}.")
+        return Reference("file", place, name)
     if reference.endswith(".pt2"):
         if not Path(reference).is_file():
-            raise EthorchError(f"there is no file {reference}.")
-        return Path(reference), ""
+            raise SpecError(f"there is no file {reference}.")
+        return Reference("exported", reference)
     hint = ""
     if reference.endswith(".py") and Path(reference).is_file():
-        hint = f" Write {reference}:NAME; it has: {', '.join(_names(Path(reference))) or 'no function'}."
-    raise EthorchError(f"{reference!r} is neither FILE.py:factory nor FILE.pt2.{hint}")
+        names = _names(Path(reference))
+        if ARM_MODEL in names:
+            return Reference("file", reference, ARM_MODEL)
+        hint = f" Write {reference}:NAME; it has: {', '.join(names) or 'no function'}."
+    elif colon and name.isidentifier() and all(part.isidentifier() for part in place.split(".")):
+        if _is_module(place):
+            return Reference("module", place, name)
+        hint = f" There is no Python module {place}."
+    raise SpecError(f"{reference!r} is no model: write {FORMS}.{hint}")
+
+
+def _is_module(name: str) -> bool:
+    """Is there a module of that dotted name, here or installed? Its packages are imported, it is not."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.remove(here)
 
 
 def _names(path: Path) -> list[str]:
@@ -50,7 +101,8 @@ def _names(path: Path) -> list[str]:
     except (SyntaxError, ValueError):
         return []
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets = [part for target in assigned for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
     names += [target.id for target in targets if isinstance(target, ast.Name)]
     return [name for name in names if not name.startswith("_")]
 

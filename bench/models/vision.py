@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,36 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.case import ModelCase, conv_bn, picture, unit_linear
-
-
-def torchvision_models() -> ModuleType:
-    """`torchvision.models`, also where torchvision's compiled extension does not fit the installed torch.
-
-    Without that extension the import dies on the missing operator ``torchvision::nms``; declaring its schema is enough
-    for every classification network.
-    """
-    try:
-        import torchvision.models
-    except (RuntimeError, ImportError) as error:
-        if "torchvision::nms" not in str(error) and "partially initialized" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        _declare_torchvision_operators()
-        import torchvision.models
-    return torchvision.models
-
-
-_declared: list[torch.library.Library] = []  # a Library takes its operators with it when it is collected
-
-
-def _declare_torchvision_operators() -> None:
-    if _declared:
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _declared.append(library)
+from ethorch.model_zoos import torchvision_models
 
 
 def torchvision_model(name: str, **arguments: Any) -> Callable[[], nn.Module]:

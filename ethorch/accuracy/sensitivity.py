@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,6 +16,9 @@ from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.target.compile_spec import ArmCompileSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,19 @@ class Sensitivity:
         return "\n".join(lines)
 
     __str__ = table
+
+    def rich(self) -> RenderableType:
+        """A table of Rich."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("module")
+        for name in ("only it, dB", "all but it, dB", "gain, dB"):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            table.add_row(row.module, f"{row.only:.2f}", f"{row.all_but:.2f}", f"{row.gain:+.2f}")
+        return Group(f"The whole model quantized: {self.whole:.2f} dB. Gain: what leaving the module in float brings.", "", table)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

@@ -15,10 +15,11 @@ from torch.fx import GraphModule
 from ethorch import flow
 from ethorch.errors import EthorchError, unknown_name
 from ethorch.model_files import KeywordInputs, UserModel, is_quantized, load_model
-from ethorch.program.integer_io import as_codes, boundary_codes, config_for, with_constants, with_integer_io
+from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
 from ethorch.program.samples import samples
+from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import FLOAT, Settings
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
@@ -210,10 +211,7 @@ def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig |
         for name in settings.modules:
             if name not in known and f"module.{name}" not in known:
                 raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
-    quantizer = settings.quantizer(config)
-    if (io := config_for(settings.io)) is not None:
-        quantizer.set_io(io)
-    quantized = flow.quantize(user, settings.spec, quantizer=quantizer)
+    quantized = flow.quantize(user, settings.spec, quantizer=quantizer_for(settings, config))
     if isinstance(quantized, GraphModule):
         return quantized
     raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,19 +23,8 @@ from ethorch.formats import pte
 from ethorch.formats.pte_types import DTYPES, Chain, Method, Program, Value
 from ethorch.formats.pte_writer import write
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
-from ethorch.quantizer.config import (
-    QuantizationConfig,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    get_uint8_io_quantization_config,
-)
 
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
-_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
-    "int8": get_symmetric_quantization_config,
-    "uint8": get_uint8_io_quantization_config,
-    "int16": get_symmetric_a16w8_quantization_config,
-}
 _METHOD = re.compile(r"(?P<side>input|output)(?P<index>\d+)_(?P<key>scale|zp|quant_min|quant_max|dtype)")
 
 
@@ -64,16 +53,11 @@ class Codes:
         return (codes.to(torch.float32) - self.zero_point) * self.scale
 
 
-def config_for(io: str) -> QuantizationConfig | None:
-    """The quantizer's config for ``set_io``; None for float32."""
-    return _CONFIGS[io]() if io in _CONFIGS else None
-
-
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
     """A copy of the graph whose quantized inputs and outputs are codes of type ``io``; integer ones of the model stay as they are.
 
     Args:
-        quantized: as ``convert_pt2e`` returned it, calibrated with ``set_io(config_for(io))``.
+        quantized: as ``convert_pt2e`` returned it, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
         io: int8, uint8 or int16.
 
     Raises:

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ethorch import host
+from ethorch import figures, host
 from ethorch.errors import EthorchError, HostError
-from ethorch.flow import Build
+from ethorch.figures import Layer, MemoryReport
+from ethorch.figures.layer import CPU, NPU
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.metrics import sqnr_db
 from ethorch.model_files import UserModel
+from ethorch.npu import Sources
+from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
-from ethorch.program.saving import check_writable, tosa_of, write_folder
+from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
+from ethorch.report.rendered import as_html, as_text
+from ethorch.report.summary import summary
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.vela import artifacts
+from ethorch.versions import versions
 
-_PACKAGES = ("ethorch", "torch", "torchao", "executorch", "ethos-u-vela", "tosa-tools", "numpy")
+if TYPE_CHECKING:
+    from ethorch.flow import Build  # 2 seconds of ExecuTorch, which only a compilation needs
+
 _BUNDLED_SAMPLES = 8
+_MEASURED_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,24 @@ class TensorInfo:
     def __str__(self) -> str:
         text = f"{self.dtype}{list(self.shape)}"
         return text if self.codes is None else f"{text}, scale {self.codes.scale:.6g}, zero point {self.codes.zero_point}"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How near the program's outputs are to the float model's: SQNR in dB over so many samples."""
+
+    sqnr_db: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit of the settings, what was found, and whether it holds; None where that cannot be known."""
+
+    name: str
+    limit: float
+    found: float | None
+    holds: bool | None
 
 
 class Program:
@@ -91,13 +120,10 @@ class Program:
         """The method as the file has it."""
         return self._parsed.methods[self.method]
 
-    @cached_property
+    @property
     def target(self) -> str:
         """Name of the NPU; empty where no delegate says it."""
-        if self.settings is not None:
-            return self.settings.target
-        specs = [EthosUCompileSpec.from_pairs(d.compile_specs) for d in self.description.delegates if d.id == BACKEND_ID]
-        return specs[0].target.name if specs else ""
+        return "" if self.spec is None else self.spec.target.name
 
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
@@ -224,32 +250,168 @@ class Program:
 
     # answers ----------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Each operation of the NPU and each operator of the CPU in the order of execution, with its cost."""
+        return figures.layers(self.build or self.pte, self.method, sources=self._known_sources)
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """What the whole application needs of RAM and flash, and where each tensor lies."""
+        return figures.memory(self.build or self.pte, self.method)
+
+    @cached_property
+    def _known_sources(self) -> dict[int, Sources] | None:
+        """Which operator each command works for, by the delegate's number in the file, where a folder says it."""
+        if self._sources is None or self.build is not None:
+            return None
+        return {
+            number: artifacts.sources(self._sources, DelegatePayload.unpack(delegate.blob), delegate.compile_specs)
+            for number, delegate in enumerate(self.description.delegates)
+            if delegate.id == BACKEND_ID
+        }
+
+    @cached_property
+    def spec(self) -> EthosUCompileSpec | None:
+        """What it was compiled for; None where no delegate says it."""
+        if self.settings is not None:
+            return self.settings.spec
+        specs = [d.compile_specs for d in self.description.delegates if d.id == BACKEND_ID]
+        return EthosUCompileSpec.from_pairs(specs[0]) if specs else None
+
+    @property
+    def core_clock_hz(self) -> float:
+        """Clock of the NPU by the system configuration; 0 of a program without one."""
+        return 0.0 if self.spec is None else self.spec.memory_system.core_clock_hz
+
+    def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
+        """Where each operator runs, what it costs, and why it is not on the NPU; ``print`` it.
+
+        Args:
+            operator: only those with this in their name, e.g. ``softmax``.
+            cpu_only: only those on the CPU.
+        """
+        partition = None if self.build is None else self.build.partition
+        return explanation(self.target, self.layers, partition, operator, cpu_only)
+
+    @cached_property
+    def accuracy(self) -> Accuracy | None:
+        """SQNR of the program against the float model on at most 8 of its samples; None where there is no float model.
+
+        The first access runs the samples.
+        """
+        if self.model is None or self.model.quantized:
+            return None
+        samples = (self.model.calibration or [self.model.example_inputs])[:_MEASURED_SAMPLES]
+        wanted, found = [], []
+        with torch.no_grad():
+            for sample in samples:
+                wanted.append(pytree.tree_leaves(self.model.module(*sample)))
+                found.append(self._floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))
+        return Accuracy(sqnr_db(wanted, found), len(samples))
+
+    def _floats(self, outputs: Sequence[Any]) -> list[Any]:
+        """Flat outputs with codes as what they mean."""
+        return [x if info.codes is None else info.codes.dequantize(x) for x, info in zip(outputs, self.outputs, strict=True)]
+
+    @cached_property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The limits that the settings have, and what was found."""
+        if self.settings is None:
+            return ()
+        chosen, found = self.settings, []
+        if chosen.ram is not None:
+            found.append(Budget("ram", chosen.ram, self.memory.ram_bytes, self.memory.ram_bytes <= chosen.ram))
+        if chosen.flash is not None:
+            found.append(Budget("flash", chosen.flash, self.memory.flash_bytes, self.memory.flash_bytes <= chosen.flash))
+        if chosen.latency_ms is not None:
+            taken = self.milliseconds
+            found.append(Budget("latency_ms", chosen.latency_ms, taken, None if taken is None else taken <= chosen.latency_ms))
+        if chosen.min_sqnr_db is not None:
+            figure = None if self.accuracy is None else self.accuracy.sqnr_db
+            found.append(
+                Budget("min_sqnr_db", chosen.min_sqnr_db, figure, None if figure is None else figure >= chosen.min_sqnr_db)
+            )
+        return tuple(found)
+
+    @property
+    def fits(self) -> bool:
+        """Does every budget hold, as far as that can be known?"""
+        return all(budget.holds is not False for budget in self.budgets)
+
+    def _cycles(self, where: str) -> int | None:
+        cycles = [layer.cycles for layer in self.layers if layer.where == where]
+        return None if None in cycles else sum(c for c in cycles if c is not None)
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Of one inference by the estimate, the CPU at the NPU's clock; None where cycles are unknown."""
+        cycles = self._cycles(NPU), self._cycles(CPU)
+        if cycles[0] is None or cycles[1] is None or not self.core_clock_hz:
+            return None
+        return 1e3 * (cycles[0] + cycles[1]) / self.core_clock_hz
+
     def to_json(self) -> dict[str, Any]:
-        """As plain data; docs/json.md says what each key means."""
-        found: dict[str, Any] = {
+        """Everything as plain data; docs/json.md says what each key means."""
+        npu, cpu, taken, macs = self._cycles(NPU), self._cycles(CPU), self.milliseconds, sum(layer.macs for layer in self.layers)
+        partition = None if self.build is None else self.build.partition
+        per_cycle = 0 if self.spec is None else self.spec.target.macs
+        kernels = sum(layer.where == CPU for layer in self.layers)
+        return {
             "method": self.method,
             "target": self.target,
             "pte_bytes": len(self.pte),
+            "operators": {
+                "npu": None if partition is None else partition.npu_operators,
+                "cpu": kernels if partition is None else len(partition.refusals),
+                "delegates": len(self.payloads),
+            },
+            "total_cycles": npu,
+            "cpu_cycles": cpu,
+            "core_clock_hz": self.core_clock_hz,
+            "milliseconds": taken,
+            "inferences_per_second": None if not taken else 1e3 / taken,
+            "mac_count": macs,
+            "util_mac_percentage": 100 * macs / (npu * per_cycle) if npu and per_cycle else None,
+            "sram_bytes": self.memory.sram_bytes,
+            "ram_bytes": self.memory.ram_bytes,
+            "flash_bytes": self.memory.flash_bytes,
+            "fits": self.fits,
+            "budgets": [asdict(budget) for budget in self.budgets],
+            "accuracy": asdict(self.__dict__["accuracy"]) if self.__dict__.get("accuracy") else None,
             "inputs": [asdict(info) for info in self.inputs],
             "outputs": [asdict(info) for info in self.outputs],
+            "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
+            "without_kernel": [] if partition is None else [refusal.to_json() for refusal in partition.without_kernel],
+            "layers": [layer.to_json() for layer in self.layers],
+            "memory": self.memory.to_json(),
             "settings": None if self.settings is None else self.settings.to_json(),
             "versions": versions(),
         }
-        return found
+
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the estimated time line of NPU, DMA and CPU as a Chrome trace, which Perfetto opens too.
+
+        Raises:
+            EthorchError: cycles are unknown, as of a file; or the file cannot be written.
+        """
+        target = Path(path)
+        check_folder(target)
+        write_whole(target, json.dumps(figures.trace_events(self.layers, self.core_clock_hz)).encode())
+        return target
+
+    def rich(self) -> Any:
+        """The summary, as Rich draws it."""
+        return summary(self.to_json())
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rich())
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
-
-
-def versions() -> dict[str, str]:
-    """Of ethorch and the packages it stands on: name -> version."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def load(

@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ethorch.errors import EthorchError
-from ethorch.flow import Build
 from ethorch.formats.files import write_whole
 from ethorch.program.settings import Settings
 from ethorch.vela import artifacts
+
+if TYPE_CHECKING:
+    from ethorch.flow import Build  # 2 seconds of ExecuTorch, which only a compilation needs
 
 ENDINGS = (".pte", ".bpte", ".tosa")
 
@@ -25,6 +27,11 @@ def check_writable(path: Path) -> None:
         raise EthorchError(f"cannot write {path}: it is a folder.")
     if not path.suffix and path.is_file():
         raise EthorchError(f"cannot write {path}: it is a file, and a name without an ending stands for a folder.")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """EthorchError when no file can be written there; the folders of a name without an ending may be missing."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,6 @@ from typing import Any
 import tomli_w
 
 from ethorch.errors import SpecError, unknown_name
-from ethorch.quantizer.config import (
-    QuantizationConfig,
-    get_symmetric_a8w4_quantization_config,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-)
-from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import DEFAULT_INI, EthosUCompileSpec
 
 if sys.version_info >= (3, 11):
@@ -28,34 +21,12 @@ else:
     import tomli as tomllib
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """How a model is quantized, by a name.
-
-    Attributes:
-        what: in a phrase.
-        config: makes the QuantizationConfig; its argument is ``is_qat``.
-    """
-
-    what: str
-    config: Callable[[bool], QuantizationConfig] = field(repr=False)
-
-
-#: The schemes by name. ``float``, for a module alone, leaves it to the CPU.
-SCHEMES: dict[str, Scheme] = {
-    "int8": Scheme(
-        "int8 activations, int8 weights with a scale per channel", lambda qat: get_symmetric_quantization_config(is_qat=qat)
-    ),
-    "int8-per-tensor": Scheme(
-        "int8 activations, int8 weights with one scale per tensor",
-        lambda qat: get_symmetric_quantization_config(is_per_channel=False, is_qat=qat),
-    ),
-    "a16w8": Scheme(
-        "int16 activations, int8 weights with a scale per channel", lambda qat: get_symmetric_a16w8_quantization_config(is_qat=qat)
-    ),
-    "a8w4": Scheme(
-        "int8 activations, int4 weights with a scale per channel", lambda qat: get_symmetric_a8w4_quantization_config(is_qat=qat)
-    ),
+#: How a model is quantized, by name; ``ethorch.program.schemes`` has the configs. ``float``, for a module, leaves it to the CPU.
+SCHEMES = {
+    "int8": "int8 activations, int8 weights with a scale per channel",
+    "int8-per-tensor": "int8 activations, int8 weights with one scale per tensor",
+    "a16w8": "int16 activations, int8 weights with a scale per channel",
+    "a8w4": "int8 activations, int4 weights with a scale per channel",
 }
 #: What a module alone may have besides.
 FLOAT = "float"
@@ -138,18 +109,6 @@ class Settings:
         return EthosUCompileSpec(
             self.target, self.system_config, self.memory_mode, list(self.vela_flags) or None, config_ini=self.config_ini
         )
-
-    def quantizer(self, config: QuantizationConfig | None = None, is_qat: bool = False) -> EthosUQuantizer:
-        """The same choices for the quantizer.
-
-        Args:
-            config: instead of the scheme's, for the model as a whole.
-            is_qat: made for training.
-        """
-        quantizer = EthosUQuantizer(self.spec).set_global(config or SCHEMES[self.scheme].config(is_qat))
-        for name, scheme in self.modules.items():
-            quantizer.set_module_name(name, None if scheme == FLOAT else SCHEMES[scheme].config(is_qat))
-        return quantizer
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; ``from_json`` takes it back."""

@@ -14,6 +14,7 @@ from ethorch import flow
 from ethorch.errors import QuantizationError
 from ethorch.fx.node import op_name
 from ethorch.model_files import UserModel
+from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import Settings
 from ethorch.quantizer.config import QuantizationConfig
 
@@ -38,7 +39,7 @@ def prepare(
     Args:
         model: trained in float.
         example_inputs: one training batch; its batch size may differ from what ``convert`` is given.
-        scheme: one of ``ethorch.program.settings.SCHEMES``.
+        scheme: a name in ``ethorch.program.settings.SCHEMES``.
         target: name of the NPU.
         settings: instead of scheme and target, with schemes of single modules.
         config: a QuantizationConfig made with ``is_qat=True``, instead of the scheme's.
@@ -52,7 +53,7 @@ def prepare(
     settings = settings or Settings(target=target, scheme=scheme)
     user = UserModel(model, example_inputs)
     graph = flow.exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
-    prepared: GraphModule = prepare_qat_pt2e(graph, settings.quantizer(config, is_qat=True))
+    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, config, is_qat=True))
     allow_exported_model_train_eval(prepared)
     return prepared
 

@@ -50,8 +50,8 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
     """Log what is wrong with the calibration tensors of the program input ``name``."""
     if sum(each.batch for each in statistics) == 1:
         logger.warning(
-            "the ranges come from a single sample of input %s: what other inputs bring beyond it will be clipped. Run some tens of "
-            "representative inputs through the prepared model. [calibration.single_sample]",
+            "the ranges come from a single sample of input %s: what other inputs bring beyond it will be clipped. Calibrate with "
+            "some tens of representative inputs. [calibration.single_sample]",
             name,
         )
     noise = [i for i, each in enumerate(statistics) if each.correlation is not None and abs(each.correlation) < _NOISE]

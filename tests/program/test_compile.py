@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -202,3 +203,37 @@ def test_a_bundled_program_holds_inputs_and_what_the_program_answers(
     data = path.read_bytes()
     assert data[4:8] == b"BP08" and program(images[7]).numpy().tobytes() in data
     assert Runtime is not None
+
+
+def test_a_program_answers(tmp_path: Path, program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
+    text = str(program)
+    assert text.startswith("5 of 5 operators on ethos-u55-128 in 1 delegate.") and "cycles of the NPU" in text
+    assert "<pre" in program._repr_html_()
+    found = program.to_json()
+    assert json.loads(json.dumps(found)) == json.loads(json.dumps(program.to_json()))
+    assert found["ram_bytes"] == program.memory.ram_bytes and found["fits"] is True
+    assert len(found["layers"]) == len(program.layers) == len(program.explain().operators)
+    assert "aten.conv2d.default" in str(program.explain())
+    trace = json.loads(program.trace(tmp_path / "trace.json").read_text())
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    assert program.accuracy is not None and program.accuracy.sqnr_db > 25
+    assert f"{program.accuracy.sqnr_db:.1f} dB" in str(program)
+    again = ethorch.load(program.pte)
+    assert again.to_json()["total_cycles"] is None and again.accuracy is None
+    assert again.memory.ram_bytes == program.memory.ram_bytes
+    with pytest.raises(EthorchError, match="cycles"):
+        again.trace(tmp_path / "no.json")
+
+
+def test_budgets_are_compared(model: nn.Module, images: list[Tensor]) -> None:
+    program = ethorch.compile(model, images[0], calibration=images, ram="1M", flash=100, latency_ms=1e-6, min_sqnr_db=20)
+    assert {budget.name: budget.holds for budget in program.budgets} == {
+        "ram": True, "flash": False, "latency_ms": False, "min_sqnr_db": True,
+    }  # fmt: skip
+    assert not program.fits and "does NOT hold" in str(program)
+
+
+def test_a_saved_folder_knows_its_sources(tmp_path: Path, program: ethorch.Program) -> None:
+    again = ethorch.load(program.save(tmp_path / "kept"))
+    named = {layer.source.partition(":")[0] for layer in again.layers if layer.where == "NPU"}
+    assert named and named == {layer.source.partition(":")[0] for layer in program.layers if layer.where == "NPU"}

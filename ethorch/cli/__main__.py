@@ -1,0 +1,7 @@
+"""``python -m ethorch.cli``."""
+
+import sys
+
+from ethorch.cli.app import main
+
+sys.exit(main())

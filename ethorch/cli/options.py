@@ -1,0 +1,183 @@
+"""Arguments and options that several subcommands share, and what they stand for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ethorch.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ethorch.program.program import Program
+    from ethorch.program.settings import Settings
+
+FILES, QUANTIZATION, COMPILER, BUDGET = "Inputs", "Quantization", "Compiler", "Budget"
+
+
+def _option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME or hf:FOLDER. NAME() returns (module, "
+        "inputs[, calibration]), or is a module whose file has example_inputs; FILE.py alone has ModelUnderTest and ModelInputs.",
+    ),
+]
+Pte = Annotated[
+    Path, typer.Argument(metavar="FILE.pte", help="A program of ethorch or of ExecuTorch's Arm backend, or a saved folder.")
+]
+Target = Annotated[
+    str | None, _option("--target", "-t", help="NPU; see `ethorch targets`. Default: ethos-u55-128.", panel=COMPILER)
+]
+Scheme = Annotated[
+    str | None, _option("--scheme", "-s", help="int8 (default), a16w8, a8w4 or int8-per-tensor.", panel=QUANTIZATION)
+]
+Calibrate = Annotated[
+    list[Path] | None,
+    _option(
+        "--calibrate",
+        help="Files or a folder of representative inputs: .npy, .npz, .pt, .csv, .wav, pictures. May be repeated.",
+        panel=QUANTIZATION,
+        metavar="DIR|FILE",
+    ),
+]
+Limit = Annotated[int | None, _option("--limit", help="Take this many samples at most.", panel=QUANTIZATION, min=1)]
+Io = Annotated[
+    str | None,
+    _option("--io", help="Type of float inputs and outputs: float32 (default), int8, uint8, int16.", panel=QUANTIZATION),
+]
+ModuleScheme = Annotated[
+    list[str] | None,
+    _option(
+        "--module",
+        help="A submodule's own scheme, e.g. head=a16w8 or head=float. May be repeated.",
+        panel=QUANTIZATION,
+        metavar="NAME=SCHEME",
+    ),
+]
+LeaveOut = Annotated[
+    list[str] | None,
+    _option("--leave-out", help="A submodule that stays in float on the CPU. May be repeated.", panel=QUANTIZATION, metavar="NAME"),
+]
+NhwcIo = Annotated[bool, _option("--nhwc-io", help="Inputs and outputs of the program in NHWC.", panel=COMPILER)]
+SystemConfig = Annotated[str | None, _option("--system-config", help="A section of vela.ini.", panel=COMPILER)]
+MemoryMode = Annotated[str | None, _option("--memory-mode", help="A section of vela.ini.", panel=COMPILER)]
+ConfigIni = Annotated[str | None, _option("--config-ini", help="Your own vela.ini.", panel=COMPILER)]
+VelaFlag = Annotated[
+    list[str] | None,
+    _option("--vela-flag", help="A flag of Vela's, e.g. --optimise=Size. May be repeated.", panel=COMPILER, metavar="FLAG"),
+]
+SettingsFile = Annotated[
+    Path | None, _option("--settings", help="A file that --keep wrote; other options change it.", panel=FILES, metavar="FILE.toml")
+]
+Shape = Annotated[
+    list[str] | None,
+    _option("--shape", help="Shape of an example input, instead of the model's: 1x3x96x96. For each input.", panel=FILES),
+]
+Weights = Annotated[
+    Path | None,
+    _option("--weights", help="A state dict for the model: .safetensors, or .pth of tensors.", panel=FILES, metavar="FILE"),
+]
+Ram = Annotated[str | None, _option("--ram", help="RAM for the whole application, e.g. 256K.", panel=BUDGET, metavar="SIZE")]
+Flash = Annotated[str | None, _option("--flash", help="Flash for the whole application, e.g. 1M.", panel=BUDGET, metavar="SIZE")]
+Latency = Annotated[float | None, _option("--latency-ms", help="Milliseconds that one inference may take.", panel=BUDGET)]
+Fps = Annotated[float | None, _option("--fps", help="Inferences a second that are wanted.", panel=BUDGET)]
+MinSqnr = Annotated[float | None, _option("--min-sqnr-db", help="Least SQNR against the float model, in dB.", panel=BUDGET)]
+Method = Annotated[str, _option("--method", help="Entry point.")]
+Dump = Annotated[Path | None, _option("--dump", help="What `compile --dump` wrote: names each command's operator.", metavar="DIR")]
+Inputs = Annotated[
+    list[Path] | None,
+    _option(
+        "--inputs",
+        "-i",
+        help="Files of inputs, one for each: .npy, .npz, .pt, .wav, pictures.",
+        metavar="FILE",
+    ),
+]
+
+
+def settings_of(
+    *,
+    settings: Path | None = None,
+    target: str | None = None,
+    scheme: str | None = None,
+    io: str | None = None,
+    module: list[str] | None = None,
+    leave_out: list[str] | None = None,
+    nhwc_io: bool = False,
+    system_config: str | None = None,
+    memory_mode: str | None = None,
+    config_ini: str | None = None,
+    vela_flag: list[str] | None = None,
+    ram: str | None = None,
+    flash: str | None = None,
+    latency_ms: float | None = None,
+    fps: float | None = None,
+    min_sqnr_db: float | None = None,
+) -> Settings:
+    """The options as Settings; what a flag does not do is said on stderr.
+
+    Raises:
+        SpecError: a name, size or file is wrong.
+    """
+    from ethorch.program.settings import FLOAT, Settings
+
+    kept = Settings()
+    if settings is not None:
+        try:
+            kept = Settings.from_toml(settings.read_text(encoding="utf-8"), str(settings))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"cannot read {settings}: {getattr(error, 'strerror', None) or error}.") from None
+    if fps is not None:
+        if fps <= 0:
+            raise SpecError(f"--fps is {fps}; it has to be more than 0.")
+        if latency_ms is not None:
+            raise SpecError("--fps and --latency-ms say the same in two ways: give one of them.")
+        latency_ms = 1000 / fps
+    modules = dict(kept.modules)
+    for entry in module or ():
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise SpecError(f"--module is {entry!r}; it has to be NAME=SCHEME, e.g. head=a16w8.")
+        modules[name] = value
+    modules |= dict.fromkeys(leave_out or (), FLOAT)
+    chosen = kept.with_(
+        target=target,
+        scheme=scheme,
+        io=io,
+        modules=modules,
+        nhwc_io=nhwc_io or None,
+        system_config=system_config,
+        memory_mode=memory_mode,
+        config_ini=config_ini,
+        vela_flags=vela_flag,
+        ram=ram,
+        flash=flash,
+        latency_ms=latency_ms,
+        min_sqnr_db=min_sqnr_db,
+    )
+    for flag, why in chosen.spec.flags_without_effect.items():
+        print(f"the flag {flag} has no effect: {why}", file=sys.stderr)
+    return chosen
+
+
+def load_program(path: Path, method: str = "forward", dump: Path | None = None) -> Program:
+    """A program from a file or a saved folder."""
+    from ethorch.program.program import load
+
+    return load(path, method, sources=dump)
+
+
+def with_line(renderable: RenderableType, line: str) -> RenderableType:
+    """What Rich draws, and a line behind it."""
+    from rich.console import Group
+
+    return Group(renderable, line)

@@ -1,0 +1,148 @@
+"""Models by the names that public libraries give them: torchvision, timm, and folders of Hugging Face models.
+
+Nothing is downloaded: networks have random weights unless the user has a file of them. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ethorch.errors import EthorchError, SpecError
+
+#: What such a name gives: (module, example inputs).
+Found = tuple[nn.Module, Any]
+
+
+def load(zoo: str, name: str) -> Found:
+    """The model ``zoo:name``, in eval mode.
+
+    - ``torchvision:mobilenet_v2``: a classification network on float[1, 3, 224, 224].
+    - ``timm:NAME``: any network of timm, on the input size that timm has for it.
+    - ``hf:FOLDER``: a folder with ``config.json`` and weights (safetensors), as ``save_pretrained`` writes it; token ids of 32
+      positions, or a picture of the size that the config names.
+
+    Raises:
+        SpecError: there is no model of that name.
+        EthorchError: the package is not installed, or the folder holds no model.
+    """
+    return ZOOS[zoo](name)
+
+
+def _torchvision(name: str) -> Found:
+    models = torchvision_models()
+    known = models.list_models(module=models)
+    if name not in known:
+        raise _no_model("torchvision", name, known)
+    return models.get_model(name, weights=None).eval(), (torch.zeros(1, 3, 224, 224),)
+
+
+def _timm(name: str) -> Found:
+    torchvision_models()  # timm imports it
+    timm = _package("timm")
+    if not timm.is_model(name):
+        raise _no_model("timm", name, timm.list_models())
+    model = timm.create_model(name, pretrained=False).eval()
+    return model, (torch.zeros(1, *model.default_cfg.get("input_size", (3, 224, 224))),)
+
+
+def _hugging_face(folder: str) -> Found:
+    path = Path(folder)
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EthorchError(f"{folder} is no folder of a Hugging Face model: {error}.") from None
+    torchvision_models(needed=False)
+    transformers = _package("transformers")
+    names = config.get("architectures") or ["AutoModel"]
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise EthorchError(f"{folder} is a {names[0]}, which the installed transformers does not have.")
+    try:
+        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
+    except Exception as error:  # whatever transformers raises for a folder that is not what its config says
+        raise EthorchError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}") from error
+    model.config.use_cache = False
+    model.config.return_dict = False
+    return model, _inputs_of(model)
+
+
+_POSITIONS = 32
+
+
+def _inputs_of(model: Any) -> Mapping[str, Any]:
+    """Example inputs by the name of the model's main input."""
+    name, config = model.main_input_name, model.config
+    if name == "input_ids":
+        inputs = {"input_ids": torch.ones(1, _POSITIONS, dtype=torch.int64)}
+        if config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = torch.ones(1, _POSITIONS, dtype=torch.int64)
+        return inputs
+    if name == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return {name: torch.zeros(1, getattr(config, "num_channels", 3), height, width)}
+    raise EthorchError(
+        f"{type(model).__name__} takes {name}, of which ethorch knows no example: write a file with a function that returns "
+        "(model, example_inputs), and name it as FILE.py:function."
+    )
+
+
+ZOOS: dict[str, Callable[[str], Found]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
+
+
+def _no_model(zoo: str, name: str, known: list[str]) -> SpecError:
+    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return SpecError(f"{zoo} has no model {name!r}.{hint} It has {len(known)}; {zoo}.list_models() lists them.")
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        raise EthorchError(f"the Python package {missing} is not installed: pip install {missing}.") from error
+
+
+def torchvision_models(needed: bool = True) -> ModuleType:
+    """``torchvision.models``, also where torchvision's compiled extension does not fit the installed torch.
+
+    Without that extension the import dies on the missing operator ``torchvision::nms``; declaring its schema is enough for
+    every network that does not call it.
+
+    Args:
+        needed: where it is not installed, raise; otherwise return an empty module.
+    """
+    try:
+        importlib.import_module("torchvision.models")
+    except ModuleNotFoundError:
+        return _package("torchvision") if needed else ModuleType("torchvision")
+    except (RuntimeError, ImportError) as error:
+        if "torchvision::nms" not in str(error) and "partially initialized" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _declare_torchvision_operators()
+    return importlib.import_module("torchvision.models")
+
+
+_declared: list[torch.library.Library] = []  # a Library takes its operators with it when it is collected
+
+
+def _declare_torchvision_operators() -> None:
+    if _declared:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)

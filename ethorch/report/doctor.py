@@ -1,0 +1,124 @@
+"""What this computer has for ethorch: packages and their versions, a compiler, what firmware needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from ethorch.errors import HostError
+from ethorch.native import cache_folder, compiler_command
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        state: ``ok``; ``warning``: it may do; ``missing``: something optional is not there; ``wrong``: ethorch cannot work so.
+        found: version or place; empty where there is none.
+        advice: how to get it, or what is without it.
+    """
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def examine() -> tuple[Check, ...]:
+    """Every check, those that matter most first."""
+    return (_python(), *_requirements(), _compiler(), _cache(), *_optional(), *_tools())
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _requirements() -> Iterator[Check]:
+    """Of each dependency, whether the installed version is one that ethorch's tests ran with."""
+    try:
+        texts = importlib.metadata.requires("ethorch") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("ethorch", "warning", "a copy of the sources", "Install it, so that its requirements are known: pip install .")
+        return
+    yield Check("ethorch", "ok", importlib.metadata.version("ethorch"))
+    for text in texts:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(requirement.name, "wrong", "not installed", f'pip install "{requirement.name}{requirement.specifier}"')
+            continue
+        if Version(found) in requirement.specifier or requirement.specifier.contains(Version(found).base_version):
+            yield Check(requirement.name, "ok", found)
+        else:
+            advice = f'Tested are {requirement.specifier}: pip install "{requirement.name}{requirement.specifier}"'
+            yield Check(requirement.name, "wrong", found, advice)
+
+
+def _compiler() -> Check:
+    try:
+        command = compiler_command()
+    except HostError as error:
+        return Check("C++ compiler", "wrong", "", str(error))
+    if command is None:
+        advice = "Programs cannot run in ExecuTorch's runtime without one: apt-get install g++, or set CXX."
+        return Check("C++ compiler", "wrong", "", advice)
+    try:
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("C++ compiler", "wrong", command[0], f"It does not run: {error}")
+    return Check("C++ compiler", "ok", said.partition("\n")[0] or command[0])
+
+
+def _cache() -> Check:
+    folder = cache_folder()
+    return Check("cache of built libraries", "ok", str(folder))
+
+
+#: Optional packages: name -> what they are for.
+_OPTIONAL = {
+    "pillow": "pictures as calibration samples",
+    "torchvision": "models by the name torchvision:NAME",
+    "timm": "models by the name timm:NAME",
+    "transformers": "models by the name hf:FOLDER",
+    "safetensors": "weights from .safetensors files",
+}
+
+
+def _optional() -> Iterator[Check]:
+    for name, purpose in _OPTIONAL.items():
+        try:
+            yield Check(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name, "missing", "", f"For {purpose}: pip install {name}")
+
+
+#: Optional commands: name -> what they are for, and how to get them.
+_TOOLS = {
+    "arm-none-eabi-gcc": "Firmware by GNU's compiler: apt-get install gcc-arm-none-eabi",
+    "qemu-system-arm": "Firmware on QEMU's mps3-an547: apt-get install qemu-system-arm",
+    "FVP_Corstone_SSE-300_Ethos-U55": "Arm's fixed virtual platform of Corstone-300: developer.arm.com, under Arm's licence",
+    "FVP_Corstone_SSE-320": "Arm's fixed virtual platform of Corstone-320, with a U85: developer.arm.com, under Arm's licence",
+}
+
+
+def _tools() -> Iterator[Check]:
+    for name, advice in _TOOLS.items():
+        place = shutil.which(name)
+        yield Check(name, "missing", "", advice) if place is None else Check(name, "ok", place)

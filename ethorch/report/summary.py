@@ -1,0 +1,97 @@
+"""The answer to "what became of my model?", drawn from the plain data of ``Program.to_json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Data = Mapping[str, Any]
+
+
+def summary(data: Data) -> RenderableType:
+    """Head line, figures, budgets, and what is on the CPU with reasons.
+
+    Args:
+        data: of ``Program.to_json``.
+    """
+    from rich.console import Group
+    from rich.table import Table
+
+    figures = Table(box=None, show_header=False, pad_edge=False)
+    for name, value, note in rows(data):
+        figures.add_row(name, value, note)
+    parts: list[Any] = [head(data), "", figures]
+    if data["budgets"]:
+        budgets = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("budget", "limit", "found", ""):
+            budgets.add_column(name, justify="left" if name in ("budget", "") else "right")
+        for row in data["budgets"]:
+            verdict = "unknown" if row["holds"] is None else "holds" if row["holds"] else "does NOT hold"
+            budgets.add_row(row["name"], _figure(row["limit"]), _figure(row["found"]), verdict)
+        parts += ["", budgets]
+    parts += [line for refusal in (*data["cpu"], *data["without_kernel"]) for line in ("", refusal_text(refusal))]
+    return Group(*parts)
+
+
+def head(data: Data) -> str:
+    """``5 of 5 operators on ethos-u55-128 in 1 delegate.``"""
+    operators = data["operators"]
+    count = operators["delegates"]
+    delegates = f"in {count} delegate{'' if count == 1 else 's'}"
+    if operators["npu"] is None:
+        return f"{data['target'] or 'no NPU'}, {delegates}, {operators['cpu']} operators on the CPU."
+    total = operators["npu"] + operators["cpu"]
+    return f"{operators['npu']} of {total} operators on {data['target']} {delegates}."
+
+
+def rows(data: Data) -> Iterator[tuple[str, str, str]]:
+    """(name, figure, note) of each figure that is known."""
+    clock = data["core_clock_hz"]
+    if data["total_cycles"] is not None:
+        yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela"
+        if data["cpu_cycles"]:
+            yield "cycles of the CPU", f"{data['cpu_cycles']:,}", "estimated for a Cortex-M55, by the rates in docs/figures.md"
+        yield (
+            "time",
+            f"{data['milliseconds']:.3f} ms",
+            f"at {clock / 1e6:.0f} MHz of both; {data['inferences_per_second']:,.1f} a second",
+        )
+    if data["mac_count"]:
+        share = data["util_mac_percentage"]
+        yield (
+            "multiply-accumulates",
+            f"{data['mac_count']:,}",
+            "" if share is None else f"{share:.1f} % of what the NPU could do in that time",
+        )
+    yield "RAM", kib(data["ram_bytes"]), f"of the whole application; of it {kib(data['sram_bytes'])} are the NPU's feature maps"
+    yield "flash", kib(data["flash_bytes"]), "the .pte; code comes on top"
+    accuracy = data["accuracy"]
+    if accuracy:
+        yield "SQNR", f"{accuracy['sqnr_db']:.1f} dB", f"NPU against the float model, {accuracy['samples']} samples"
+    for side in ("inputs", "outputs"):
+        for number, info in enumerate(data[side]):
+            codes = info["codes"]
+            meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
+            yield f"{side[:-1]} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+
+
+def refusal_text(refusal: Data) -> str:
+    """Operator, place, reason, id and way out of an operator on the CPU."""
+    place = f"{refusal['operator']}"
+    if refusal["module"]:
+        place += f" at {refusal['module']}"
+    if refusal["source"]:
+        place += f" ({refusal['source']})"
+    return f"{place}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()
+
+
+def kib(size: int | None) -> str:
+    """A size in KiB."""
+    return "unknown" if size is None else f"{size / 1024:,.1f} KiB"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

@@ -1,0 +1,312 @@
+"""The command line: every subcommand on something real, its JSON, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ethorch import cli
+
+MODEL = """
+import torch
+
+def small():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+                                torch.nn.Flatten(), torch.nn.Linear(8, 4))
+    samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
+    return model, samples[0], samples
+
+class Sorts(torch.nn.Module):
+    def forward(self, x):
+        return torch.sort(x.relu())[0]
+
+def sorts():
+    return Sorts(), (torch.rand(1, 8, 8),)
+
+def no_inputs():
+    return torch.nn.ReLU()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's file and the program compiled from it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "net.py").write_text(MODEL)
+    assert cli.main(["compile", f"{folder}/net.py:small", "-o", f"{folder}/net.pte", "--dump", f"{folder}/dump"]) == 0
+    return folder
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    capsys.readouterr()
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 1) -> str:
+    capsys.readouterr()
+    assert cli.main([*map(str, arguments)]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_compile_writes_program_and_dump(folder: Path) -> None:
+    assert (folder / "net.pte").read_bytes()[4:8] == b"ET12"
+    assert list((folder / "dump").glob("*.tosa"))
+    assert sorted(p.name for p in folder.iterdir() if p.is_file()) == ["net.pte", "net.py"]
+
+
+def test_compile_answers_with_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "compile", f"{folder}/net.py:small", "-o", folder / "again.pte", "--ram", "64K", "--fps", 100)
+    assert found["target"] == "ethos-u55-128" and found["operators"] == {"npu": 5, "cpu": 0, "delegates": 1}
+    assert found["total_cycles"] == sum(layer["op_cycles"] for layer in found["layers"] if layer["where"] == "NPU") > 0
+    assert [(row["name"], row["limit"], row["holds"]) for row in found["budgets"]] == [
+        ("ram", 65536, True),
+        ("latency_ms", 10, True),
+    ]
+    assert found["ram_bytes"] == found["memory"]["ram_bytes"] > found["sram_bytes"] > 0
+    assert found["versions"]["ethorch"] and found["settings"]["scheme"] == "int8"
+    assert (folder / "again.pte").read_bytes() == (folder / "net.pte").read_bytes(), "two builds are byte-equal"
+    (folder / "again.pte").unlink()
+
+
+def test_a_budget_that_does_not_hold_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", f"{folder}/net.py:small", "-o", f"{folder}/over.pte", "--ram", "1K", "--min-sqnr-db", "5"]) == 1
+    out = capsys.readouterr().out
+    assert "does NOT hold" in out and "1,024" in out and "SQNR" in out
+    assert f"wrote {folder}/over.pte" in out
+    (folder / "over.pte").unlink()
+
+
+def test_settings_are_kept_and_used_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = folder / "kept.toml"
+    arguments = ["compile", f"{folder}/net.py:small", "-o", folder / "kept.pte"]
+    options = [
+        "--scheme",
+        "a16w8",
+        "--io",
+        "int16",
+        "--module",
+        "0=int8",
+        "--target",
+        "ethos-u85-256",
+        "--vela-flag",
+        "--optimise=Size",
+    ]
+    first = answer(capsys, *arguments, *options, "--keep", kept)
+    data = (folder / "kept.pte").read_bytes()
+    again = answer(capsys, *arguments, "--settings", kept)
+    assert again["settings"] == first["settings"] and (folder / "kept.pte").read_bytes() == data
+    assert again["inputs"][0]["dtype"] == "int16" and again["settings"]["modules"] == {"0": "int8"}
+    changed = answer(capsys, *arguments, "--settings", kept, "--io", "float32")
+    assert changed["inputs"][0]["dtype"] == "float32" and changed["settings"]["scheme"] == "a16w8"
+    for name in ("kept.toml", "kept.pte"):
+        (folder / name).unlink()
+
+
+def test_calibration_from_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "data").mkdir()
+    for number in range(3):
+        np.save(folder / "data" / f"{number}.npy", np.random.default_rng(number).normal(0, 10, (3, 16, 16)))
+    arguments = ["compile", f"{folder}/net.py:small", "-o", folder / "data" / "x.pte", "--io", "int8"]
+    ranges = [answer(capsys, *arguments, *more)["inputs"][0]["codes"]["scale"] for more in ([], ["--calibrate", folder / "data"])]
+    assert ranges[1] > 5 * ranges[0]
+    np.save(folder / "data" / "9.npy", np.zeros((3, 16, 15)))
+    assert "9.npy is float64[3, 16, 15]" in complaint(capsys, *arguments, "--calibrate", folder / "data")
+    shutil.rmtree(folder / "data")
+
+
+def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "explain", f"{folder}/net.py:sorts")
+    assert [(row["operator"], row["where"]) for row in found["operators"]][1] == ("aten.relu.default", "NPU")
+    (refused, *_) = [row for row in found["operators"] if row["id"] == "operator.unknown"]
+    assert refused["operator"] == "aten.sort.default" and refused["cycles"] > 0 and "topk" in refused["way_out"]
+    only = answer(capsys, "explain", f"{folder}/net.py:sorts", "--operator", "sort", "--cpu")
+    assert {row["operator"] for row in only["operators"]} == {"aten.sort.default"}
+    assert cli.main(["explain", f"{folder}/net.py:sorts"]) == 0
+    out, _ = capsys.readouterr()
+    assert "[operator.unknown]" in out and "net.py:" in out
+    assert not any(line.endswith(" ") for line in out.splitlines()), "no line of blanks when piped"
+
+
+def test_explain_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "explain", folder / "net.pte")
+    assert found["target"] == "ethos-u55-128" and {row["where"] for row in found["operators"]} == {"NPU", "CPU"}
+
+
+def test_sensitivity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "sensitivity", f"{folder}/net.py:small")
+    assert {row["module"] for row in found["rows"]} == {"0", "1", "2", "3", "4"}
+    assert cli.main(["sensitivity", f"{folder}/net.py:small"]) == 0
+    assert "gain, dB" in capsys.readouterr().out
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {check["name"]: check for check in answer(capsys, "doctor")}
+    assert found["torch"]["state"] == "ok" and found["C++ compiler"]["state"] == "ok"
+    monkeypatch.setenv("CXX", "'")
+    assert cli.main(["doctor"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quantize", [["-q"], ["-q", "A16W8"]])
+def test_the_arm_backends_script(folder: Path, capsys: pytest.CaptureFixture[str], quantize: list[str]) -> None:
+    (folder / "arm.py").write_text(MODEL + "\nModelUnderTest, ModelInputs = small()[0], small()[1]\n")
+    torch.save((torch.ones(1, 3, 16, 16),), folder / "data.pt")
+    arguments = ["-m", folder / "arm.py", "-d", *quantize, "-t", "ethos-u85-256", "--bundleio", "-i", folder / "tosa"]
+    more = ["--calibration_data", folder / "data.pt", "--system_config", "Ethos_U85_SYS_DRAM_Mid", "--debug"]
+    found = answer(capsys, "aot-arm-compiler", *arguments, "-o", folder / "made", *more)
+    assert found["settings"]["scheme"] == ("a16w8" if quantize[1:] else "int8")
+    assert found["output"] == str(folder / "made" / "arm_arm_delegate_ethos-u85-256.bpte")
+    assert (folder / "made" / "arm_arm_delegate_ethos-u85-256.bpte").read_bytes()[4:6] == b"BP"
+    assert list((folder / "tosa").glob("*.tosa"))
+    assert "add -d" in complaint(capsys, "aot-arm-compiler", "-m", folder / "arm.py", status=2)
+    for name in ("made", "tosa"):
+        shutil.rmtree(folder / name)
+    for name in ("arm.py", "data.pt"):
+        (folder / name).unlink()
+
+
+def test_run_is_reproducible_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = answer(capsys, "run", folder / "net.pte", "--seed", 3, "-o", folder / "out.npz")
+    assert first["outputs"][0]["shape"] == [1, 4] and first["random_inputs"]
+    assert answer(capsys, "run", folder / "net.pte", "--seed", 3)["outputs"] == first["outputs"]
+    assert answer(capsys, "run", folder / "net.pte", "--seed", 4)["outputs"] != first["outputs"]
+    assert (folder / "out.npz").stat().st_size > 0
+    (folder / "out.npz").unlink()
+
+
+def test_compare_reaches_the_last_rung(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "compare", f"{folder}/net.py:small")
+    assert found["bit_exact"] is True
+    assert found["outputs"][0]["quantized_db"] > 20
+    assert found["outputs"][0]["agreement_db"] > 30
+
+
+def test_dis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stream,) = answer(capsys, "dis", folder / "net.pte")
+    assert stream["target"] == "ethos-u55-128"
+    assert any(row["operation"].startswith("NPU_OP_CONV") for row in stream["operations"])
+
+
+def test_dis_names_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stream,) = answer(capsys, "dis", folder / "net.pte", "--dump", folder / "dump")
+    conv = next(row for row in stream["operations"] if row["operation"].startswith("NPU_OP_CONV"))
+    assert conv["source"]["operator"] == "Conv2D" and "aten.conv2d.default" in conv["source"]["origin"]
+    for command in ("dis", "run"):
+        assert cli.main([command, f"{folder}/net.pte", "--dump", str(folder)]) == 1
+        assert "has no dump of this program" in capsys.readouterr().err
+
+
+def test_run_names_the_operator_it_stops_at(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ethorch.npu import machine
+
+    monkeypatch.setattr(machine, "LEAST_WORK", 0)
+    monkeypatch.setattr(machine, "WORK_PER_BYTE", 0)
+    assert cli.main(["run", f"{folder}/net.pte", "--dump", f"{folder}/dump"]) == 1
+    said = capsys.readouterr().err
+    assert "budget" in said and "It works for" in said and "aten.adaptive_avg_pool2d.default" in said
+
+
+def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    (conv,) = answer(capsys, "ops", "aten.conv2d.default")
+    assert conv["source"].startswith("ops/conv.py:")
+    assert len(answer(capsys, "targets")) == 11
+    assert answer(capsys, "targets", "--diff", "ethos-u55-64", "ethos-u55-128") == {"macs": ["64", "128"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "status"),
+    [
+        (["compile", "{}/net.py:small", "--target", "ethos-u77-1", "-o", "{}/x.pte"], "unknown target", 2),
+        (["compile", "{}/net.py:small", "--scheme", "int4", "-o", "{}/x.pte"], "unknown scheme", 2),
+        (["compile", "{}/net.py:small", "--module", "0", "-o", "{}/x.pte"], "NAME=SCHEME", 2),
+        (["compile", "{}/net.py:small", "--leave-out", "nine", "-o", "{}/x.pte"], "unknown module 'nine'", 2),
+        (["compile", "{}/net.py:small", "--shape", "1x3xa", "-o", "{}/x.pte"], "1x3x96x96", 2),
+        (["compile", "{}/net.py:small", "--fps", "0", "-o", "{}/x.pte"], "more than 0", 2),
+        (["compile", "{}/net.py:small", "--settings", "{}/net.py", "-o", "{}/x.pte"], "net.py: ", 2),
+        (["compile", "{}/net.py:small", "--weights", "{}/net.py", "-o", "{}/x.pte"], "no state dict", 1),
+        (["compile", "{}/net.py:small", "-o", "{}/missing/x.pte"], "cannot write", 1),
+        (["compile", "{}/net.py:small", "-o", "{}/x.onnx"], ".bpte", 1),
+        (["compile", "{}/net.py:big", "-o", "{}/x.pte"], "it has: small, Sorts, sorts, no_inputs", 2),
+        (["compile", "{}/net.py:no_inputs", "-o", "{}/x.pte"], "has to return (module, example_inputs)", 1),
+        (["compile", "{}/other.py:small", "-o", "{}/x.pte"], "there is no Python file", 2),
+        (["compile", "{}/net.onnx", "-o", "{}/x.pte"], "FILE.py:NAME", 2),
+        (["compile", "{}/net.pt2", "-o", "{}/x.pte"], "there is no file", 2),
+        (["compile", "no.such.module:net", "-o", "{}/x.pte"], "There is no Python module no.such.module", 2),
+        (["compile", "hf:{}/nowhere", "-o", "{}/x.pte"], "there is no folder", 2),
+        (["run", "{}/net.py"], "no .pte", 1),
+        (["run", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
+        (["run", "{}/net.pte", "--inputs", "{}/net.py"], "is no file of samples", 1),
+        (["run", "{}/net.pte", "-o", "{}/missing/o.npz"], "cannot write", 1),
+        (["dis", "{}/nothing.pte"], "cannot read", 1),
+        (["dis", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
+        (["ops", "aten.frobnicate"], "no operator is called", 2),
+        (["targets", "--diff", "ethos-u55-64", "ethos-u56"], "unknown target", 2),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str, status: int
+) -> None:
+    before = sorted(folder.iterdir())
+    said = complaint(capsys, *(argument.format(folder) for argument in arguments), status=status)
+    assert words in said
+    assert said.startswith(f"ethorch {arguments[0]}: ")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> list[Any]:
+        loggers = [logging.getLogger(name) for name in ("ethorch", "torchao", "torch.export")]
+        return [*((logger.level, list(logger.handlers)) for logger in loggers), list(warnings.filters)]
+
+    before = state()
+    assert cli.main(["targets"]) == 0
+    assert state() == before
+
+
+def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["frobnicate"], ["compile"], ["run", "x.pte", "--seed", "x"], ["targets", "--no-such-option"]):
+        assert cli.main(arguments) == 2
+
+
+def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["run", f"{folder}/net.py", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["type"] == "ProgramError" and "no .pte" in err
+
+
+@pytest.mark.parametrize("command", ["compile", "explain", "compare", "sensitivity", "run", "dis", "ops", "targets", "doctor"])
+def test_help_of_each_subcommand(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert cli.main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--json" in out and all(len(line) <= 50 for line in out.splitlines())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, ethorch.cli; ethorch.cli.main(['--help']); print({'torch', 'numpy', 'executorch'} & sys.modules.keys())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+    command = f"{sys.executable} -m ethorch.cli dis {folder}/net.pte | head -1"
+    child = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert child.stderr == ""

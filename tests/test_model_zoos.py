@@ -1,0 +1,89 @@
+"""Models by the names of public libraries: stand-ins for those libraries, so that no test needs them installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from ethorch import model_zoos
+from ethorch.errors import EthorchError, SpecError
+from ethorch.model_files import load_model
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("timm")
+    network = nn.Conv2d(3, 4, 3)
+    network.default_cfg = {"input_size": (3, 24, 32)}  # type: ignore[assignment]
+    module.is_model = lambda name: name == "tiny_net"  # type: ignore[attr-defined]
+    module.list_models = lambda: ["tiny_net", "other"]  # type: ignore[attr-defined]
+    module.create_model = lambda name, pretrained: network  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", module)
+    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    return module
+
+
+def test_timm(timm: ModuleType) -> None:
+    user = load_model("timm:tiny_net")
+    assert user.example_inputs[0].shape == (1, 3, 24, 32) and not user.module.training
+    with pytest.raises(SpecError, match=r"timm has no model 'tiny_nut'\. Did you mean tiny_net"):
+        load_model("timm:tiny_nut")
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    (tmp_path / "config.json").write_text('{"architectures": ["TinyModel"]}')
+    with pytest.raises(EthorchError, match="pip install transformers"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_folder_of_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = {}
+
+    class TinyModel(nn.Module):
+        main_input_name = "pixel_values"
+
+        @classmethod
+        def from_pretrained(cls, folder: str, **options: bool) -> TinyModel:
+            asked.update(options)
+            return cls()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = ModuleType("config")
+            self.config.image_size = 20  # type: ignore[attr-defined]
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return pixel_values * 2
+
+    module = ModuleType("transformers")
+    module.TinyModel = TinyModel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    with pytest.raises(EthorchError, match="is no folder of a Hugging Face model"):
+        load_model(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text('{"architectures": ["TinyModel"]}')
+    user = load_model(f"hf:{tmp_path}")
+    assert asked == {"local_files_only": True, "use_safetensors": True}, "nothing is downloaded, nothing unpickled"
+    assert user.example_inputs[0].shape == (1, 3, 20, 20)
+    (tmp_path / "config.json").write_text('{"architectures": ["OtherModel"]}')
+    with pytest.raises(EthorchError, match="OtherModel, which the installed transformers does not have"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_module_that_is_installed_or_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "nets.py").write_text(
+        "import torch\nPAIR = torch.nn.Linear(3, 2), torch.ones(1, 3)\ndef made():\n    return PAIR\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("PAIR", "made"):
+        assert load_model(f"package_of_mine.nets:{name}").example_inputs[0].shape == (1, 3)
+    with pytest.raises(SpecError, match="has no function 'other'; it has: PAIR, made"):
+        load_model("package_of_mine.nets:other")
