@@ -21,6 +21,7 @@ from ethorch.figures.method_pool import (
     method_pool_bytes,
 )
 from ethorch.figures.schedule import Schedule
+from ethorch.figures.stream_layers import stream_tensors
 from ethorch.figures.subject import REGIONS, Part, Subject, subject
 from ethorch.formats.payload import SCRATCH_REGION
 from ethorch.npu.staging import STAGING_REGION
@@ -35,7 +36,8 @@ def memory(
 ) -> MemoryReport:
     """The memory of the whole application: components, totals, and the tensors in them.
 
-    Sizes are the same of a build and of its .pte. Of a .pte, only the inputs and outputs among the NPU's tensors are known.
+    Sizes are the same of a build and of its .pte, but for staging memory: a build has what Vela planned, a .pte what the commands
+    touch, which may be a little less. Of a .pte, the NPU's tensors are those that its commands write.
 
     Args:
         source, method, spec: as of ``figures.subject``.
@@ -173,17 +175,9 @@ def _npu_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
         part = program.parts[run.call.delegate] if run.call.delegate is not None else None
         if part is None or part.payload is None or not run.layers:
             continue
-        first, last = run.layers[0].index, run.layers[-1].index
+        first = run.layers[0].index
         if part.lowered is None:
-            for kind, tensors in (("input", part.payload.inputs), ("output", part.payload.outputs)):
-                for number, tensor in enumerate(tensors):
-                    at = first if kind == "input" else last
-                    ends = (at, at, 2 * at, 2 * at + 1)
-                    name, region = f"delegate {part.number} {kind} {number}", REGIONS[tensor.region]
-                    places.append(
-                        TensorPlace(name, region, part.number, tensor.offset, tensor.nbytes, *ends,
-                                    f"{8 * tensor.element_size} bit", tensor.shape)
-                    )  # fmt: skip
+            places += _of_stream(part, run)
             continue
         schedule = Schedule(part.lowered)
         staged = part.staging_bytes > 0
@@ -208,6 +202,41 @@ def _npu_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
                     planned.origin.source,
                 )
             )
+    return places
+
+
+def _of_stream(part: Part, run: Run) -> list[TensorPlace]:
+    """The tensors that the commands of a payload tell of, under the names of the layers that write them."""
+    assert part.payload is not None
+    ends = {t.offset: f"input {number}" for number, t in enumerate(part.payload.inputs)}
+    first = run.layers[0].index
+    places = []
+    for tensor in stream_tensors(part):
+        if tensor.region not in (SCRATCH_REGION, STAGING_REGION):
+            continue
+        maker = run.layers[tensor.first]
+        name = maker.name if tensor.dtype else f"weights of {maker.name}"
+        if not tensor.first and not tensor.dtype and tensor.region == SCRATCH_REGION and tensor.start in ends:
+            name = f"delegate {part.number} {ends[tensor.start]}"
+        begin, end = first + tensor.first, first + tensor.last
+        places.append(
+            TensorPlace(
+                name,
+                REGIONS[tensor.region],
+                part.number,
+                tensor.start,
+                tensor.end - tensor.start,
+                begin,
+                end,
+                2 * begin,
+                2 * end + 1,
+                tensor.dtype,
+                (),
+                tensor.layout,
+                maker.module,
+                maker.source,
+            )
+        )
     return places
 
 

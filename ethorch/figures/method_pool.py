@@ -28,9 +28,9 @@ class Abi:
     sizes: Mapping[str, Layout]
 
 
-# What sizeof and alignof say of executorch 1.5.1's headers, compiled by clang 22 for x86_64-linux-gnu and for arm-linux-gnueabihf,
-# whose procedure call standard (AAPCS32) is the Cortex-M's; those of 1.4.1 have the same members. BackendDelegate, Chain and
-# NamedData are in none of the headers: they were put together from the same types as in runtime/executor.
+# What sizeof and alignof say of the headers in the wheels of executorch 1.4.1 and 1.5.1, compiled by clang 22 for x86_64-linux-gnu
+# and for arm-linux-gnueabihf, whose procedure call standard (AAPCS32) is the Cortex-M's. BackendDelegate, Chain and NamedData are
+# in no header: they were put together from the same members as in runtime/executor.
 DESK = Abi(
     8,
     {

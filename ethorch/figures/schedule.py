@@ -153,19 +153,21 @@ class Schedule:
                     end,
                     row["data_type"],
                     row["format"],
-                    self._origin_of(row, next((number for number, time in enumerate(times) if time == times[last]), last)),
+                    self._origin_of(row, first, next((number for number, time in enumerate(times) if time == times[last]), last)),
                 )
             )
         return found
 
-    def _origin_of(self, row: Row, reader: int) -> Origin:
-        if row.get("usage") == "OpBuffering" and reader < len(self.rows):  # weights, of the operation that reads them last
-            made_from = self._made_from(self.rows[reader])
-            return made_from[0].result.origin if made_from else NOWHERE
+    def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
+        """Of a tensor of the graph its own, of weights that of the operation that reads them, of what Vela made up the writer's."""
         op = self._maker.get(row["name"]) or self._maker.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin
-        return next((value.origin for value in self._graph.inputs if value.name == row["name"]), NOWHERE)
+        for value in self._graph.inputs:
+            if value.name == row["name"]:
+                return value.origin
+        made_from = self._made_from(self.rows[reader if row.get("usage") == "OpBuffering" else writer])
+        return made_from[0].result.origin if made_from else NOWHERE
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:

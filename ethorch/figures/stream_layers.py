@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from ethorch.errors import MachineFault
 from ethorch.figures.layer import NPU, Layer
+from ethorch.figures.stream_tensors import StreamTensor, StreamTensors, accesses
 from ethorch.figures.subject import Part
 from ethorch.npu import Source
-from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.stream import Operation
 
@@ -28,14 +28,15 @@ class _Work:
         self.ifm_shapes: tuple[tuple[int, ...], ...] = ()
         self.ofm_shape: tuple[int, ...] = ()
         self.commands = 0
+        self.prepared: list[Prepared] = []
 
     def add(self, op: Operation, prepared: Prepared) -> None:
+        self.prepared.append(prepared)
         self.macs += prepared.macs
-        for total, accesses in ((self.read, prepared.reads), (self.written, prepared.writes)):
-            for access in accesses:
-                if access.region >= 0 and (isinstance(access, Span) or access.in_memory):
-                    memory = self.part.memory_of(access.region)
-                    total[memory] = total.get(memory, 0) + access.size_bytes
+        for total, touched in ((self.read, prepared.reads), (self.written, prepared.writes)):
+            for access in accesses(touched):
+                memory = self.part.memory_of(access.region)
+                total[memory] = total.get(memory, 0) + access.size_bytes
         if prepared.scattered is not None:  # a gather or scatter: by indices that lie in memory
             for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
                 memory = self.part.memory_of(region)
@@ -75,6 +76,22 @@ def stream_layers(part: Part, first: int) -> list[Layer]:
         MachineFault: the command stream is malformed.
     """
     return [work.layer(first + number) for number, work in enumerate(_works(part))]
+
+
+def stream_tensors(part: Part) -> list[StreamTensor]:
+    """What lies in the delegate's regions, and during which of the same layers; MachineFault as of ``stream_layers``."""
+    if part.payload is None:
+        return []
+    tensors = StreamTensors()
+    for tensor in part.payload.inputs:
+        tensors.given(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes))
+    position = 0
+    for position, work in enumerate(_works(part)):
+        for prepared in work.prepared:
+            tensors.add(position, prepared)
+    for tensor in part.payload.outputs:
+        tensors.read_to_the_end(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes), position)
+    return tensors.finish()
 
 
 def _works(part: Part) -> Iterator[_Work]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ethorch.errors import EthorchError, SpecError
+from ethorch.figures.stream_tensors import highest
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
 from ethorch.formats.pte_types import Method, Move, Program, Value
 from ethorch.npu import Program as NpuProgram
 from ethorch.npu import Sources
-from ethorch.npu.staging import STAGING_REGION, staging_bytes
+from ethorch.npu.staging import STAGING_REGION
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.npus import TARGETS, Target
 from ethorch.target.vela_ini import MemorySystem
@@ -63,10 +64,12 @@ class Part:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Size of region 2, by Vela or by what the commands can reach."""
+        """Size of region 2: by Vela, or what the commands touch of it."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
-        return 0 if self.npu is None else staging_bytes(self.npu)
+        if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
+            return 0
+        return highest(self.npu, STAGING_REGION)
 
     @property
     def memory_system(self) -> MemorySystem | None:

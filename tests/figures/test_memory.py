@@ -155,3 +155,16 @@ def test_delegates_of_one_program_share_the_temporary_allocator() -> None:
     sizes = [delegate.compiled.scratch_bytes for delegate in build.delegates]
     assert len(sizes) == 2 and memory(build).temporary_bytes == max(sizes) < sum(sizes)
     assert len(pte.read(build.pte).methods["forward"].delegates) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "on_cpu"])
+def test_a_file_alone_tells_how_far_its_regions_are_used(name: str) -> None:
+    """Tensors by the commands: nothing lies outside its region, and the peaks are those of Vela's plan."""
+    told = memory(built(name).pte)
+    for tensor in told.tensors:
+        assert tensor.address >= 0 and tensor.end <= told.regions[tensor.region], tensor
+        assert 0 <= tensor.first <= tensor.last < told.layer_count
+    for region, size in told.regions.items():
+        owners = told.peak_owners(region)
+        assert size - 64 < max(tensor.end for tensor in owners) <= size, (region, size, owners)
+        assert owners[0].name

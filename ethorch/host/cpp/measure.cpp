@@ -8,15 +8,17 @@
 #include <memory>
 #include <vector>
 
-#include <executorch/extension/data_loader/buffer_data_loader.h>
+#include <executorch/runtime/core/data_loader.h>
 #include <executorch/runtime/executor/memory_manager.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
 
 namespace {
 
+using executorch::runtime::DataLoader;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
 using executorch::runtime::HierarchicalAllocator;
 using executorch::runtime::MemoryAllocator;
 using executorch::runtime::MemoryManager;
@@ -39,7 +41,36 @@ Buffer buffer(size_t size) {
   return Buffer(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, (size / kAlignment + 1) * kAlignment)));
 }
 
-// The same, and it knows how many bytes from its beginning have ever been in use.
+// A program in memory, which it hands out in place. The wheel of 1.4 has no header of ExecuTorch's own.
+class InMemory final : public DataLoader {
+ public:
+  InMemory(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+
+  Result<FreeableBuffer> load(size_t offset, size_t size, const SegmentInfo&) const override {
+    if (offset > size_ || size > size_ - offset) {
+      return Error::InvalidArgument;
+    }
+    return FreeableBuffer(data_ + offset, size, static_cast<FreeableBuffer::FreeFn>(nullptr));
+  }
+
+  Error load_into(size_t offset, size_t size, const SegmentInfo&, void* target) const override {
+    if (offset > size_ || size > size_ - offset) {
+      return Error::InvalidArgument;
+    }
+    std::memcpy(target, data_ + offset, size);
+    return Error::Ok;
+  }
+
+  Result<size_t> size() const override {
+    return size_;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_;
+};
+
+// An allocator of ExecuTorch's that knows how many bytes from its beginning have ever been in use.
 class Measured final : public MemoryAllocator {
  public:
   Measured(uint32_t size, uint8_t* base) : MemoryAllocator(size, base), base_(base) {}
@@ -97,7 +128,7 @@ __attribute__((visibility("default"))) int ethorch_measure(
   try {
     Buffer file = buffer(pte_bytes);
     std::memcpy(file.get(), pte, pte_bytes);
-    executorch::extension::BufferDataLoader loader(file.get(), pte_bytes);
+    InMemory loader(file.get(), pte_bytes);
     Result<Program> program = Program::load(&loader, Program::Verification::InternalConsistency);
     if (!program.ok()) {
       return static_cast<int>(program.error());
