@@ -50,11 +50,13 @@ class Build:
         pte: the ExecuTorch program.
         partition: which operators are on the NPU, and why the others are not.
         delegates: the parts on the NPU, in the order of the file.
+        spec: what it was made for, with paths of ini files, which a file does not keep.
     """
 
     pte: bytes = field(repr=False)
     partition: PartitionReport
     delegates: tuple[Lowered, ...]
+    spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
 
 
 def with_nhwc_io(model: UserModel) -> UserModel:
@@ -148,7 +150,7 @@ def _built_directly(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCo
     if spec.path_for_intermediates:
         lowered = whole.lowered
         artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
-    return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,))
+    return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,), spec)
 
 
 def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
@@ -161,7 +163,7 @@ def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCom
     with reduced(quantized, spec) as made:
         delegates, program = _through_executorch(exported(made.module, example_inputs), made.partitioner)
         made.partitioner.log()
-    return Build(program, made.partitioner.report, delegates)
+    return Build(program, made.partitioner.report, delegates, spec)
 
 
 def _any_batch(inputs: Inputs) -> Any:
@@ -190,7 +192,7 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec)
     partitioner = EthosUPartitioner(spec)
     with stage("compile"):
         delegates, program = _through_executorch(exported(quantized, example_inputs), partitioner)
-    return Build(program, partitioner.report, delegates)
+    return Build(program, partitioner.report, delegates, spec)
 
 
 def _through_executorch(

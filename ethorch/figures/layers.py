@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ethorch.figures.cpu_rates import base_name, estimate, library_of, macs_of, rate_of
 from ethorch.figures.layer import CPU, NPU, Layer
-from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_layers import stream_layers
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats.pte_types import Call, Value
@@ -72,8 +71,8 @@ def runs(program: Subject) -> list[Run]:
 
 def _on_npu(program: Subject, delegate: int, first: int) -> list[Layer]:
     part = program.parts[delegate]
-    if part.lowered is not None:
-        made = Schedule(part.lowered).layers(first, delegate)
+    if part.schedule is not None:
+        made = part.schedule.layers(first, delegate)
     else:
         made = stream_layers(part, first)
     if part.target is None:  # another backend's: nothing is known of what it does

@@ -20,7 +20,6 @@ from ethorch.figures.method_pool import (
     lookup_bytes,
     method_pool_bytes,
 )
-from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_layers import stream_tensors
 from ethorch.figures.subject import REGIONS, Part, Subject, subject
 from ethorch.formats.payload import SCRATCH_REGION
@@ -176,14 +175,13 @@ def _npu_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
         if part is None or part.payload is None or not run.layers:
             continue
         first = run.layers[0].index
-        if part.lowered is None:
+        if part.lowered is None or part.schedule is None:
             places += _of_stream(part, run)
             continue
-        schedule = Schedule(part.lowered)
         staged = part.staging_bytes > 0
         shapes = {value.name: value.shape for region in part.lowered.graph.regions() for op in region.ops for value in op.results}
         shapes |= {value.name: value.shape for value in part.lowered.graph.inputs}
-        for planned in schedule.tensors():
+        for planned in part.schedule.tensors():
             places.append(
                 TensorPlace(
                     planned.name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ethorch.errors import EthorchError, SpecError
+from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_tensors import highest
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
@@ -56,6 +57,11 @@ class Part:
     def npu(self) -> NpuProgram | None:
         """The command stream, read."""
         return None if self.payload is None else NpuProgram(self.payload.commands, self.payload.weights)
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        """Vela's schedule and memory plan, where it is known how the delegate came about."""
+        return None if self.lowered is None else Schedule(self.lowered)
 
     @cached_property
     def target(self) -> Target | None:
@@ -168,6 +174,7 @@ def subject(
             raise EthorchError(f"cannot read {os.fspath(source)}: {error.strerror}.") from None
     else:
         data, delegates, partition = source.pte, source.delegates, source.partition
+        spec = spec or source.spec
     program = pte.read(data)
     if method not in program.methods:
         raise EthorchError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(program.methods)))}.")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from ethorch import EthosUCompileSpec
+from ethorch import EthosUCompileSpec, flow
 from ethorch.errors import EthorchError, FormatError, HostError
 from ethorch.figures import MemoryReport, memory
 from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, looked_up_bytes
 from ethorch.formats import pte
 from ethorch.host.measure import measure
+from ethorch.model_files import UserModel
+from ethorch.target.vela_ini import shipped_root
 from tests.figures.programs import CASES, built
 
 
@@ -168,3 +171,16 @@ def test_a_file_alone_tells_how_far_its_regions_are_used(name: str) -> None:
         owners = told.peak_owners(region)
         assert size - 64 < max(tensor.end for tensor in owners) <= size, (region, size, owners)
         assert owners[0].name
+
+
+def test_an_ini_file_of_the_users_is_known_of_a_build_and_has_to_be_given_with_a_file(tmp_path: Path) -> None:
+    ini = tmp_path / "board.ini"
+    ini.write_text((shipped_root() / "Arm" / "vela.ini").read_text())
+    spec = EthosUCompileSpec("ethos-u85-256", config_ini=str(ini))
+    case = CASES["picture"]
+    user = UserModel(case.model().eval(), case.inputs())
+    build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+    assert memory(build).constants_in_sram and memory(build.pte, spec=spec).constants_in_sram
+    unknown = memory(build.pte)
+    assert not unknown.constants_in_sram and unknown.component("scratch").memory == "Ram"
+    assert unknown.sram_bytes == memory(build).sram_bytes
