@@ -60,6 +60,16 @@ EMPTY_OUTPUT = Reason(
     "the program returns a tensor without elements, which TOSA does not have",
     "Leave it out of what the model returns.",
 )
+#: Most results of a program that the NPU computes: Vela gives all outputs their places together. 400 take 1.5 s, 600 6 s, and 1,000
+#: more than 40 s. Results that are read inside cost nothing.
+MOST_RETURNED = 512
+
+RETURNED_LATE = Reason(
+    "graph.returned_late",
+    f"the program returns its result behind {MOST_RETURNED} others, as many as Vela finds places for in bearable time",
+    "Return the tensor as a whole, and cut it outside of the model.",
+)
+
 NOT_OUTPUT_QUANTIZED = Reason(
     "graph.output_not_quantized",
     "its float result is read by operators that were not quantized",

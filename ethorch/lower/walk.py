@@ -47,7 +47,9 @@ from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     INT64_INPUT,
     INT64_OUTPUT,
+    MOST_RETURNED,
     NOT_OUTPUT_QUANTIZED,
+    RETURNED_LATE,
     WRITTEN_BACK,
     no_integer_dtype,
     no_table,
@@ -81,6 +83,7 @@ class Walk(Frame):
     ):
         super().__init__(graph, constants, builder, refused=refused, given=given)
         self.strict = strict
+        self._late = frozenset[Node]() if strict else _returned_late(graph)
         self._floats = Floats(self)
         self._regions = Regions(self)
 
@@ -228,6 +231,8 @@ class Walk(Frame):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
             if rule == "same" and not quantized[0].per_channel:  # what moves data needs no quantize node behind it
                 out = replace(out, q=quantized[0])
+        if node in self._late:
+            raise Unsupported(RETURNED_LATE)
         with self.b.attempt():
             result = spec.lower(self.b, *args, **kwargs, out=out)
         if isinstance(result, QTensor) and result.is_integer:
@@ -301,6 +306,20 @@ def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
     Walk(program.graph, constants_of(program), builder).run()
     verify(builder.graph)
     return builder.graph
+
+
+def _returned_late(graph: Graph) -> frozenset[Node]:
+    """The operators whose results the graph returns behind as many others as Vela finds places for."""
+    results: list[Node] = []
+    for node in graph.nodes:
+        if node.op == "output":
+            torch.fx.map_arg(node.args, results.append)
+    found = set()
+    for result in results[MOST_RETURNED:]:
+        while result.target is operator.getitem or op_name(result.target) in QUANTIZE | DEQUANTIZE:
+            result = result.all_input_nodes[0]
+        found.add(result)
+    return frozenset(found)
 
 
 def _only_constants(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,35 @@ from torch.fx import Node
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FP32, FloatTensor
 from ethorch.builder.qparams import QTensor, Result
+from ethorch.errors import Unsupported
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import composite, op
+from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
+
+#: Longest dim that is summed by one triangle of ones: it has the square of it elements, 4 MB, 0.7 s in Vela.
+_LONGEST_TRIANGLE = 2048
+#: How many elements of a longer dim each triangle sums.
+_PART = 256
+
+
+def _too_long(b: Builder, extent: int) -> Unsupported:
+    text = f"a running sum over {extent} elements of more than 8 bits, allowed are {_LONGEST_TRIANGLE}"
+    way_out = (
+        "Quantize the module to int8; or reshape the dim into two, sum along the last, and add the running sums of the totals."
+    )
+    return b.refuse("cumsum.extent", text, way_out)
 
 
 def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """out[i] = x[0] + ... + x[i] of floats, in FP32: a product with a triangle of ones. TOSA 1.0 MATMUL."""
     dim %= x.rank
     extent, others = x.shape[dim], [d for d in range(x.rank) if d != dim]
+    if extent > _LONGEST_TRIANGLE:
+        raise _too_long(b, extent)
     value = b.stored_as(FloatTensor.of(b, x).t, [(), tuple(others), (dim,)])
     ones = b.const(np.triu(np.ones((extent, extent), np.float32))[None], name="ones")
     result = b.emit("MATMUL", value, ones, a_zp=0, b_zp=0)
@@ -36,15 +54,50 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA 1.0 CONV2D."""
+    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA 1.0 CONV2D.
+
+    Of more than 2,048 elements of int8, each 256 are summed so, and what comes before them is added in int32: exact, too.
+    """
     dim %= x.rank
     extent = x.shape[dim]
     others = [d for d in range(x.rank) if d != dim]
     value = b.stored_as(x, [(), tuple(others), (), (dim,)])
+    if extent <= _LONGEST_TRIANGLE:
+        made = b.requantize(_running(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+    elif value.dtype == "INT8":
+        made = b.requantize(_running_in_parts(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+        made = b.reshape(made, (made.shape[0], math.prod(made.shape[1:])))
+        made = b.emit("SLICE", made, start=(0, 0), size=(made.shape[0], extent))
+    else:
+        raise _too_long(b, extent)
+    return b.from_order(b.reshape(made, (*(x.shape[d] for d in others), extent)), [*others, dim], out.qparams)
+
+
+def _running(b: Builder, value: Value, zp: int) -> Value:
+    """The running sums along the last axis of a map of one picture, as accumulators."""
+    extent = value.shape[-1]
     ones = b.const(np.tril(np.ones((extent, extent), np.int8)).reshape(extent, 1, 1, extent), name="ones")
-    acc = b.conv2d(value, ones, input_zp=x.qparams.zp)
-    result = b.reshape(b.requantize(acc, x.qparams.step, out.qparams), (*(x.shape[d] for d in others), extent))
-    return b.from_order(result, [*others, dim], out.qparams)
+    return b.conv2d(value, ones, input_zp=zp)
+
+
+def _running_in_parts(b: Builder, value: Value, zp: int) -> Value:
+    """INT32 [rows, parts, 256]: the running sums along the last axis of int8 [1, rows, 1, extent], padded to whole parts."""
+    _, rows, _, extent = value.shape
+    parts = -(-extent // _PART)
+    value = b.emit("PAD", b.reshape(value, (rows, extent)), padding=(0, 0, 0, parts * _PART - extent), pad_const=zp)
+    sums = b.reshape(_running(b, b.reshape(value, (1, rows * parts, 1, _PART)), zp), (rows, parts, _PART))
+    totals = b.emit("SLICE", sums, start=(0, 0, _PART - 1), size=(rows, parts, 1))
+    before, step = _later(b, totals, 1), 1
+    while step < parts:  # each is the sum of the ``step`` parts before it
+        before, step = b.emit("ADD", before, _later(b, before, step)), 2 * step
+    return b.emit("ADD", sums, before)
+
+
+def _later(b: Builder, value: Value, places: int) -> Value:
+    """INT32 [rows, parts, 1] moved back by so many parts, with zeros before."""
+    rows, parts, _ = value.shape
+    kept = b.emit("SLICE", value, start=(0, 0, 0), size=(rows, parts - places, 1))
+    return b.emit("PAD", kept, padding=(0, 0, places, 0, 0, 0), pad_const=0)
 
 
 #: Most factors of a product. Each product on the way is rounded to 8 bits, so one of more factors would be noise.

@@ -12,9 +12,13 @@ from ethorch.tosa.limits import Limits, Range, upto
 NONE, _ONE = Range(0, 0), Range(1, 1)
 #: Vela splits kernels, maps, batches and strides, but never channels.
 CHANNELS = {"ifm_c": upto(65536)}
+#: Vela 5.2 makes an operation of each picture of a batch that a window moves over, and its time grows with their square: 1,000 take
+#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each is some 20 to 30 bytes of commands.
+PICTURES = {"pictures": upto(16384)}
+_WINDOW = {**CHANNELS, **PICTURES}
 #: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
-POOL = {**CHANNELS, "kernel_w": upto(65536)}
+POOL = {**_WINDOW, "kernel_w": upto(65536)}
 #: The second: vela.padded-pool-along-long-axis.
 _PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
@@ -50,8 +54,8 @@ _INT8 = "Quantize the module to int8; an ethos-u85 target has it for int16 too."
 _INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for the others too."
 
 LIMITS = {
-    "CONV2D": Limits({**CHANNELS, **_PLAIN_STRIDES}),
-    "DEPTHWISE_CONV2D": Limits({**CHANNELS, "stride": upto(3)}),
+    "CONV2D": Limits({**_WINDOW, **_PLAIN_STRIDES}),
+    "DEPTHWISE_CONV2D": Limits({**_WINDOW, "stride": upto(3)}),
     "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ethorch.target.family import Family
 from ethorch.target.tuning import FoldSquares, RowCost, TileCost, TransposeCost, Tuning
-from ethorch.target.u55 import CHANNELS, NONE, POOL
+from ethorch.target.u55 import CHANNELS, NONE, PICTURES, POOL
 from ethorch.tosa.limits import Limits, upto
 
 LIMITS = {
-    "CONV2D": Limits(CHANNELS),
-    "DEPTHWISE_CONV2D": Limits(CHANNELS),
+    "CONV2D": Limits({**CHANNELS, **PICTURES}),
+    "DEPTHWISE_CONV2D": Limits({**CHANNELS, **PICTURES}),
+    "MATMUL": Limits(PICTURES),  # of each pair of matrices, as of each picture
     "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}),  # vela.padded-pool-of-wide-stride
     "AVG_POOL2D": Limits(POOL),
     "REDUCE_SUM": Limits({"extent": upto(65536)}),  # vela.long-sum

@@ -43,6 +43,7 @@ WAYS_OUT = {
     "kernel_w": "Pool in two steps, of a smaller window each.",
     "padded_kernel": "A window of at most 8, or no padding (pad with F.pad before), runs on the NPU.",
     "extent_of_padded_stride": "Cut the tensor in the model, or pad with F.pad before; then it runs on the NPU.",
+    "pictures": "Compute a part of the batch at a time in the model, and join the results with torch.cat on the CPU.",
     "rounds": "A division by a power of two of quantized numbers runs on the NPU.",
 }
 

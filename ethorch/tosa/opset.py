@@ -258,6 +258,7 @@ def _conv_features(values: Sequence[Value], attrs: Attrs, results: Results, kern
     height, width = (kh - 1) * dy + 1, (kw - 1) * dx + 1
     return {
         "batch": values[0].shape[0],
+        "pictures": values[0].shape[0] if kh * kw > 1 or max(sy, sx) > 1 else 1,
         "kernel_h": height,
         "kernel_w": width,
         "kernel_area": height * width,
@@ -288,6 +289,7 @@ def _pool_features(values: Sequence[Value], attrs: Attrs, results: Results) -> d
     (kh, kw), (sy, sx) = attrs["kernel"], attrs["stride"]
     return {
         "batch": values[0].shape[0],
+        "pictures": values[0].shape[0],
         "kernel_h": kh,
         "kernel_w": kw,
         "kernel_area": kh * kw,
@@ -344,7 +346,7 @@ _row(
     _matmul,
     const_operands={"a_zp": "@0", "b_zp": "@1"},
     dtypes=f"INT8 INT16 {_ANY_FLOAT}",
-    features=lambda v, a, r: {"longest_axis": max(*v[0].shape, *v[1].shape)},
+    features=lambda v, a, r: {"longest_axis": max(*v[0].shape, *v[1].shape), "pictures": v[0].shape[0]},
 )
 _row(
     "AVG_POOL2D",

@@ -101,6 +101,16 @@ def rows(count: int) -> Draw:
     return draw
 
 
+def products(count: int) -> Draw:
+    """So many products of two by two."""
+
+    def draw(b: Builder) -> Value:
+        acc = b.emit("MATMUL", b.input("x", (count, 2, 2), "INT8"), b.input("y", (count, 2, 2), "INT8"), a_zp=0, b_zp=0)
+        return b.rescale(acc, 0.01, dtype="INT8")
+
+    return draw
+
+
 def index(shape: Shape, dtype: str = "INT8") -> Draw:
     return lambda b: b.emit("ARGMAX", b.input("x", shape, dtype), axis=len(shape) - 1)
 
@@ -141,6 +151,11 @@ EDGES = {
     ("ARGMAX", "others"): Edge(index((1, 1, 65536, 3)), index((1, 1, 65537, 3)), compiles=True),
     ("ARGMAX", "dtype"): Edge(index((1, 1, 5, 9)), index((1, 1, 5, 9), "INT16")),
     ("MATMUL", "longest_axis"): Edge(rows(65536), rows(65537), compiles=True),
+    ("MATMUL", "pictures"): Edge(products(16384), products(16385), compiles=True, big=True),  # in seconds, and 65,536 in minutes
+    ("CONV2D", "pictures"): Edge(conv((16384, 2, 2, 2), (2, 2)), conv((16385, 2, 2, 2), (2, 2)), compiles=True, big=True),
+    ("DEPTHWISE_CONV2D", "pictures"): Edge(
+        conv((16384, 2, 2, 2), (2, 2), depthwise=True), conv((16385, 2, 2, 2), (2, 2), depthwise=True), compiles=True, big=True
+    ),
     ("MATMUL", "dtype"): Edge(product("INT8"), product("INT16")),
     ("ARITHMETIC_RIGHT_SHIFT", "rounds"): Edge(
         binary("ARITHMETIC_RIGHT_SHIFT", "INT32", round=True),
@@ -155,6 +170,9 @@ EDGES = {
 for _kind in ("MAX_POOL2D", "AVG_POOL2D"):
     EDGES[_kind, "ifm_c"] = Edge(pool(_kind, (1, 2, 2, 65536), (2, 2)), pool(_kind, (1, 2, 2, 65537), (2, 2)))
     EDGES[_kind, "kernel_w"] = Edge(pool(_kind, (1, 1, 65536, 1), (1, 65536)), pool(_kind, (1, 1, 65537, 1), (1, 65537)), big=True)
+    EDGES[_kind, "pictures"] = Edge(
+        pool(_kind, (16384, 2, 2, 2), (2, 2)), pool(_kind, (16385, 2, 2, 2), (2, 2)), compiles=True, big=True
+    )
     EDGES[_kind, "padding_of_wide_stride"] = Edge(
         pool(_kind, (1, 16, 16, 4), (4, 4), (4, 4)), pool(_kind, (1, 14, 14, 4), (4, 4), (4, 4), pad=1), compiles=True
     )
