@@ -120,9 +120,11 @@ def _memory_here(path: str) -> dict[str, int]:
     import numpy as np
 
     from ethorch.npu import Machine, Program, staging_bytes
+    from ethorch.npu.plan import library
     from ethorch.npu.weights import compiled
 
     compiled.library()
+    library()
     for dtype in (np.float32, np.float64):  # what NumPy's BLAS allocates once and for all
         np.ones((512, 512), dtype) @ np.ones((512, 512), dtype)
     payload = DelegatePayload.unpack(Path(path).read_bytes())

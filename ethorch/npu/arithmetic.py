@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,9 +41,22 @@ class Scaling:
     rounding: str
     double: int = 0
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         return bool(np.all(self.multiplier == 1) and np.all(self.shift == 0))
+
+    @cached_property
+    def addends(self) -> tuple[Ints, Ints]:
+        """What is added to v * multiplier before the shift, of the shift's shape: where v >= 0, and where v < 0.
+
+        A scaling that keeps v adds nothing.
+        """
+        make = None if self.is_identity else _ADDENDS[self.rounding]
+        shift = np.asarray(self.shift, np.int64)
+        if make is None:
+            return np.zeros_like(shift), np.zeros_like(shift)
+        above, below = (np.asarray(make(np.asarray(v, np.int64), self), np.int64) for v in (0, -1))
+        return np.broadcast_to(above, shift.shape), np.broadcast_to(below, shift.shape)
 
     def __call__(self, v: Ints) -> Ints:
         """int64 in, int64 out; the product wraps at 64 bits, which no legal program reaches."""
@@ -77,11 +91,15 @@ _ADDENDS: dict[str, Callable[[Ints, Scaling], Ints] | None] = {
 }
 
 
-def average(total: Ints, count: Ints) -> Ints:
-    """total / count as the TOSA reciprocal does it: m/2**(30+k), k = bits of count-1, rounded half up (npu-reference 6.6)."""
+def reciprocal(count: Ints) -> tuple[Ints, Ints]:
+    """(m, s): 1 / count as m / 2**s, as TOSA has it: m = ((1 << 30) + 1) << k // count, s = 30 + k, k = bits of count-1."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
-    m = ((np.int64((1 << 30) + 1)) << k) // count
-    s = 30 + k
+    return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
+
+
+def average(total: Ints, count: Ints) -> Ints:
+    """total / count by the reciprocal, rounded half up (npu-reference 6.6)."""
+    m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded
 

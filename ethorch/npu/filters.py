@@ -9,13 +9,14 @@ it, as long as the parts move fewer bytes than float64 would.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu.arithmetic import SAME_ROUNDING, Scaling
-from ethorch.npu.arrays import Array, Ints
+from ethorch.npu.arrays import Array, Bytes, Ints
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.memory import Memory, Span
 from ethorch.npu.scaling import ofm_rounding
@@ -91,22 +92,32 @@ class Streams:
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
-        digest = hashlib.blake2b(digest_size=16)
-        for s in self.spans:
-            digest.update(m.span(s).data)
-        data = digest.digest()
+        data = self._digest(m.span)
         if cached is None or data != cached[0]:
-            context = self.order, self.ifm.zero_point, self.ifm.dtype.str, self.depth, self.rounding, self.layout, self.fast
-            key = data, tuple(s.size_bytes for s in self.spans), context
-            value = m.decoded(key, lambda: self._decode(m))
+            value = m.decoded(self._key(data), lambda: self.decode(m.span))
             self._cached = cached = (None if constant else data, value)
         return cached[1]
 
-    def _decode(self, m: Memory) -> Filter | Scales:
-        bias, scaling = self._scales(m)
+    def key(self, read: Callable[[Span], Bytes]) -> Hashable:
+        """Equal for streams that decode to the same, from the bytes that ``read`` gives."""
+        return self._key(self._digest(read))
+
+    def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for s in self.spans:
+            digest.update(read(s).data)
+        return digest.digest()
+
+    def _key(self, data: bytes) -> Hashable:
+        context = self.order, self.ifm.zero_point, self.ifm.dtype.str, self.depth, self.rounding, self.layout, self.fast
+        return data, tuple(s.size_bytes for s in self.spans), context
+
+    def decode(self, read: Callable[[Span], Bytes]) -> Filter | Scales:
+        """The streams decoded from the bytes that ``read`` gives."""
+        bias, scaling = self._scales(read)
         if self.order is None:
             return Scales(bias, scaling)
-        w = self._weights(m, self.order)  # [O, KH*KW, I]
+        w = self._weights(read, self.order)  # [O, KH*KW, I]
         rows = w[:, :, 0] if self.depthwise else w.reshape(len(w), -1)  # [O, K]
         offset = -self.ifm.zero_point * rows.sum(axis=1, dtype=np.int64)
         low, high = self.ifm.value_range
@@ -121,11 +132,11 @@ class Streams:
         dtype = np.float32 if parts else np.float64
         return Filter(matrix, dtype, parts or (slice(None),), offset, bias, scaling, largest)
 
-    def _scales(self, m: Memory) -> tuple[Ints, Scaling]:
+    def _scales(self, read: Callable[[Span], Bytes]) -> tuple[Ints, Scaling]:
         depth = self.depth
         if not self.scale_spans:
             raise MachineFault("per-channel scales are wanted, but SCALE_LENGTH is 0")
-        streams = [decode.decode_scales(m.span(s).tobytes(), self.layout) for s in self.scale_spans]
+        streams = [decode.decode_scales(read(s).tobytes(), self.layout) for s in self.scale_spans]
         columns = []
         for values in zip(*streams, strict=True):
             column = np.zeros(depth, np.int64)
@@ -138,14 +149,14 @@ class Streams:
         bias, multiplier, shift = columns
         return bias, Scaling(multiplier, shift, self.rounding)
 
-    def _weights(self, m: Memory, order: Order) -> Array:
+    def _weights(self, read: Callable[[Span], Bytes], order: Order) -> Array:
         """int8 or int16 W[o][ky*KW+kx][i] from all streams."""
         fast = self.fast
         wanted = 1 if fast else min(order.streams, order.ofm_depth)
         if len(self.weight_spans) < wanted:
             raise MachineFault(f"{len(self.weight_spans)} weight streams, {wanted} wanted")
         decode_weights = decode.decode_fast if fast else decode.decode_standard
-        streams = [decode_weights(m.span(span)) for span in self.weight_spans]
+        streams = [decode_weights(read(span)) for span in self.weight_spans]
         if sum(map(len, streams)) < order.weights:  # before anything of the announced size is allocated
             raise MachineFault(f"weight streams hold {sum(map(len, streams))} weights, the operation has {order.weights}")
         flat = np.zeros(order.weights, np.result_type(*streams))

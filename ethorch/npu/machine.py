@@ -12,8 +12,10 @@ from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.blas import one_thread
 from ethorch.npu.counters import Counter, OperatorCounter, Tally, by_operator, counter_of, events, timeline
 from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.forms import Nothing
 from ethorch.npu.hazards import Unwritten, check_overlap
 from ethorch.npu.memory import SCRATCH, SCRATCH_FAST, Access, Memory, Span, allocate
+from ethorch.npu.plan import Plan, Planned, plan_of
 from ethorch.npu.prepared import COMMAND_WORK, Step
 from ethorch.npu.program import Program
 from ethorch.npu.source_map import Source, Sources
@@ -54,6 +56,8 @@ class Machine:
             is refused before it runs, and its largest operation named; any other is stopped. None allows what memory
             justifies.
         sources: which operator of the model a command works for. Faults, traces and ``operators`` name it.
+        compiled: run what ``ethorch.npu.plan`` can in compiled code, with the same bytes as result. False runs all in NumPy,
+            as do a trace, checks, a stream with branches, and a computer without a compiler.
 
     Raises:
         MachineFault: an unknown check, or a region that is too large or no array of bytes.
@@ -71,6 +75,7 @@ class Machine:
         checks: tuple[str, ...] = (),
         budget: int | None = None,
         sources: Sources | None = None,
+        compiled: bool = True,
     ):
         if unknown := set(checks) - CHECKS:
             raise MachineFault(f"unknown checks {sorted(unknown)}; known: {', '.join(sorted(CHECKS))}")
@@ -86,11 +91,18 @@ class Machine:
         self._check_overlap = "overlap" in checks
         self._unwritten = Unwritten(self.memory) if "uninitialized" in checks else None
         self._tallies: dict[Step, Tally] = {}
+        self._compiled: Planned | None = None
+        self._in_python = not compiled
         self._run = 0
 
     def region(self, number: int) -> Bytes:
         """A region's bytes; MachineFault when there is no such region."""
         return self.memory.region(number)
+
+    @property
+    def plan(self) -> Plan | None:
+        """What runs in compiled code; None where all is run in NumPy, and before the first run."""
+        return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
         """Tell the ``uninitialized`` check that the caller has written these bytes, e.g. an input."""
@@ -127,8 +139,32 @@ class Machine:
                 self._want_budget(self.program.work, "takes")
             except MachineFault as fault:
                 raise largest.op.locate(fault) from fault
+        planned = self._planned()
+        if planned is not None:
+            planned.run(self._run, self._execute)
+            return
         for step in steps:
             self._execute(step)
+
+    def _planned(self) -> Planned | None:
+        """The compiled way, where there is one, and nobody wants to look at single operations."""
+        if self._compiled is None and not self._in_python:
+            plan = None
+            if not (self.trace or self._check_overlap or self._unwritten is not None) and self._admits_all():
+                plan = plan_of(self.program, self.memory)
+            if plan is None:
+                self._in_python = True
+            else:
+                self._compiled = Planned(plan, self.memory)
+        return self._compiled
+
+    def _admits_all(self) -> bool:
+        try:
+            for step in self.program.steps():
+                self._admit(step)
+        except MachineFault:
+            return False  # it is raised where the run comes to that step
+        return True
 
     def _run_branches(self) -> None:
         """Follow branches: registers are what the commands on the path wrote (npu-reference 8.10)."""
@@ -219,10 +255,19 @@ class Machine:
 
     # What the runs so far did.
 
+    def _all_tallies(self) -> dict[Step, Tally]:
+        """Of every step that has run, in the order of the stream; orders and waits of a compiled run take no time."""
+        if self._compiled is None:
+            return self._tallies
+        found = {**self._tallies, **dict(self._compiled.tallies())}
+        waits = Tally(self._compiled.runs, last_run=self._run)
+        steps = self.program.steps()
+        return {s: found.get(s, waits) for s in steps if s in found or isinstance(s.prepared.form, Nothing)}
+
     @property
     def counters(self) -> dict[int, Counter]:
         """What every operation executed so far did, by its command index."""
-        return {step.op.index: counter_of(step, tally) for step, tally in self._tallies.items()}
+        return {step.op.index: counter_of(step, tally) for step, tally in self._all_tallies().items()}
 
     @property
     def operators(self) -> list[OperatorCounter]:
@@ -231,7 +276,7 @@ class Machine:
 
     def timeline(self) -> list[tuple[str, float]]:
         """(name, seconds) of what ran last: operators where ``sources`` are known, else commands."""
-        return timeline(((step, tally) for step, tally in self._tallies.items() if tally.last_run == self._run), self.sources)
+        return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
         """PMU events by number, as far as they can be derived (``counters.events``); with ``sources`` those of cycles as well."""

@@ -33,6 +33,7 @@ class Prepared:
         turns: turns of these loops.
         computes: False for what moves bytes, or only orders what is executed.
         scattered: source and target region of a DMA whose bytes are no plain runs.
+        form: the same operation as data (``forms``), for those who run it in another way than ``run``; None where there is none.
     """
 
     run: Callable[[Memory], None]
@@ -46,6 +47,7 @@ class Prepared:
     dma_bytes: int = 0
     computes: bool = True
     scattered: tuple[int, int] | None = None
+    form: object | None = None
 
     @property
     def maps(self) -> list[FeatureMap]:

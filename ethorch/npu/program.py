@@ -23,7 +23,8 @@ assert ops  # importing it fills PREPARE
 class Program:
     """A driver payload (COP1 or COP2) with the bytes of region 0.
 
-    Immutable to its users. It keeps decoded weights (``decoded``) and prepared operations, and threads may share it.
+    Immutable to its users. It keeps decoded weights (``decoded``), prepared operations and what ``plan`` makes of them
+    (``plans``), and threads may share it.
 
     Raises:
         MachineFault: the payload is malformed, or holds a command that its NPU does not know.
@@ -42,6 +43,7 @@ class Program:
         self.at_offset = {c.offset: c.index for c in self.commands}
         self.has_branches = any(c.row.name == "NPU_OP_BRANCH" for c in self.commands)
         self.decoded: Memo[Any] = Memo()
+        self.plans: Memo[Any] = Memo()
         self._steps: Memo[list[Step]] = Memo()
         self._step: Memo[Step] = Memo()
 

@@ -34,6 +34,7 @@ from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.registers import NPUS, Field, table
 from ethorch.npu.vela_files import read_vela
 from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_standard_numpy
+from tests.support.both_ways import run_both_ways
 
 SECONDS = 10.0  # of CPU, for any one input; a run's budget is BUDGET
 HANG_SECONDS = 600  # for 64 inputs, by the clock: something does not listen to signals, and the process is ended
@@ -140,9 +141,26 @@ def damage(rnd: random.Random, data: bytes) -> bytes:
 
 def run(program: Program, p: DelegatePayload, staging_bytes: int, rnd: random.Random) -> None:
     checks = rnd.choice(((), (), ("overlap",), ("uninitialized",), ("overlap", "uninitialized")))
+    if not checks:
+        return run_as_plan_too(lambda c: Machine(program, p.scratch_bytes, staging_bytes, budget=BUDGET, compiled=c), rnd)
     machine = Machine(program, p.scratch_bytes, staging_bytes, budget=BUDGET, checks=checks)
     for tensor in p.inputs:
         machine.mark_written(1, tensor.offset, tensor.nbytes)
+    machine.run()
+
+
+def run_as_plan_too(make: Callable[[bool], Machine], rnd: random.Random) -> None:
+    """The same bytes or the same fault from compiled code and from NumPy, whatever lies in memory."""
+    data = np.frombuffer(rnd.randbytes(1 << 12), np.uint8)
+
+    def fill(machine: Machine) -> None:
+        for number in (1, 2):
+            if number in machine.regions:
+                machine.regions[number][:] = np.resize(data, machine.regions[number].size)
+
+    run_both_ways(make, fill)
+    machine = make(True)
+    fill(machine)
     machine.run()
 
 
@@ -197,7 +215,9 @@ def assembled_stream(rnd: random.Random) -> None:
     program = Program(payload(*commands, target=target), rnd.randbytes(300))
     if rnd.random() < 0.1:
         disassembly.text(program)
-    Machine(program, 4096, 1024, budget=BUDGET, checks=rnd.choice(((), ("overlap",)))).run()
+    if rnd.random() < 0.5:
+        return run_as_plan_too(lambda c: Machine(program, 4096, 1024, budget=BUDGET, compiled=c), rnd)
+    Machine(program, 4096, 1024, budget=BUDGET, checks=("overlap",)).run()
 
 
 def spliced_stream(rnd: random.Random) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.both_ways import run_both_ways
+
 ts = pytest.importorskip("tosa_serializer")
 regor = pytest.importorskip("ethosu.regor")
 
@@ -265,10 +267,7 @@ def run_machine(model, arrays: list[np.ndarray], machine=None, **options) -> lis
 
     if machine is None:
         machine = make_machine(Program(model.command_stream, np.frombuffer(model.read_only.data, np.uint8)), model, **options)
-    for spec, array in zip(model.inputs, arrays, strict=True):
-        data = np.ascontiguousarray(array).view(np.uint8).ravel()
-        machine.region(spec.region)[spec.address : spec.address + data.size] = data
-        machine.mark_written(spec.region, spec.address, data.size)
+    fill(machine, model, arrays)
     machine.run()
     results = []
     for spec in model.outputs:
@@ -277,6 +276,14 @@ def run_machine(model, arrays: list[np.ndarray], machine=None, **options) -> lis
         raw = machine.region(spec.region)[spec.address : spec.address + size]
         results.append(raw.view(dtype).reshape(spec.shape).copy())
     return results
+
+
+def fill(machine, model, arrays: list[np.ndarray]) -> None:
+    """Put inputs where they belong."""
+    for spec, array in zip(model.inputs, arrays, strict=True):
+        data = np.ascontiguousarray(array).view(np.uint8).ravel()
+        machine.region(spec.region)[spec.address : spec.address + data.size] = data
+        machine.mark_written(spec.region, spec.address, data.size)
 
 
 def make_machine(program, model, **options):
@@ -305,7 +312,11 @@ def draw(graph: Graph, seed: int) -> list[np.ndarray]:
 
 
 def check(build: Callable[[Graph], None], target: str, seed: int = 1, least: int = 2, **compile_options) -> None:
-    """Build, compile, run twice on both sides, and compare. ``least``: distinct output values wanted, as evidence."""
+    """Build, compile, run twice on both sides, and compare; then as a plan, and compare all memory.
+
+    Args:
+        least: distinct output values wanted, as evidence.
+    """
     graph = Graph(seed)
     build(graph)
     tosa = graph.serialize()
@@ -324,3 +335,5 @@ def check(build: Callable[[Graph], None], target: str, seed: int = 1, least: int
             assert len(np.unique(w)) >= min(least, w.size), "the case's output hardly varies"
             different = np.count_nonzero(w.ravel() != g.ravel().astype(w.dtype))
             assert not different, f"{different} of {w.size} values differ"
+    plan = run_both_ways(lambda c: make_machine(program, model, compiled=c), lambda m: fill(m, model, draw(graph, seed)), runs=2)
+    assert plan is None or not plan.reasons, sorted(set(plan.reasons.values()))

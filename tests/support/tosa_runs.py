@@ -7,6 +7,7 @@ import numpy as np
 from ethorch import EthosUCompileSpec, vela
 from ethorch.npu import Machine, Program
 from ethorch.tosa.reference_model import as_bits, from_bits
+from tests.support.both_ways import run_both_ways
 
 
 def reference(tosa: bytes, codes: list[np.ndarray]) -> list[np.ndarray]:
@@ -24,13 +25,19 @@ def machine(tosa: bytes, codes: list[np.ndarray], spec: EthosUCompileSpec) -> li
 
 
 def run_compiled(compiled: vela.CompiledModel, codes: list[np.ndarray], checks: tuple[str, ...] = ()) -> list[np.ndarray]:
-    """One run of a compiled model on a fresh machine."""
+    """One run of a compiled model on a fresh machine, after one as a plan that has to give the same bytes everywhere."""
     program = Program(compiled.command_stream, compiled.constants)
+
+    def fill(m: Machine) -> None:
+        for tensor, array in zip(compiled.inputs, codes, strict=True):
+            data = np.ascontiguousarray(array).view(np.uint8).ravel()
+            m.region(tensor.region)[tensor.offset : tensor.offset + data.size] = data
+            m.mark_written(tensor.region, tensor.offset, data.size)
+
+    plan = run_both_ways(lambda c: Machine(program, compiled.scratch_bytes, compiled.scratch_fast_bytes, compiled=c), fill)
+    assert plan is None or not plan.reasons, sorted(set(plan.reasons.values()))
     m = Machine(program, compiled.scratch_bytes, compiled.scratch_fast_bytes, checks=checks)
-    for tensor, array in zip(compiled.inputs, codes, strict=True):
-        data = np.ascontiguousarray(array).view(np.uint8).ravel()
-        m.region(tensor.region)[tensor.offset : tensor.offset + data.size] = data
-        m.mark_written(tensor.region, tensor.offset, data.size)
+    fill(m)
     m.run()
     results = []
     for tensor in compiled.outputs:

@@ -10,6 +10,8 @@ from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.filters import Filter, Streams
+from ethorch.npu.forms import Convolution
+from ethorch.npu.forms import Product as ProductForm
 from ethorch.npu.memory import Memory, Span
 from ethorch.npu.output import OutputStage
 from ethorch.npu.prepared import Prepared, operation
@@ -87,7 +89,8 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
     else:
         swept, turns = 2 * laid_out * depth, 2 * bands * w.taps
     reads: tuple[FeatureMap | Span, ...] = (w.ifm, *streams.spans, *stage.reads)
-    return Prepared(run, reads, stage.writes, macs, elements, swept, turns, weight_bytes)
+    form = Convolution(w, streams, stage, product is _per_channel)
+    return Prepared(run, reads, stage.writes, macs, elements, swept, turns, weight_bytes, form=form)
 
 
 def _product(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
@@ -149,4 +152,5 @@ def _conv_ifm2(op: Operation) -> Prepared:
 
     elements = max(w.padded_elements, height * width * max(depth, w.ifm.depth), ifm2.elements)
     macs = height * width * depth * w.ifm.depth
-    return Prepared(run, (w.ifm, ifm2, *stage.reads), stage.writes, macs, elements)
+    form = ProductForm(w, ifm2, scaling, stage)
+    return Prepared(run, (w.ifm, ifm2, *stage.reads), stage.writes, macs, elements, form=form)

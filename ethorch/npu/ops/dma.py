@@ -6,6 +6,7 @@ import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Ints
+from ethorch.npu.forms import Copy, Nothing, Transfer
 from ethorch.npu.memory import INTERNAL, Memory, Span
 from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ALL, U5X, U85
@@ -18,7 +19,7 @@ from ethorch.npu.stream import Operation
 @operation("NPU_OP_IRQ", *ALL)
 def nothing(op: Operation) -> Prepared:
     """Commands are executed in order, which is one legal schedule; waits have nothing to do."""
-    return Prepared(lambda m: None, computes=False)
+    return Prepared(lambda m: None, computes=False, form=Nothing())
 
 
 def _region(op: Operation, end: str) -> int:
@@ -40,7 +41,8 @@ def _copy(op: Operation) -> Prepared:
     def run(m: Memory) -> None:
         m.writable(target)[...] = m.span(source)
 
-    return Prepared(run, (source,), (target,), turns=1, dma_bytes=op["DMA0_LEN"], computes=False)
+    form = Copy(source, target)
+    return Prepared(run, (source,), (target,), turns=1, dma_bytes=op["DMA0_LEN"], computes=False, form=form)
 
 
 @operation("NPU_OP_DMA_START", U85)
@@ -80,4 +82,16 @@ def copy_strided(op: Operation) -> Prepared:
                 m.writable(Span("DMA0_DST", target_region, b, length))[...] = m.span(Span("DMA0_SRC", source_region, a, length))
 
     moved = length * inner * outer
-    return Prepared(run, turns=inner * outer, dma_bytes=moved, computes=False, scattered=(source_region, target_region))
+    form = Transfer(
+        length,
+        inner,
+        outer,
+        (source_region, source_base, *source_strides),
+        (target_region, target_base, *target_strides),
+        bool(by_source),
+        bool(by_target),
+        (index_region, index_base, 4 * inner + index_skip),
+        limit,
+    )
+    ends = source_region, target_region
+    return Prepared(run, turns=inner * outer, dma_bytes=moved, computes=False, scattered=ends, form=form)

@@ -12,6 +12,7 @@ from ethorch.npu import arithmetic, registers
 from ethorch.npu.arithmetic import Scaling, scaling, wrap_32
 from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.feature_map import STORAGE_NONE, FeatureMap, feature_map
+from ethorch.npu.forms import IDENTITY, Elementwise, Value
 from ethorch.npu.memory import Memory
 from ethorch.npu.output import OutputStage
 from ethorch.npu.prepared import Prepared, operation
@@ -21,7 +22,6 @@ from ethorch.npu.stream import Operation
 
 Binary = Callable[[Ints, Ints], Ints]
 UNARY = {"ABS", "CLZ", "LRELU", "NOT"}
-IDENTITY = scaling(1, 0, "NATURAL")
 SCALAR_U85 = 8  # BROADCAST value for OP_SCALAR (npu-reference 2.5)
 PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> L: bits the TFLite addition shifts its operands by (npu-reference 6.7)
 MOST_SHIFT = 63
@@ -55,15 +55,17 @@ def _extent(op: Operation, h: int, w: int, c: int) -> tuple[int, int, int]:
 
 
 def _prepared(
-    op: Operation, name: str, operands: tuple[Operand, ...], value: Callable[..., Ints], scale: Scaling | None
+    op: Operation, operands: tuple[Operand, ...], function: Callable[[Operation], Value], scale: Scaling | None
 ) -> Prepared:
     """OFM = output stage of value(operands)."""
-    stage = OutputStage(op)
+    what = function(op)
+    stage, value = OutputStage(op), what.compute
     h, w, c = stage.shape
-    want = WANTED.get(name)
+    want = WANTED.get(what.name)
+    form = Elementwise(what, tuple(o.fm if o.constant is None else o.constant - o.fm.zero_point for o in operands), scale, stage)
     bytes_only = all(o.fm.dtype.itemsize == 1 for o in operands) and len(operands) == 2
     if bytes_only and h * w * c >= PAIR_TABLE and not stage.needs_whole:
-        return _by_pairs(operands, value, want, scale, stage)
+        return _by_pairs(form, operands, want)
 
     def run(m: Memory) -> None:
         values = [o.read(m) for o in operands]
@@ -72,17 +74,12 @@ def _prepared(
         stage.accumulate(m, np.broadcast_to(value(*values), stage.shape), scale)
 
     reads = tuple(fm for o in operands for fm in o.reads)
-    return Prepared(run, (*reads, *stage.reads), stage.writes, 0, h * w * c)
+    return Prepared(run, (*reads, *stage.reads), stage.writes, 0, h * w * c, form=form)
 
 
-def _by_pairs(
-    operands: tuple[Operand, ...],
-    value: Callable[..., Ints],
-    want: Callable[[Ints], None] | None,
-    scale: Scaling | None,
-    stage: OutputStage,
-) -> Prepared:
+def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], want: Callable[[Ints], None] | None) -> Prepared:
     """A large operation on bytes: the result is worked out for all pairs of values once, and pairs are looked up."""
+    value, scale, stage = form.value.compute, form.scaling, form.stage
     tables: list[Array] = []
 
     def all_values(o: Operand) -> Ints:
@@ -106,7 +103,7 @@ def _by_pairs(
         stage.write(m, np.broadcast_to(np.take(table, pair), stage.shape))
 
     reads = tuple(fm for o in operands for fm in o.reads)
-    return Prepared(run, reads, stage.writes, 0, stage.ofm.elements)
+    return Prepared(run, reads, stage.writes, 0, stage.ofm.elements, form=form)
 
 
 def _narrowed(values: Ints) -> Array:
@@ -155,7 +152,7 @@ def elementwise_5x(op: Operation) -> Prepared:
         if op["IFM2_BROADCAST.operand_order"]:
             operands = operands[::-1]
     unscaled = not op["OFM_PRECISION.scale_mode"]
-    return _prepared(op, name, operands, VALUES_5X[name](op), None if unscaled or name == "LRELU" else _output_scale(op, name))
+    return _prepared(op, operands, VALUES_5X[name], None if unscaled or name == "LRELU" else _output_scale(op, name))
 
 
 def _output_scale(op: Operation, name: str) -> Scaling:
@@ -166,16 +163,14 @@ def _output_scale(op: Operation, name: str) -> Scaling:
     return scale
 
 
-def _sum_5x(sign: int) -> Callable[[Operation], Binary]:
-    def prepare(op: Operation) -> Binary:
+def _sum_5x(sign: int) -> Callable[[Operation], Value]:
+    name = "ADD" if sign > 0 else "SUB"
+
+    def prepare(op: Operation) -> Value:
         a_scale, b_scale = _operand_scales_5x(op)
-
-        def value(a: Ints, b: Ints) -> Ints:
-            return a_scale(a) + sign * b_scale(b)
-
         if op["IFM_PRECISION.precision"] == 2:
-            return lambda a, b: wrap_32(a + sign * b)
-        return value
+            return Value(name, lambda a, b: wrap_32(a + sign * b), wraps=True)
+        return Value(name, lambda a, b: a_scale(a) + sign * b_scale(b), (a_scale, b_scale))
 
     return prepare
 
@@ -194,12 +189,15 @@ def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
     return (full, other) if mode == 1 else (other, full)
 
 
-def _lrelu_5x(op: Operation) -> Callable[[Ints], Ints]:
-    alpha = ofm_scaling(op)
-    return lambda a: np.where(a >= 0, a, alpha(a))
+def _lrelu_5x(op: Operation) -> Value:
+    return _leaky(IDENTITY, ofm_scaling(op))
 
 
-def _shift_right(op: Operation) -> Binary:
+def _leaky(identity: Scaling, alpha: Scaling) -> Value:
+    return Value("LRELU", lambda a: np.where(a >= 0, identity(a), alpha(a)), (identity, alpha))
+
+
+def _shift_right(op: Operation) -> Value:
     """A >> B; only NATURAL rounds, everything else is a floor (npu-reference pitfall 6)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
@@ -208,7 +206,7 @@ def _shift_right(op: Operation) -> Binary:
         half = np.where(b > 0, np.int64(1) << np.maximum(b - 1, 0), np.int64(0)) if rounds else 0
         return (a + half) >> b
 
-    return value
+    return Value("SHR", value, rounds=rounds)
 
 
 def _possible(b: Ints) -> Ints:
@@ -216,23 +214,23 @@ def _possible(b: Ints) -> Ints:
     return np.clip(b, 0, MOST_SHIFT)
 
 
-def _shift_left(op: Operation) -> Binary:
-    return lambda a, b: wrap_32(a << _possible(b))
+def _shift_left(op: Operation) -> Value:
+    return Value("SHL", lambda a, b: wrap_32(a << _possible(b)), wraps=True)
 
 
-def _always(f: Callable[..., Ints]) -> Callable[[Operation], Callable[..., Ints]]:
-    return lambda op: f
+def _always(name: str, f: Callable[..., Ints]) -> Callable[[Operation], Value]:
+    return lambda op: Value(name, f)
 
 
-VALUES_5X: dict[str, Callable[[Operation], Callable[..., Ints]]] = {
-    "MUL": _always(np.multiply),
+VALUES_5X: dict[str, Callable[[Operation], Value]] = {
+    "MUL": _always("MUL", np.multiply),
     "ADD": _sum_5x(1),
     "SUB": _sum_5x(-1),
-    "MIN": _always(np.minimum),
-    "MAX": _always(np.maximum),
+    "MIN": _always("MIN", np.minimum),
+    "MAX": _always("MAX", np.maximum),
     "LRELU": _lrelu_5x,
-    "ABS": _always(np.abs),
-    "CLZ": _always(arithmetic.leading_zeros_32),
+    "ABS": _always("ABS", np.abs),
+    "CLZ": _always("CLZ", arithmetic.leading_zeros_32),
     "SHR": _shift_right,
     "SHL": _shift_left,
 }
@@ -248,7 +246,7 @@ def elementwise_u85(op: Operation) -> Prepared:
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:
         operands.append(_operand_u85(op, "IFM2"))
-    return _prepared(op, name, tuple(operands), VALUES_85[name](op), _output_scale(op, name))
+    return _prepared(op, tuple(operands), VALUES_85[name], _output_scale(op, name))
 
 
 def _operand_u85(op: Operation, prefix: str) -> Operand:
@@ -264,32 +262,31 @@ def _operand_scale_u85(op: Operation, prefix: str) -> Scaling:
     return scaling(op[f"{key}.scale"], op[f"{key}.shift"], rounding, op[f"{key}.dbl_rnd"])
 
 
-def _scaled(f: Binary, wraps: bool = False) -> Callable[[Operation], Binary]:
-    def prepare(op: Operation) -> Binary:
-        a_scale, b_scale = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
+def _scaled(name: str, f: Binary, wraps: bool = False) -> Callable[[Operation], Value]:
+    def prepare(op: Operation) -> Value:
+        scales = a_scale, b_scale = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
         if wraps and op["IFM_PRECISION.precision"] == 2:
-            return lambda a, b: wrap_32(f(a_scale(a), b_scale(b)))
-        return lambda a, b: f(a_scale(a), b_scale(b))
+            return Value(name, lambda a, b: wrap_32(f(a_scale(a), b_scale(b))), scales, wraps=True)
+        return Value(name, lambda a, b: f(a_scale(a), b_scale(b)), scales)
 
     return prepare
 
 
-def _abs_u85(op: Operation) -> Callable[[Ints], Ints]:
+def _abs_u85(op: Operation) -> Value:
     scale = _operand_scale_u85(op, "IFM")
-    return lambda a: np.abs(scale(a))
+    return Value("ABS", lambda a: np.abs(scale(a)), (scale, IDENTITY))
 
 
-def _lrelu_u85(op: Operation) -> Callable[[Ints], Ints]:
-    identity, alpha = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
-    return lambda a: np.where(a >= 0, identity(a), alpha(a))
+def _lrelu_u85(op: Operation) -> Value:
+    return _leaky(_operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2"))
 
 
-def _logical_shift_right(op: Operation) -> Binary:
+def _logical_shift_right(op: Operation) -> Value:
     """Zeros come in at the IFM's width."""
     if op["IFM_PRECISION.precision"] > 2:
         raise MachineFault("LSR of a 64-bit IFM: only 8, 16 and 32 bits are known")
     mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1
-    return lambda a, b: (a & mask) >> _possible(b)
+    return Value("LSR", lambda a, b: (a & mask) >> _possible(b), mask=mask)
 
 
 def _divide(a: Ints, b: Ints) -> Ints:
@@ -297,31 +294,31 @@ def _divide(a: Ints, b: Ints) -> Ints:
     return np.where((a < 0) == (b < 0), q, -q)
 
 
-def _compare(f: np.ufunc) -> Callable[[Operation], Binary]:
+def _compare(name: str, f: np.ufunc) -> Callable[[Operation], Value]:
     """All ones for true (npu-reference pitfall 7), of scaled operands: Vela folds RESCALEs into them."""
-    return _scaled(lambda a, b: -f(a, b).astype(np.int64))
+    return _scaled(name, lambda a, b: -f(a, b).astype(np.int64))
 
 
-VALUES_85: dict[str, Callable[[Operation], Callable[..., Ints]]] = {
-    "MUL": _always(np.multiply),
-    "ADD": _scaled(np.add, wraps=True),
-    "SUB": _scaled(np.subtract, wraps=True),
-    "MIN": _scaled(np.minimum),
-    "MAX": _scaled(np.maximum),
+VALUES_85: dict[str, Callable[[Operation], Value]] = {
+    "MUL": _always("MUL", np.multiply),
+    "ADD": _scaled("ADD", np.add, wraps=True),
+    "SUB": _scaled("SUB", np.subtract, wraps=True),
+    "MIN": _scaled("MIN", np.minimum),
+    "MAX": _scaled("MAX", np.maximum),
     "LRELU": _lrelu_u85,
     "ABS": _abs_u85,
-    "CLZ": _always(arithmetic.leading_zeros_32),
+    "CLZ": _always("CLZ", arithmetic.leading_zeros_32),
     "SHR": _shift_right,
     "SHL": _shift_left,
     "LSR": _logical_shift_right,
-    "DIV": _always(_divide),
-    "CMP_EQ": _compare(np.equal),
-    "CMP_NE": _compare(np.not_equal),
-    "CMP_GE": _compare(np.greater_equal),
-    "CMP_GT": _compare(np.greater),
-    "AND": _always(np.bitwise_and),
-    "OR": _always(np.bitwise_or),
-    "XOR": _always(np.bitwise_xor),
-    "NOT": _always(np.invert),
-    "AND_NOT": _always(lambda a, b: a & ~b),
+    "DIV": _always("DIV", _divide),
+    "CMP_EQ": _compare("CMP_EQ", np.equal),
+    "CMP_NE": _compare("CMP_NE", np.not_equal),
+    "CMP_GE": _compare("CMP_GE", np.greater_equal),
+    "CMP_GT": _compare("CMP_GT", np.greater),
+    "AND": _always("AND", np.bitwise_and),
+    "OR": _always("OR", np.bitwise_or),
+    "XOR": _always("XOR", np.bitwise_xor),
+    "NOT": _always("NOT", np.invert),
+    "AND_NOT": _always("AND_NOT", lambda a, b: a & ~b),
 }

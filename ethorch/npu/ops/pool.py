@@ -16,6 +16,7 @@ from ethorch.npu.arithmetic import Scaling
 from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.filters import Scales, Streams
+from ethorch.npu.forms import Pool
 from ethorch.npu.memory import Memory, Span
 from ethorch.npu.output import ACC_IFM2, Clamp, OutputStage
 from ethorch.npu.prepared import Lazy, Prepared, operation
@@ -45,14 +46,14 @@ def _sum(op: Operation) -> Prepared:
     w, stage = _channelwise(op)
     if w.is_pointwise and w.stride == (1, 1) and w.ifm.dtype.itemsize == 1 and op["OFM_PRECISION.scale_mode"]:
         return _table_copy(op, w, stage)
-    return _pool(op, w, stage, lambda m: _window_sum(m, w))
+    return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
 
 
 def _valid_average(op: Operation) -> Prepared:
     """OFM = output stage of the window's sum / its positions inside the IFM; the OFM scale is not used (npu-reference 6.6)."""
     w, stage = _channelwise(op)
-    count = Lazy(lambda: _valid_positions(w))
-    return _pool(op, w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
+    count = Lazy(lambda: valid_positions(w))
+    return _pool(op, "AVERAGE", w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
 
 
 def _average_5x(op: Operation) -> Prepared:
@@ -62,12 +63,12 @@ def _average_5x(op: Operation) -> Prepared:
 def _max(op: Operation) -> Prepared:
     """OFM = output stage of the window's maximum; padding takes no part (npu-reference pitfall 18)."""
     w, stage = _channelwise(op)
-    return _pool(op, w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
+    return _pool(op, "MAX", w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
 
 
 def _min(op: Operation) -> Prepared:
     w, stage = _channelwise(op)
-    return _pool(op, w, stage, lambda m: _extreme(m, w, np.minimum, w.ifm.value_range[1]))
+    return _pool(op, "MIN", w, stage, lambda m: _extreme(m, w, np.minimum, w.ifm.value_range[1]))
 
 
 def _reduce_sum(op: Operation) -> Prepared:
@@ -75,7 +76,7 @@ def _reduce_sum(op: Operation) -> Prepared:
     w, stage = window(op), OutputStage(op)
     if not w.is_pointwise or op["OFM_DEPTH"] != 1:
         raise MachineFault(f"REDUCE_SUM with kernel {w.kernel} and OFM depth {op['OFM_DEPTH']}: both are 1 in all streams")
-    return _pool(op, w, stage, lambda m: _window_sum(m, w).sum(axis=2, keepdims=True))
+    return _pool(op, "REDUCE_SUM", w, stage, lambda m: _window_sum(m, w).sum(axis=2, keepdims=True))
 
 
 def _none(op: Operation) -> Prepared:
@@ -89,7 +90,8 @@ def _none(op: Operation) -> Prepared:
         bias, scale = scaling(m)
         stage.accumulate(m, np.zeros(stage.shape, np.int64), scale, bias)
 
-    return Prepared(run, stage.reads, stage.writes, 0, stage.ofm.elements)
+    form = Pool("NONE", None, scaling.form, stage)
+    return Prepared(run, stage.reads, stage.writes, 0, stage.ofm.elements, form=form)
 
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
@@ -109,7 +111,7 @@ def _argmax(axis: int) -> Callable[[Operation], Prepared]:
                 best = np.maximum(best, x)
             return where << ARGMAX_FRACTION
 
-        return _pool(op, w, stage, index)
+        return _pool(op, f"ARGMAX_{'YX'[axis]}", w, stage, index)
 
     return prepare
 
@@ -135,19 +137,22 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
     return w, stage
 
 
-def _pool(op: Operation, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False) -> Prepared:
-    """A pool whose accumulators are ``value(memory)``."""
-    scaling = (lambda m: (0, None)) if unscaled else _Scale(op, w.ifm)
+def _pool(
+    op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
+) -> Prepared:
+    """A pool whose accumulators are ``value(memory)``; ``kind`` as in ``forms.Pool``."""
+    scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
-        bias, scale = scaling(m)
+        bias, scale = (0, None) if scaling is None else scaling(m)
         stage.accumulate(m, value(m), scale, bias)
 
-    spans = getattr(scaling, "spans", ())
+    spans = () if scaling is None else scaling.spans
     elements = max(w.padded_elements, stage.ofm.elements)
     (kh, kw), (oh, ow) = w.kernel, w.out
     swept = (w.padded[0] * kw + oh * kh) * ow * w.ifm.depth  # columns, then rows
-    return Prepared(run, (w.ifm, *spans, *stage.reads), stage.writes, elements=elements, swept=swept, turns=kh + kw)
+    form = Pool(kind, w, None if scaling is None else scaling.form, stage)
+    return Prepared(run, (w.ifm, *spans, *stage.reads), stage.writes, elements=elements, swept=swept, turns=kh + kw, form=form)
 
 
 class _Scale:
@@ -161,6 +166,10 @@ class _Scale:
             self.fixed = None
             self.streams = Streams(op, ifm, None, (1, 1))
             self.spans = self.streams.spans
+
+    @property
+    def form(self) -> Scaling | Streams:
+        return self.streams if self.fixed is None else self.fixed
 
     def __call__(self, m: Memory) -> tuple[Ints | int, Scaling]:
         """(bias, scaling)."""
@@ -199,7 +208,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
     return down
 
 
-def _valid_positions(w: Window) -> Ints:
+def valid_positions(w: Window) -> Ints:
     """How many positions of each window lie inside the IFM, [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
@@ -215,20 +224,21 @@ def _valid_positions(w: Window) -> Ints:
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
     """A 1x1 pool of 8-bit data: it maps 256 values, so the map is worked out once. Often it is a copy."""
     if stage.keeps or stage.input:
-        return _pool(op, w, stage, lambda m: _window_sum(m, w))
+        return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range
     scale = op["OFM_SCALE.scale"], op["OFM_SCALE.shift"], ofm_rounding(op)
     quantized = _map(low, high, w.ifm.zero_point, scale, stage.ofm.zero_point, stage.activation.clamp)
     looks_up = stage.activation.table is not None
+    form = Pool("SUM", w, ofm_scaling(op), stage)
     if not looks_up and stage.ofm.dtype == w.ifm.dtype and np.array_equal(quantized, np.arange(low, high + 1)):
-        return Prepared(lambda m: stage.write(m, _apart(m, w, stage)), (w.ifm,), stage.writes, 0, w.ifm.elements)
+        return Prepared(lambda m: stage.write(m, _apart(m, w, stage)), (w.ifm,), stage.writes, 0, w.ifm.elements, form=form)
     fixed = None if looks_up else quantized.astype(stage.ofm.dtype)
 
     def run(m: Memory) -> None:
         table = stage.activate(m, quantized) if fixed is None else fixed
         stage.write(m, table[m.read(w.ifm).astype(np.intp) - low])
 
-    return Prepared(run, (w.ifm,), stage.writes, 0, max(w.ifm.elements, stage.ofm.elements))
+    return Prepared(run, (w.ifm,), stage.writes, 0, max(w.ifm.elements, stage.ofm.elements), form=form)
 
 
 def _apart(m: Memory, w: Window, stage: OutputStage) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ethorch.npu.arrays import Ints
 from ethorch.npu.feature_map import feature_map
+from ethorch.npu.forms import Resize
 from ethorch.npu.memory import Memory
 from ethorch.npu.output import OutputStage
 from ethorch.npu.prepared import Prepared, operation
@@ -43,7 +44,8 @@ def resize(op: Operation) -> Prepared:
         stage.accumulate(m, acc << FRACTION, scale)
 
     elements = max(ifm.elements, stage.ofm.elements, height * ifm.width * depth)
-    return Prepared(run, (ifm, *stage.reads), stage.writes, 0, elements)
+    form = Resize(ifm, op.mode, (ny, y0, y1, fy), (nx, x0, x1, fx), scale, stage)
+    return Prepared(run, (ifm, *stage.reads), stage.writes, 0, elements, form=form)
 
 
 def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[Ints, Ints, Ints]:

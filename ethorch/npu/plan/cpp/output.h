@@ -1,0 +1,42 @@
+// The output stage: sums in, stored bytes out.
+#pragma once
+#include "rows.h"
+
+// Finishes the rows of one step in order, from the first. Nothing is stored before ``close`` where the stage says ``whole``.
+class Output {
+public:
+    Output(const Run &run, const Stage &stage);
+    // n rows of sums [width][depth], ``pixel`` sums from one pixel to the next.
+    void rows(int first, int n, const int32_t *sums, int64_t pixel);
+    void rows(int first, int n, const int64_t *sums, int64_t pixel);
+    // A row that is quantized already: bytes [width][depth], to be looked up if there is a table.
+    void quantized(int y, const uint8_t *bytes);
+    // A row of finished elements.
+    void stored(int y, const uint8_t *values);
+    void close();
+
+private:
+    const Run &run;
+    const Stage &s;
+    const int64_t count;  // elements of a row
+    uint8_t *box = nullptr;
+    const uint8_t *table = nullptr;
+    uint8_t turned_table[256];  // of bytes to bytes, by the byte itself
+
+    uint8_t *place(int y);
+    void look_up(const uint8_t *bytes, uint8_t *values);
+    template <class T>
+    void activate(T *values, uint8_t *out);
+    template <bool SYMMETRIC, class S>
+    void quantize_row(const int32_t *sums, int64_t pixel, S *out);
+    template <class S>
+    void quantize_row(const int32_t *sums, int64_t pixel, S *out);
+    template <class S>
+    void turn();
+};
+
+// v scaled in int64, as ethorch.npu.arithmetic.Scaling does it.
+static inline int64_t scaled(int64_t v, const Scale &s, int64_t channel) {
+    const int64_t k = s.per_channel ? channel : 0;
+    return (int64_t)((uint64_t)v * (uint64_t)s.multiplier[k] + (uint64_t)(v >= 0 ? s.above[k] : s.below[k])) >> s.shift[k];
+}

@@ -1,0 +1,133 @@
+"""Elementwise operations as structs: in int32 where all values on the way are proven to fit, else in int64."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.forms import Elementwise
+from ethorch.npu.plan import layout
+from ethorch.npu.plan.library import buffers
+from ethorch.npu.plan.packing import Context, NotKnown
+from ethorch.npu.plan.ranges import INT32, Range, combined, exact_in_double, magnitude, of_map, scaled, within
+from ethorch.npu.plan.stage import Sums, pack_stage
+
+LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes pays, where int32 will not do
+_WANTS = {"SHR": layout.WANT_SHIFT, "SHL": layout.WANT_SHIFT, "LSR": layout.WANT_SHIFT, "DIV": layout.WANT_DIVISOR}
+
+
+def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
+    value, stage = form.value, form.stage
+    maps = tuple(o for o in form.operands if isinstance(o, FeatureMap))
+    before = [of_map(o) if isinstance(o, FeatureMap) else (o, o) for o in form.operands]
+    scales = value.scales
+    narrow = all(
+        within(r, INT32) and (isinstance(o, int) or within(o.value_range, INT32))
+        for r, o in zip(before, form.operands, strict=True)
+    )
+    result: Range | None = None
+    if narrow:
+        result = _result(form, before)
+    narrow = result is not None
+    largest = magnitude(result) if result is not None else 1 << 62
+    sums = Sums(form.scaling, largest, element_wise=True)
+    e = layout.Elementwise()
+    e.stage = pack_stage(c, stage, sums, maps)
+    for place, operand, scale in zip((e.a, e.b), form.operands, scales, strict=False):
+        _pack_operand(c, place, operand, scale, narrow, stage.shape)
+    if value.name == "LRELU":  # both scales are the one operand's
+        e.b.is_constant = 1
+        _pack_scale(c, e.b, scales[1], narrow)
+    e.what, e.operands = layout.FUNCTIONS.index(value.name), len(form.operands)
+    e.wide, e.wraps, e.rounds, e.mask = not narrow, value.wraps, value.rounds, value.mask
+    e.want = _WANTS.get(value.name, layout.WANT_NOTHING)
+    if not narrow:
+        e.stage.mode = layout.SCALE_INTEGER
+        if _pays(form, e):
+            e.pairs = _pairs(c, e)
+    return e
+
+
+def _result(form: Elementwise, before: list[Range]) -> Range | None:
+    """The range of the function's values; None unless int32 holds all that occurs and float64 scales it exactly."""
+    value = form.value
+    if value.name == "LRELU":
+        parts = [scaled(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]
+        if parts[0] is None or parts[1] is None:
+            return None
+        both = min(parts[0][0], parts[1][0]), max(parts[0][1], parts[1][1])
+        return both if within(both, INT32) else None
+    after = []
+    for r, s in zip(before, value.scales, strict=False):
+        if not _is_exact(r, s):
+            return None
+        after.append(scaled(r, s))
+    if not all(within(r, INT32) for r in after):
+        return None
+    if value.wraps:
+        return INT32 if value.name in ("ADD", "SUB") else None
+    found = combined(value.name, after[0], after[-1], value.mask)
+    return found if found is not None and within(found, INT32) else None
+
+
+def _is_exact(r: Range, s: Scaling) -> bool:
+    return s.is_identity or (np.ndim(s.shift) == 0 and bool(exact_in_double(magnitude(r), s, 0)))
+
+
+def _pack_operand(
+    c: Context, place: layout.Operand, operand: FeatureMap | int, scale: Scaling, narrow: bool, shape: tuple[int, int, int]
+) -> None:
+    if isinstance(operand, int):
+        place.is_constant, place.constant = 1, operand
+    else:
+        place.map = c.read(operand)
+        for bit, extent, whole in zip((1, 2, 4), operand.shape, shape, strict=True):
+            if extent != whole:
+                if extent != 1:
+                    raise NotKnown("operands that do not fit together")
+                place.spread |= bit
+    _pack_scale(c, place, scale, narrow)
+
+
+def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool) -> None:
+    if np.ndim(scale.shift):
+        raise NotKnown("operand scales per channel")
+    place.scale = c.scale(scale)
+    if narrow and not scale.is_identity:
+        place.scaled = c.double_scale(scale, 0)
+
+
+def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
+    """Whether to look up pairs of bytes."""
+    stage = form.stage
+    bytes_only = len(form.operands) == 2 and all(isinstance(o, int) or o.dtype.itemsize == 1 for o in form.operands)
+    direct = e.stage.table in (layout.TABLE_NONE, layout.TABLE_DIRECT)
+    one_byte = stage.ofm.dtype.itemsize == 1 or e.stage.table == layout.TABLE_DIRECT
+    free = not (stage.keeps or stage.input)
+    return bytes_only and direct and one_byte and free and stage.ofm.elements >= LEAST_PAIRS and e.want == layout.WANT_NOTHING
+
+
+def _pairs(c: Context, e: layout.Elementwise) -> int:
+    """The table: the operation itself, run over all pairs of bytes."""
+    table = np.zeros(1 << 16, np.uint8)
+    every = np.arange(256, dtype=np.uint8)
+    step = layout.Elementwise.from_buffer_copy(e)
+    for place, strides, spread in ((step.a, (1, 1), 2), (step.b, (1, 1), 1)):
+        m = place.map
+        shape = (256, 1) if spread == 2 else (1, 256)
+        place.map = layout.Map(0, 1, 0, 1, m.is_signed, *shape, 1, m.zero_point, *strides, 1)
+        place.map.tile[0] = layout.Tile(0, 0, *shape, 0)
+        place.spread = spread
+    s = step.stage
+    s.height, s.width, s.depth, s.whole, s.turned, s.table = 256, 256, 1, 0, 0, layout.TABLE_NONE
+    s.out = layout.Map(1, 1, 0, 1, 0, 256, 256, 1, e.stage.out.zero_point, 256, 1, 1)
+    s.out.tile[0] = layout.Tile(0, 0, 256, 256, 0)
+    machine = layout.Machine()
+    machine.region[0], machine.region[1] = every.ctypes.data, table.ctypes.data
+    steps = (layout.Step * 1)(layout.Step(layout.KINDS[layout.Elementwise], 0, ctypes.addressof(step)))
+    if c.library.ethorch_run(ctypes.addressof(steps), 0, 1, machine, buffers().pointer, None) != 1:
+        raise NotKnown("a table of pairs that could not be made")
+    return c.hold(table)

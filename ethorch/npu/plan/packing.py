@@ -1,0 +1,234 @@
+"""From feature maps and scalings to structs, with the proof that every address lies in its region."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from ethorch.errors import MachineFault
+from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.arrays import Array, Bytes
+from ethorch.npu.feature_map import BRICK, STORAGE_CHAINED, FeatureMap
+from ethorch.npu.filters import Streams
+from ethorch.npu.memory import INTERNAL, Memory, Span
+from ethorch.npu.plan import layout
+from ethorch.npu.plan.constants import Constants, reaches
+
+LANES = 16  # at most, of a vector: arrays that vectors are loaded from are padded to so many entries, and as many more
+
+
+class NotKnown(Exception):
+    """A step that the plan leaves to Python; says why."""
+
+
+@dataclass(eq=False)
+class Box:
+    """A chain buffer as it stands: the box it holds, and its place in what the plan keeps."""
+
+    shape: tuple[int, int, int]
+    size: int
+    base: int
+
+
+@dataclass(eq=False)
+class Context:
+    """What is known while a stream is packed.
+
+    Attributes:
+        memory: of the machine that the plan is made for; those of the same region sizes may use the plan.
+        constants: which bytes are constants at this point of the stream; None for none.
+        byte_dot: whether the library multiplies bytes.
+        carries: whether chain buffers and accumulators may be packed; else their steps are left to Python, all of them.
+        own_bytes: how much the plan keeps between steps.
+        kept_alive: arrays and structs that structs point at.
+        filters: what became of a filter, by its key: stripes of a layer and steps of a recurrent network share one.
+    """
+
+    memory: Memory
+    constants: Constants
+    library: ctypes.CDLL
+    carries: bool = True
+    own_bytes: int = 0
+    chains: dict[int, Box] = field(default_factory=dict)
+    accumulator: tuple[tuple[int, int, int], int] | None = None
+    kept_alive: list[object] = field(default_factory=list)
+    filters: dict[Hashable, object] = field(default_factory=dict)
+    _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
+    _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
+
+    def hold(self, array: Array) -> int:
+        """The address of an array, which lives as long as the plan."""
+        array = np.ascontiguousarray(array)
+        self.kept_alive.append(array)
+        return array.ctypes.data
+
+    def allocate(self, size: int) -> int:
+        """A place in what the plan keeps between steps."""
+        base = self.own_bytes
+        self.own_bytes += -(-size // 64) * 64
+        return base
+
+    def reader(self, streams: Streams) -> Callable[[Span], Bytes]:
+        """Gives the bytes of weights and scales; NotKnown where they may change."""
+        found: dict[Span, Bytes] = {}
+        for span in streams.spans:
+            self.memory.span(span)
+            data = self.constants.read(span)
+            if data is None:
+                raise NotKnown("weights or scales that may change")
+            found[span] = data
+        return found.__getitem__
+
+    # Feature maps.
+
+    def read(self, fm: FeatureMap) -> layout.Map:
+        """A map that is read."""
+        if fm.storage == STORAGE_CHAINED:
+            box = self.chains.get(fm.region) if self.carries else None
+            if box is None or box.shape != fm.shape or box.size != fm.dtype.itemsize:
+                raise NotKnown("a chain buffer")
+            return self._own(fm, box.base)
+        return self._in_memory(fm)
+
+    def write(self, fm: FeatureMap) -> layout.Map:
+        """A map that is written: no two of its elements share a byte."""
+        if fm.storage == STORAGE_CHAINED:
+            if not self.carries:
+                raise NotKnown("a chain buffer")
+            box = Box(fm.shape, fm.dtype.itemsize, self.allocate(fm.size_bytes))
+            self.chains[fm.region] = box
+            return self._own(fm, box.base)
+        if not fm.in_memory or not self.memory.region(fm.region).flags.writeable:
+            raise NotKnown("an OFM that has no writable place")
+        if not _is_apart(fm, self.reaches(fm)):
+            raise NotKnown("an OFM that may lie on itself")
+        return self._in_memory(fm)
+
+    def _own(self, fm: FeatureMap, base: int) -> layout.Map:
+        size = fm.dtype.itemsize
+        strides = fm.width * fm.depth * size, fm.depth * size, size
+        result = self._map(fm, layout.OWN_INDEX, False, strides)
+        result.tiles, result.tile[0] = 1, layout.Tile(0, 0, fm.height, fm.width, base)
+        return result
+
+    def _in_memory(self, fm: FeatureMap) -> layout.Map:
+        if not fm.in_memory or not 0 <= fm.region < layout.INTERNAL_INDEX:
+            raise NotKnown("a feature map that has no place")
+        size = self.memory.region(fm.region).size
+        if any(start < 0 or stop > size for start, stop in self.reaches(fm)):
+            raise NotKnown("a feature map that leaves its region")
+        alignment = BRICK if fm.bricks else fm.dtype.itemsize
+        addresses = (*(tile.base for tile in fm.tiles), *fm.strides[: 3 if fm.bricks else 2])
+        if alignment > 1 and any(address % alignment for address in addresses):
+            raise NotKnown("a feature map that is not aligned")
+        result = self._map(fm, fm.region, fm.bricks, fm.strides)
+        result.tiles = len(fm.tiles)
+        for number, tile in enumerate(fm.tiles):
+            result.tile[number] = layout.Tile(tile.y, tile.x, tile.height, tile.width, tile.base)
+        return result
+
+    @staticmethod
+    def _map(fm: FeatureMap, region: int, bricks: bool, strides: tuple[int, int, int]) -> layout.Map:
+        kind = fm.dtype
+        sizes = fm.height, fm.width, fm.depth
+        return layout.Map(region, 0, bricks, kind.itemsize, kind.kind == "i", *sizes, fm.zero_point, *strides)
+
+    def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
+        """Whether two maps might share bytes. What the plan keeps between steps is never shared."""
+        if a.region != b.region or not a.in_memory or not b.in_memory:
+            return False
+        return any(x[0] < y[1] and y[0] < x[1] for x in self.reaches(a) for y in self.reaches(b))
+
+    def reaches(self, fm: FeatureMap) -> list[tuple[int, int]]:
+        """The bytes that each tile of a map spans."""
+        if fm not in self._reaches:
+            self._reaches[fm] = reaches(fm)
+        return self._reaches[fm]
+
+    # Scalings.
+
+    def scale(self, s: Scaling | None) -> layout.Scale:
+        """A scaling in int64; None keeps what it gets."""
+        if s is None or s.is_identity:
+            return layout.Scale(is_identity=1)
+        result = self._shared("integer", s, 0, self._scale)
+        assert isinstance(result, layout.Scale)
+        return result
+
+    def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
+        """The same in float64, where ``ranges.exact_in_double`` holds; the zero point is added."""
+        result = self._shared("double", s, zero_point, self._double_scale)
+        assert isinstance(result, layout.DoubleScale)
+        return result
+
+    def _shared(
+        self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
+    ) -> layout.Scale | layout.DoubleScale:
+        """One struct for equal scalings of a whole OFM: a stream has thousands."""
+        if np.ndim(s.shift):
+            return make(s, zero_point)
+        key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
+        if key not in self._scales:
+            self._scales[key] = make(s, zero_point)
+        return self._scales[key]
+
+    def _scale(self, s: Scaling, _: int) -> layout.Scale:
+        shift = np.asarray(s.shift, np.int64)
+        if shift.min(initial=0) < 0 or shift.max(initial=0) > 63:
+            raise NotKnown("a shift beyond 63")
+        above, below = s.addends
+        columns = (np.broadcast_to(np.asarray(a, np.int64), above.shape) for a in (s.multiplier, shift, above, below))
+        return layout.Scale(*(self.hold(np.atleast_1d(column)) for column in columns), above.ndim > 0, 0)
+
+    def _double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
+        above, below = s.addends
+        unit = np.ldexp(1.0, np.asarray(s.shift))
+        columns = np.zeros((3, above.size + 2 * LANES))
+        columns[0, : above.size] = s.multiplier / unit
+        columns[1, : above.size] = above / unit + zero_point
+        columns[2, : above.size] = below / unit + zero_point
+        address = self.hold(columns)
+        addresses = (address + row * columns.strides[0] for row in range(3))
+        return layout.DoubleScale(*addresses, above.ndim > 0, bool(np.any(above != below)))
+
+
+def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
+    """Whether no two elements of a map are proven to share no byte: each stride steps over all that smaller ones reach."""
+    size = fm.dtype.itemsize
+    sy, sx, sc = map(abs, fm.strides)
+    for tile in fm.tiles:
+        steps = [(tile.height, sy), (tile.width, sx)]
+        if fm.bricks:
+            steps.append((-(-fm.depth // BRICK), sc))
+            extent = min(fm.depth, BRICK) * size
+        else:
+            extent = fm.depth * size
+        for count, stride in sorted(steps, key=lambda step: step[1]):
+            if count > 1:
+                if stride < extent:
+                    return False
+                extent += (count - 1) * stride
+    found = sorted(spans)
+    return all(a[1] <= b[0] for a, b in pairwise(found))
+
+
+def same_place(a: FeatureMap, b: FeatureMap) -> bool:
+    """Whether element by element both maps lie at the same bytes."""
+
+    def laid_out(fm: FeatureMap) -> tuple[object, ...]:
+        tiles = [(t.y, t.x, t.height, t.width, t.base) for t in fm.tiles]
+        return fm.region, fm.shape, fm.dtype.itemsize, fm.bricks, fm.strides[: 3 if fm.bricks else 2], tiles
+
+    return a.in_memory and b.in_memory and laid_out(a) == laid_out(b)
+
+
+def region_index(region: int) -> int:
+    if region == INTERNAL:
+        return layout.INTERNAL_INDEX
+    if not 0 <= region < layout.INTERNAL_INDEX:
+        raise MachineFault(f"region {region} does not exist")
+    return region

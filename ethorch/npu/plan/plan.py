@@ -1,0 +1,146 @@
+"""Plan: a program's steps for one layout of memory, as far as compiled code can run them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ethorch.errors import MachineFault
+from ethorch.npu import forms
+from ethorch.npu.memory import Memory
+from ethorch.npu.plan import layout
+from ethorch.npu.plan.constants import Constants
+from ethorch.npu.plan.convolution import pack_convolution, pack_product
+from ethorch.npu.plan.elementwise import pack_elementwise
+from ethorch.npu.plan.library import library
+from ethorch.npu.plan.packing import Context, NotKnown
+from ethorch.npu.plan.pool import pack_pool, pack_resize
+from ethorch.npu.plan.transfer import pack_copy, pack_transfer
+from ethorch.npu.prepared import Step
+from ethorch.npu.program import Program
+
+MOST_OWN_BYTES = 1 << 28  # of chain buffers and accumulators; a stream that wants more runs in Python
+
+_PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
+    forms.Copy: pack_copy,
+    forms.Transfer: pack_transfer,
+    forms.Convolution: pack_convolution,
+    forms.Product: pack_product,
+    forms.Pool: pack_pool,
+    forms.Elementwise: pack_elementwise,
+    forms.Resize: pack_resize,
+}
+
+
+@dataclass(eq=False)
+class Native:
+    """Steps in a row that compiled code runs."""
+
+    steps: list[Step]
+    structs: Any  # ctypes array of layout.Step
+    address: int
+
+
+class Plan:
+    """Runs of steps: compiled ones, and single ones that are left to Python.
+
+    Attributes:
+        parts: in the order of the stream.
+        own_bytes: memory of a machine's own that the compiled steps keep chain buffers and accumulators in.
+        reasons: why steps are left to Python, by step.
+        is_whole: whether compiled code runs all that computes or moves bytes.
+    """
+
+    def __init__(self, program: Program, memory: Memory):
+        found = library()
+        assert found is not None
+        self.library = found
+        packed, context, self.reasons = _packed(program, memory, found)
+        self._kept_alive = context.kept_alive
+        self.own_bytes = context.own_bytes
+        self.parts: list[Native | Step] = []
+        group: list[tuple[Step, ctypes.Structure]] = []
+        for step, struct in packed:
+            if isinstance(step.prepared.form, forms.Nothing):
+                continue
+            if struct is not None:
+                group.append((step, struct))
+                continue
+            self._close(group)
+            group = []
+            self.parts.append(step)
+        self._close(group)
+        self.is_whole = not self.reasons
+
+    def _close(self, group: list[tuple[Step, ctypes.Structure]]) -> None:
+        if not group:
+            return
+        structs = (layout.Step * len(group))()
+        for place, (_, struct) in zip(structs, group, strict=True):
+            place.kind, place.what = layout.KINDS[type(struct)], ctypes.addressof(struct)
+        self._kept_alive.append([struct for _, struct in group])
+        self.parts.append(Native([step for step, _ in group], structs, ctypes.addressof(structs)))
+
+    @property
+    def share(self) -> float:
+        """How much of the program's work compiled code runs."""
+        native = sum(step.prepared.work for part in self.parts if isinstance(part, Native) for step in part.steps)
+        left = sum(step.prepared.work for part in self.parts if isinstance(part, Step) for step in [part])
+        return native / max(native + left, 1)
+
+
+def _packed(
+    program: Program, memory: Memory, found: ctypes.CDLL
+) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
+    """Every step with its struct, or None. Steps that hand over through chain buffers or accumulators are packed all or none."""
+    for carries in (True, False):
+        context = Context(memory, Constants(program.constants), found, carries)
+        if not memory.is_constant(0):
+            context.constants.written(0, 0, program.constants.size)
+        result: list[tuple[Step, ctypes.Structure | None]] = []
+        reasons: dict[Step, str] = {}
+        carried = False
+        for step in program.steps():
+            struct = None
+            try:
+                packer = _PACKERS.get(type(step.prepared.form))
+                if packer is not None:
+                    struct = packer(context, step.prepared.form)
+                elif not isinstance(step.prepared.form, forms.Nothing):
+                    reasons[step] = "no form"
+            except (NotKnown, MachineFault) as why:
+                reasons[step] = str(why)
+            if struct is None:
+                carried = carried or _carries(step)
+            if isinstance(step.prepared.form, forms.Copy):
+                context.constants.copied(step.prepared.form.source, step.prepared.form.target)
+            else:
+                context.constants.ran(step.prepared)
+            result.append((step, struct))
+        if (not carried and context.own_bytes <= MOST_OWN_BYTES) or not carries:
+            break
+    return result, context, reasons
+
+
+def _carries(step: Step) -> bool:
+    """Whether a step reads or leaves something in a chain buffer or an accumulator."""
+    stage = getattr(step.prepared.form, "stage", None)
+    chained = any(not fm.in_memory for fm in step.prepared.maps)
+    return chained or (stage is not None and (stage.keeps or bool(stage.input)))
+
+
+def plan_of(program: Program, memory: Memory) -> Plan | None:
+    """The plan for memory laid out like this one, made once; None where there is no compiled code, or regions share bytes."""
+    if program.has_branches or library() is None:
+        return None
+    spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)
+    if any(a[1] > b[0] for a, b in pairwise(spans)):
+        return None
+    if any(not -1 <= n < layout.INTERNAL_INDEX for n in memory.regions):
+        return None
+    key = tuple(sorted((n, r.size, bool(r.flags.writeable)) for n, r in memory.regions.items())), memory.is_constant(0)
+    plan: Plan = program.plans.get(key, lambda: Plan(program, memory))
+    return plan

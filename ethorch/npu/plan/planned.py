@@ -1,0 +1,82 @@
+"""Planned: a plan at work on one machine's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ethorch.npu.counters import Tally
+from ethorch.npu.memory import INTERNAL, Memory
+from ethorch.npu.plan import layout
+from ethorch.npu.plan.library import buffers
+from ethorch.npu.plan.plan import Native, Plan
+from ethorch.npu.prepared import Step
+
+
+class Planned:
+    """A plan, the memory it runs over, how long its steps took, and how many runs have come to their end."""
+
+    def __init__(self, plan: Plan, memory: Memory):
+        self.plan = plan
+        self.runs = 0
+        self._memory = memory
+        self._own = np.zeros(plan.own_bytes, np.uint8)
+        self._sizes = {n: r.size for n, r in memory.regions.items()}
+        self._times = {part: _Times(len(part.steps)) for part in plan.parts if isinstance(part, Native)}
+
+    def machine(self) -> layout.Machine:
+        """Where the regions are now."""
+        result = layout.Machine()
+        for number, region in self._memory.regions.items():
+            assert region.size == self._sizes[number], f"region {number} has another size than the plan was made for"
+            result.region[layout.INTERNAL_INDEX if number == INTERNAL else number] = region.ctypes.data
+        result.region[layout.OWN_INDEX] = self._own.ctypes.data
+        return result
+
+    def run(self, number: int, execute: Callable[[Step], None]) -> None:
+        """Run all steps.
+
+        Args:
+            number: of the run, for ``tallies``.
+            execute: runs a step in Python. It gets what the plan has left out, and steps that met data they may not run on,
+                on which it is to raise what is wrong.
+        """
+        machine, work = self.machine(), buffers()
+        for part in self.plan.parts:
+            if isinstance(part, Step):
+                execute(part)
+                continue
+            times, count, at = self._times[part], len(part.steps), 0
+            while at < count:
+                times.last_run = number
+                end = self.plan.library.ethorch_run(part.address, at, count, machine, work.pointer, times.address)
+                if end < 0:
+                    raise MemoryError("the simulator's working memory")
+                times.add(at, end)
+                at = end
+                if end < count:
+                    execute(part.steps[end])
+                    at = end + 1
+        self.runs += 1
+
+    def tallies(self) -> Iterator[tuple[Step, Tally]]:
+        """What ran compiled."""
+        for part, times in self._times.items():
+            for k, step in enumerate(part.steps):
+                if times.runs[k]:
+                    yield step, Tally(int(times.runs[k]), times.total[k] * 1e-9, times.last_run, times.last[k] * 1e-9)
+
+
+class _Times:
+    """Nanoseconds of the steps of a part: of the last run, and of all."""
+
+    def __init__(self, count: int):
+        self.last, self.total, self.runs = (np.zeros(count, np.int64) for _ in range(3))
+        self.address = ctypes.c_void_p(self.last.ctypes.data)
+        self.last_run = 0
+
+    def add(self, first: int, end: int) -> None:
+        self.total[first:end] += self.last[first:end]
+        self.runs[first:end] += 1

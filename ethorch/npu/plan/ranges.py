@@ -1,0 +1,87 @@
+"""Ranges of values, in exact integers: what fits into 32 bits, and what float64 scales without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.arrays import Array
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.filters import FLOAT64_EXACT
+
+Range = tuple[int, int]  # least and largest value
+
+INT8, INT16, INT32 = ((-(1 << bits), (1 << bits) - 1) for bits in (7, 15, 31))
+
+
+def within(inner: Range, outer: Range) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def around(values: Iterable[int]) -> Range:
+    found = list(values)
+    return min(found), max(found)
+
+
+def of_map(fm: FeatureMap) -> Range:
+    """Of a feature map's elements, less the zero point."""
+    low, high = fm.value_range
+    return low - fm.zero_point, high - fm.zero_point
+
+
+def magnitude(r: Range) -> int:
+    return max(abs(r[0]), abs(r[1]))
+
+
+def scaled(r: Range, s: Scaling) -> Range:
+    """What one scaling for all makes of a range. It is monotonic on either side of 0."""
+    if s.is_identity:
+        return r
+    above, below = (int(a) for a in s.addends)
+    m, shift = int(s.multiplier), int(s.shift)
+    ends = [v for v in (*r, 0, -1) if r[0] <= v <= r[1]]
+    return around((v * m + (above if v >= 0 else below)) >> shift for v in ends)
+
+
+def combined(name: str, a: Range, b: Range, mask: int) -> Range | None:
+    """What an elementwise function makes of two ranges; None where nothing is known but that int64 holds it."""
+    if name == "MUL":
+        return around(x * y for x in a for y in b)
+    if name in ("MIN", "MAX"):
+        return around((*a, *b))
+    if name == "ADD":
+        return a[0] + b[0], a[1] + b[1]
+    if name == "SUB":
+        return a[0] - b[1], a[1] - b[0]
+    if name == "ABS":
+        return 0, magnitude(a)
+    if name == "CLZ":
+        return 0, 32
+    if name.startswith("CMP_"):
+        return -1, 0
+    if name in ("AND", "OR", "XOR", "NOT", "AND_NOT"):
+        bits = max(int(v).bit_length() for v in (*a, *b))
+        return -(1 << bits), (1 << bits) - 1
+    if name == "SHR":  # half of what is shifted out may be added
+        return around((*a, 0, a[1] + 1))
+    if name == "LSR":
+        return 0, mask
+    return None
+
+
+def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
+    """Whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling, per channel.
+
+    In units of 2**-s all terms are integers; while they and their sum stay below 2**53, nothing is rounded.
+
+    Args:
+        largest: a bound on |v|, one or one per channel.
+    """
+    above, below = s.addends
+    unit = np.ldexp(1.0, s.shift)
+    moved = np.maximum(np.abs(above), np.abs(below)) + abs(zero_point) * unit
+    products = np.abs(np.asarray(largest, np.float64) * s.multiplier)
+    result: Array = (products < FLOAT64_EXACT / 2) & (moved < FLOAT64_EXACT / 2)
+    return result

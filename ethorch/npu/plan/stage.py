@@ -1,0 +1,159 @@
+"""The output stage as a struct, and how its sums are scaled: in float64 where that is exact, else in int64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ethorch.npu import arithmetic
+from ethorch.npu.arithmetic import Scaling
+from ethorch.npu.arrays import Array, Ints
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.filters import FLOAT64_EXACT
+from ethorch.npu.output import ACC_IFM2, ACC_KEEP, ACC_RESET, Activation, OutputStage
+from ethorch.npu.plan import layout
+from ethorch.npu.plan.packing import Context, NotKnown, same_place
+from ethorch.npu.plan.ranges import INT16, INT32, Range, exact_in_double, magnitude, within
+
+_FORMULAS: dict[object, int] = {
+    arithmetic.interpolate_16: layout.TABLE_16_16,
+    arithmetic.interpolate_32: layout.TABLE_16_32,
+    arithmetic.tanh_16: layout.TABLE_TANH,
+    arithmetic.sigmoid_16: layout.TABLE_SIGMOID,
+}
+
+
+@dataclass(eq=False)
+class Sums:
+    """What goes into the output stage.
+
+    Attributes:
+        scaling: of the sums, or None.
+        largest: a bound on |sum + offset + bias|, one or one per channel.
+        offset, bias: int64, one per channel, or None: added before and after what is kept.
+        element_wise: each OFM element depends on one element of each input, at the same place of the box.
+    """
+
+    scaling: Scaling | None
+    largest: int | Array
+    offset: Ints | None = None
+    bias: Ints | None = None
+    element_wise: bool = False
+
+
+def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
+    """The struct. Its mode says whether int32 sums will do, and offset and bias have to be in them then.
+
+    Raises:
+        NotKnown: it is left to Python.
+        MachineFault: Python would fault as well.
+    """
+    s = layout.Stage()
+    s.height, s.width, s.depth = stage.shape
+    s.axis[:] = stage.transpose
+    s.reverse = stage.reverse
+    s.turned = stage.transpose != (0, 1, 2) or stage.reverse >= 0
+    if stage.ifm2 is not None:
+        s.ifm2, s.adds_ifm2 = c.read(stage.ifm2), 1
+        reads = (*reads, stage.ifm2)
+    _pack_accumulator(c, stage, s)
+    if stage.keeps:
+        s.out.bytes = 1
+    else:
+        s.out = c.write(stage.ofm)
+        apart = all(not c.overlap(fm, stage.ofm) or (sums.element_wise and same_place(fm, stage.ofm)) for fm in reads)
+        s.whole = s.turned or not apart
+    s.out.zero_point = stage.ofm.zero_point
+    _pack_activation(c, stage.activation, s)
+    s.scale = c.scale(sums.scaling)
+    s.offset, s.bias = (0 if a is None else c.hold(a) for a in (sums.offset, sums.bias))
+    s.mode = _mode(c, stage, sums, s)
+    return s
+
+
+def _pack_accumulator(c: Context, stage: OutputStage, s: layout.Stage) -> None:
+    """Where the accumulator is taken from and left, in what the plan keeps between steps."""
+    s.keeps, s.adds_kept = stage.keeps, stage.input == ACC_KEEP
+    if stage.input not in (ACC_RESET, ACC_KEEP, ACC_IFM2):
+        raise NotKnown("an accumulator of unknown origin")
+    if not (s.keeps or s.adds_kept):
+        return
+    if not c.carries:
+        raise NotKnown("an accumulator")
+    if s.adds_kept:
+        if c.accumulator is None or c.accumulator[0] != stage.shape:
+            raise NotKnown("an accumulator of another shape")
+        s.kept = c.accumulator[1]
+    else:
+        s.kept = c.allocate(8 * int(np.prod(stage.shape)))
+    if s.keeps:
+        c.accumulator = stage.shape, s.kept
+
+
+def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
+    if a.clamp is not None:
+        s.clamps, (s.low, s.high) = 1, a.clamp
+    if a.table is None:
+        return
+    entry = np.dtype(a.table.entry)
+    s.entry_bytes, s.entry_signed, s.table_origin = entry.itemsize, entry.kind == "i", a.table.origin
+    if a.built_in is not None:
+        if a.built_in.size < a.table.size_bytes:
+            raise NotKnown("a built-in table of another size")
+        s.built_in = c.hold(a.built_in)
+    else:
+        c.memory.lut(a.address, a.table.size_bytes)  # MachineFault where it leaves internal memory
+        s.table_address = a.address
+    if a.table.formula is None:
+        entries = a.table.size_bytes // entry.itemsize
+        if a.clamp is None or entries != 256 or not within((s.low + s.table_origin, s.high + s.table_origin), (0, 255)):
+            raise NotKnown("a table that may be left")
+        s.table = layout.TABLE_DIRECT
+        return
+    s.table = _FORMULAS.get(a.table.formula, layout.TABLE_NONE)
+    if s.table == layout.TABLE_NONE or a.table.size_bytes != 2048:
+        raise NotKnown("an unknown table")
+    if s.table in (layout.TABLE_16_16, layout.TABLE_16_32) and (a.clamp is None or not within(a.clamp, INT16)):
+        raise NotKnown("a table that may be left")
+
+
+def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
+    """How sums are scaled; SCALE_INTEGER takes any."""
+    largest = np.asarray(sums.largest, np.float64)
+    if stage.needs_whole and (stage.keeps or stage.input != ACC_RESET):
+        return layout.SCALE_INTEGER
+    if largest.max(initial=0) >= INT32[1] or stage.ofm.dtype.itemsize > 4:
+        return layout.SCALE_INTEGER
+    clamp, zero_point, scaling = stage.activation.clamp, stage.ofm.zero_point, sums.scaling
+    if clamp is not None and not within(clamp, INT32):
+        return layout.SCALE_INTEGER
+    most: Range = (-int(largest.max(initial=0)) - 1, int(largest.max(initial=0)) + 1)
+    if scaling is None or scaling.is_identity:
+        fits = magnitude(most) + abs(zero_point) < INT32[1]
+        return layout.SCALE_NOTHING if fits and sums.bias is None and sums.offset is None else layout.SCALE_INTEGER
+    exact = exact_in_double(largest, scaling, zero_point)
+    if clamp is not None:
+        exact = exact | _saturates(scaling, zero_point, max(abs(clamp[0]), abs(clamp[1])))
+    if not np.all(exact):
+        return layout.SCALE_INTEGER
+    if clamp is None:
+        ends = largest * np.abs(scaling.multiplier) / np.ldexp(1.0, np.asarray(scaling.shift)) + abs(zero_point) + 2
+        if np.max(ends) >= INT32[1]:
+            return layout.SCALE_INTEGER
+        s.low, s.high = INT32
+    s.scaled = c.double_scale(scaling, zero_point)
+    return layout.SCALE_DOUBLE
+
+
+def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
+    """Whether every value whose product may be rounded lies beyond the clamp: the argument of ``OutputStage.plan``."""
+    above, below = s.addends
+    unit = np.ldexp(1.0, np.asarray(s.shift))
+    result: Array = (
+        (above == below)
+        & (np.asarray(s.shift) > 0)
+        & ((abs(zero_point) + 1) * unit < FLOAT64_EXACT / 2)
+        & (FLOAT64_EXACT / 2 / unit >= 2 * (clamp + abs(zero_point) + 2))
+    )
+    return result
