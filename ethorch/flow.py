@@ -97,6 +97,7 @@ def quantize(
             raise EthorchError(f"calibration sample {number} is {given}; the example inputs, which fix the shapes, are {wanted}.")
     with stage("export"):
         graph = exported(model.module, model.example_inputs).module(check_guards=False)
+    state = {name: buffer.clone() for name, buffer in graph.named_buffers()}
     with stage("prepare"):
         prepared = prepare_pt2e(graph, quantizer)
     samples = model.calibration or [model.example_inputs]
@@ -104,6 +105,9 @@ def quantize(
         for inputs in samples:
             prepared(*inputs)
             step()
+        for name, buffer in prepared.named_buffers():  # what the model keeps from call to call is as before the first
+            if name in state:
+                buffer.copy_(state[name])
     with stage("convert"):
         converted: GraphModule = convert_pt2e(prepared)
     return converted

@@ -43,6 +43,27 @@ def plain() -> flow.Build:
     return made()
 
 
+def test_what_a_model_keeps_is_as_before_calibration() -> None:
+    """torch.export shares the buffers with the user's model, and calibration writes to them."""
+
+    class Counts(nn.Module):
+        count: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.full((1, 4), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.copy_(self.count + x)
+            return self.count * 0.5
+
+    model = Counts()
+    samples = [(torch.rand(1, 4),) for _ in range(3)]
+    quantized = flow.quantize(UserModel(model, samples[0], samples), EthosUCompileSpec(TARGET))
+    assert torch.equal(model.count, torch.full((1, 4), 2.0))
+    assert [buffer.unique().tolist() for name, buffer in quantized.named_buffers() if name == "count"] == [[2.0]]
+
+
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The TOSA of each call of Vela."""

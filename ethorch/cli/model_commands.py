@@ -151,22 +151,19 @@ def compare(
     config_ini: options.ConfigIni = None,
     vela_flag: options.VelaFlag = None,
 ) -> Answer:
-    """Is the result right? One input through the float model, the quantized one, the TOSA reference model and the NPU."""
+    """Is the result right? One input through the float model, the quantized one and the NPU, operator by operator."""
     chosen = options.settings_of(
         settings=settings, target=target, scheme=scheme, io=io, module=module, leave_out=leave_out, nhwc_io=nhwc_io,
         system_config=system_config, memory_mode=memory_mode, config_ini=config_ini, vela_flag=vela_flag,
     )  # fmt: skip
     program = _compiled(chosen, model, shape, weights, calibrate, limit)
-    from ethorch.report.compare import compare as ladder
-
     assert program.model is not None
     taken = program.model.example_inputs
     if inputs:
         from ethorch.program.model_options import inputs_from
 
         taken = inputs_from(inputs, program.model.example_inputs)
-    assert program.quantized is not None and program.build is not None
-    found = ladder(program.model.module, program.quantized, program.build, taken)
+    found = program.compare(*taken)
     return Answer(found.to_json(), found.to_text, Status.DONE if found.bit_exact else Status.COULD_NOT)
 
 

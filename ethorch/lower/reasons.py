@@ -34,6 +34,11 @@ def not_quantized(node: Node) -> Reason:
     return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize the module it is in, and calibrate.")
 
 
+FLOAT_CONSTANT = Reason(
+    "graph.input_not_quantized", "its weights, or another constant that it reads, are float", "Quantize the module it is in."
+)
+
+
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
     """A pointwise operator ``name`` that is not part of a chain over one quantized tensor, and has no other lowering."""
     tensors = [x for x in flat(args) if isinstance(x, QTensor)]

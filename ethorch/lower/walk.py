@@ -45,6 +45,7 @@ from ethorch.lower.floats import Floats
 from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
+    FLOAT_CONSTANT,
     INT64_INPUT,
     INT64_OUTPUT,
     MOST_RETURNED,
@@ -205,7 +206,13 @@ class Walk(Frame):
         return self.lower(node, spec, args, kwargs, out)
 
     def tensor(self, x: Any) -> Any:
-        """A constant among what a lowering takes as tensors: integers that others are joined to, written into, picked from."""
+        """A constant among what a lowering takes as tensors: integers that others are joined to, written into, picked from.
+
+        Raises:
+            Unsupported: it is float, as the weights of a module that is left out of quantization, on a target of integers.
+        """
+        if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and not self.b.floats:
+            raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def chained(self, chain: PointwiseChain, out: Result) -> PointwiseChain:

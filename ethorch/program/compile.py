@@ -231,4 +231,4 @@ def _compiled(user: UserModel, settings: Settings, config: QuantizationConfig | 
     built = flow.build(taken, inputs, spec)
     if settings.io != "float32":
         built = replace(built, pte=with_constants(built.pte, codes))
-    return Program(built.pte, settings=settings, build=built, model=user, quantized=quantized)
+    return Program(built.pte, settings=settings, build=built, model=user, quantized=quantized, config=config)

@@ -27,8 +27,10 @@ from ethorch.model_files import UserModel
 from ethorch.npu import Sources
 from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
+from ethorch.program.samples import samples as read_samples
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
+from ethorch.quiet import quiet
 from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -37,6 +39,12 @@ from ethorch.versions import versions
 
 if TYPE_CHECKING:
     from ethorch.flow import Build  # 2 seconds of ExecuTorch, which only a compilation needs
+
+    # 2 seconds of torchao and ExecuTorch, which a file needs not
+    from ethorch.quantizer.config import QuantizationConfig
+
+    # the same 2 seconds
+    from ethorch.report.compare import Comparison
 
 _BUNDLED_SAMPLES = 8
 _MEASURED_SAMPLES = 8
@@ -88,6 +96,7 @@ class Program:
         build: what became of each operator; None for a file.
         model: the float model and its samples; None for a file.
         quantized: the quantized model; None for a file.
+        config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
     """
 
     def __init__(
@@ -99,10 +108,12 @@ class Program:
         build: Build | None = None,
         model: UserModel | None = None,
         quantized: nn.Module | None = None,
+        config: QuantizationConfig | None = None,
         sources: str | os.PathLike[str] | None = None,
     ):
         self.pte, self.method = data, method
         self.settings, self.build, self.model, self.quantized = settings, build, model, quantized
+        self.config = config
         self._sources = sources
         self._parsed = pte.read(data)
         if method not in self.methods:
@@ -168,13 +179,7 @@ class Program:
             HostError: number, dtype or shape of the inputs is not the program's.
             MachineFault: the simulator stopped.
         """
-        if keywords:
-            names = getattr(getattr(self.model, "module", None), "names", ())
-            if set(keywords) != set(names):
-                known, found = ", ".join(names) or "none", ", ".join(keywords)
-                raise HostError(f"the program takes {len(self.inputs)} inputs, by name {known}; found the names {found}.")
-            inputs = (*inputs, *(keywords[name] for name in names))
-        flat = list(pytree.tree_leaves(self.as_taken(inputs)))
+        flat = list(pytree.tree_leaves(self.as_taken(self._positional(inputs, keywords))))
         count = self._batch(flat)
         if count == 1:
             return self._nested(self.host(*flat))
@@ -185,6 +190,16 @@ class Program:
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs with floats as codes where the program takes codes."""
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
+
+    def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """Inputs with those by name at their places."""
+        if not keywords:
+            return inputs
+        names = getattr(getattr(self.model, "module", None), "names", ())
+        if set(keywords) != set(names):
+            known, found = ", ".join(names) or "none", ", ".join(keywords)
+            raise HostError(f"the program takes {len(self.inputs)} inputs, by name {known}; found the names {found}.")
+        return (*inputs, *(keywords[name] for name in names))
 
     def _batch(self, flat: Sequence[Any]) -> int:
         """How many inferences the inputs hold; 1 too where they do not fit, for the runtime to say so."""
@@ -247,6 +262,43 @@ class Program:
             inputs = pytree.tree_leaves(self.as_taken(sample))
             cases.append((inputs, [x.clone() if isinstance(x, Tensor) else x for x in self.host(*inputs)]))
         return bundled_program(self.pte, self.method, cases)
+
+    # checking ---------------------------------------------------------------------------------------------------------
+
+    def compare(self, *inputs: Any, samples: Any = None, model: nn.Module | None = None, **keywords: Any) -> Comparison:
+        """Float model, quantized model and NPU side by side: for the outputs, and for each operator that has a counterpart.
+
+        ::
+
+            found = program.compare(samples=images[:8])
+            print(found)                                      # a table
+            print(found.largest_loss, found.first_divergence)  # where to look, in the model's source
+
+        The operators of the NPU run in the TOSA reference model, which the simulator equals bit for bit (``bit_exact`` says so of
+        these samples); those of the CPU in PyTorch. Several samples are added up: dB are of the sums of squares.
+
+        Args:
+            inputs: of one inference, as the program is called. Without any, and without samples: the example inputs.
+            samples: several instead, in any form that ``ethorch.compile`` takes for calibration.
+            model: the float model, of a program that does not know it: one loaded from a file has its outputs compared.
+            keywords: inputs by name.
+
+        Raises:
+            EthorchError: the float model is not known, or a sample does not fit.
+            HostError: the inputs are not the program's.
+        """
+        from ethorch.program.comparison import compared  # 2 seconds of torchao and ExecuTorch
+
+        example = inputs if self.model is None else self.model.example_inputs
+        given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
+        if samples is not None:
+            names = getattr(getattr(self.model, "module", None), "names", ())
+            given = list(samples) if self.model is None else [one.inputs for one in read_samples(samples, example, keywords=names)]
+        given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
+        if not given or given == [()]:
+            raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
+        with quiet():
+            return compared(self, given, model)
 
     # answers ----------------------------------------------------------------------------------------------------------
 

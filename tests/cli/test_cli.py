@@ -192,7 +192,10 @@ def test_compare_reaches_the_last_rung(folder: Path, capsys: pytest.CaptureFixtu
     found = answer(capsys, "compare", f"{folder}/net.py:small")
     assert found["bit_exact"] is True
     assert found["outputs"][0]["quantized_db"] > 20
-    assert found["outputs"][0]["agreement_db"] > 30
+    assert found["outputs"][0]["agreement_db"] is None and found["outputs"][0]["largest_difference"] == 0, "nothing differs"
+    assert found["layers"][-1]["on_npu"] and found["first_divergence"] is None
+    coded = answer(capsys, "compare", f"{folder}/net.py:small", "--io", "int8")
+    assert coded["bit_exact"] is True and coded["outputs"][0]["quantized_db"] > 20
 
 
 def test_dis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
