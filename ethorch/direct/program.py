@@ -32,8 +32,8 @@ def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     def step(instruction: Instruction, reads: Sequence[Node], writes: Sequence[Node]) -> None:
         for node in reads:
             live[node] = (live[node][0], len(steps))
-        for node in writes:
-            live[node] = (len(steps), len(steps))
+        for node in writes:  # what the delegate takes and gives lives since it was quantized
+            live[node] = (live.get(node, (len(steps), 0))[0], len(steps))
         steps.append(instruction)
 
     for node in whole.taken:

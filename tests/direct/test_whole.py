@@ -204,3 +204,30 @@ def test_artifacts_are_written(tmp_path: Any) -> None:
     build = flow.build(quantized(model, calibration).module, calibration[0], spec)
     assert {"delegate_0.tosa", "delegate_0.steps"} <= {path.name for path in tmp_path.iterdir()}
     assert str(tmp_path).encode() not in build.pte
+
+
+def test_codes_that_are_taken_and_given_outlive_the_input() -> None:
+    """The quantize node's result lay over its operand: it was counted as written by the delegate, which gives it, too."""
+    calibration = samples((1, 3, 8, 8))
+    q = quantized(TwoSizes(), calibration)
+    output = q.module.graph.output_node()
+    first = next(n for n in q.module.graph.nodes if ".dequantize_per_tensor" in str(n.target) and n.args[0].op == "call_function")
+    output.args = ((first, *output.args[0]),)
+    codegen = q.module.graph._codegen
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=torch.utils._pytree.tree_structure((0, 0, 0)))
+    q.module.recompile()
+    spec = EthosUCompileSpec("ethos-u55-128")
+    program = host.load(write(program_of(lower_whole(q.module, spec), spec)))
+    for inputs in calibration:
+        torch.testing.assert_close(program(*inputs)[0], q.module(*inputs)[0], rtol=0, atol=0)
+
+
+class TwoSizes(nn.Module):
+    """So that the small result's codes lie at 0, where the input lay, and those of the input right behind, in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.big = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 16, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.small(x), self.big(x)
