@@ -112,6 +112,15 @@ _ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetModel", _SMALL),
     "t5_encoder": ("T5EncoderModel", _T5),
     "esm": ("EsmModel", _SMALL | {"pad_token_id": 0, "position_embedding_type": "rotary"}),
+    "convbert": ("ConvBertModel", _SMALL | {"embedding_size": 64}),
+    "fnet": ("FNetModel", _SMALL),
+    "funnel": (
+        "FunnelBaseModel",
+        {"vocab_size": _WORDS, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "block_sizes": [1, 1]},
+    ),
+    "xlnet": ("XLNetModel", {"vocab_size": _WORDS, "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128}),
+    "roformer": ("RoFormerModel", _SMALL),
+    "rembert": ("RemBertModel", _SMALL | {"input_embedding_size": 64, "output_embedding_size": 64}),
 }
 _DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", _DECODER),
@@ -126,6 +135,19 @@ _DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in _SMALL.items() if k != "intermediate_size"} | {"ffn_dim": 128, "word_embed_proj_dim": 64},
     ),
     "lfm2": ("Lfm2ForCausalLM", _DECODER | {"layer_types": ["conv", "full_attention"]}),
+    "mistral": ("MistralForCausalLM", _DECODER | {"head_dim": 16}),
+    "gemma3": ("Gemma3ForCausalLM", _DECODER | {"head_dim": 16, "sliding_window": 16}),
+    "olmo2": ("Olmo2ForCausalLM", _DECODER),
+    "stablelm": ("StableLmForCausalLM", _DECODER),
+    "falcon": (
+        "FalconForCausalLM",
+        {"vocab_size": _WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
+    ),
+    "bloom": ("BloomForCausalLM", {"vocab_size": _WORDS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "gptj": (
+        "GPTJForCausalLM",
+        {"vocab_size": _WORDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8},
+    ),
 }
 _VISION: dict[str, tuple[str, dict[str, Any], int]] = {
     "vit": ("ViTModel", _VIT, 64),
@@ -139,7 +161,24 @@ _VISION: dict[str, tuple[str, dict[str, Any], int]] = {
     "mobilevit": ("MobileViTModel", {"image_size": 64, "hidden_sizes": [32, 48, 64]}, 64),
     "poolformer": ("PoolFormerModel", _STAGES, 64),
     "convnextv2": ("ConvNextV2Model", _STAGES, 64),
+    "swinv2": (
+        "Swinv2Model",
+        {"image_size": 32, "patch_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4},
+        32,
+    ),
 }
+_WAVES = _SMALL | {
+    "conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2), "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+_AST = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "max_length": 64,
+    "num_mel_bins": 32,
+}  # fmt: skip
+_MIXER = {
+    "context_length": 64, "patch_length": 8, "patch_stride": 8, "num_input_channels": 2, "prediction_length": 16, "d_model": 16,
+    "num_layers": 2,
+}  # fmt: skip
 
 CASES = (
     *(
@@ -192,23 +231,26 @@ CASES = (
         _series(64, 2),
         "transformers",
     ),
+    *(
+        ModelCase(f"hf/{name}", _make(kind, _WAVES, "last_hidden_state", "input_values"), _wave(1600), "transformers")
+        for name, kind in (("wav2vec2", "Wav2Vec2Model"), ("hubert", "HubertModel"), ("wavlm", "WavLMModel"))
+    ),
     ModelCase(
-        "hf/wav2vec2",
-        _make(
-            "Wav2Vec2Model",
-            _SMALL
-            | {
-                "conv_dim": (32, 32, 32),
-                "conv_kernel": (10, 3, 3),
-                "conv_stride": (5, 2, 2),
-                "num_feat_extract_layers": 3,
-                "num_conv_pos_embeddings": 16,
-                "num_conv_pos_embedding_groups": 4,
-            },
-            "last_hidden_state",
-            "input_values",
-        ),
-        _wave(1600),
+        "hf/yolos",
+        _make("YolosForObjectDetection", _VIT | {"image_size": [64, 64], "num_detection_tokens": 8}, "logits", "pixel_values"),
+        _picture(64),
+        "transformers",
+    ),
+    ModelCase(
+        "hf/ast",
+        _make("ASTModel", _AST, "last_hidden_state", "input_values"),
+        _series(64, 32),
+        "transformers",
+    ),
+    ModelCase(
+        "hf/patchtsmixer",
+        _make("PatchTSMixerForPrediction", _MIXER, "prediction_outputs", "past_values"),
+        _series(64, 2),
         "transformers",
     ),
     ModelCase(
