@@ -175,6 +175,10 @@ _AST = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "max_length": 64,
     "num_mel_bins": 32,
 }  # fmt: skip
+_DAC = {
+    "encoder_hidden_size": 16, "downsampling_ratios": [2, 4], "upsampling_ratios": [4, 2], "decoder_hidden_size": 32,
+    "n_codebooks": 2, "codebook_size": 32, "codebook_dim": 8, "hidden_size": 64,
+}  # fmt: skip
 _MIXER = {
     "context_length": 64, "patch_length": 8, "patch_stride": 8, "num_input_channels": 2, "prediction_length": 16, "d_model": 16,
     "num_layers": 2,
@@ -245,6 +249,12 @@ CASES = (
         "hf/ast",
         _make("ASTModel", _AST, "last_hidden_state", "input_values"),
         _series(64, 32),
+        "transformers",
+    ),
+    ModelCase(
+        "hf/dac",
+        _make("DacModel", _DAC, "audio_values", "input_values"),
+        lambda rng: (_wave(512)(rng)[0][None],),
         "transformers",
     ),
     ModelCase(

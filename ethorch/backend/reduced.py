@@ -199,7 +199,11 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
         self.compile_spec, self.report, self.delegates = spec, report, delegates
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """A delegate for each call and the items of its result."""
+        """A delegate for each call and the items of its result.
+
+        Raises:
+            NotWhole: nobody reads one of the results any more. ExecuTorch has taken an operator apart, and no part reads it.
+        """
         check_only_backend(EthosUBackend)
         register_quantized_kernels()
         tags: dict[str, DelegationSpec] = {}
@@ -208,6 +212,9 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
                 continue
             if op_name(node.target) == _DELEGATE:
                 number: Any = node.args[1]
+                read = {item.args[1] for item in node.users if item.users}
+                if len(read) < len(self.delegates[number].payload.outputs):
+                    raise NotWhole("ExecuTorch's export dropped what read a result of a delegate")
                 tag = f"ethosu_{number}"
                 tags[tag] = self.delegation_spec
                 attach((node, *node.users), self.compile_spec)

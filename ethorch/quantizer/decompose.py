@@ -85,7 +85,8 @@ def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
         calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
         floats = {value.dtype for value in map(first_value, inputs) if value is not None}
         made = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
-        return bool(calls) and made <= floats and all(map(_is_known, calls))
+        nothing = all(each.op == "placeholder" for each in graph.output_node().all_input_nodes)  # tensors of one shape broadcast
+        return (bool(calls) or nothing) and made <= floats and all(map(_is_known, calls))
 
     try:
         return s.inline(function, *inputs, table=table, where=known)

@@ -206,6 +206,26 @@ def test_artifacts_are_written(tmp_path: Any) -> None:
     assert str(tmp_path).encode() not in build.pte
 
 
+class FirstOfTwo(nn.Module):
+    """broadcast_tensors reads two tensors, and its first result only one of them: ExecuTorch drops the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.one(x), self.other(x)
+        return torch.broadcast_tensors(one.sum(-1) > 0, other.sum(-1) > 0)[0].to(torch.int32) * 2
+
+
+def test_results_that_executorch_drops_take_the_other_way() -> None:
+    calibration = samples((3, 6))
+    q = quantized(FirstOfTwo(), calibration)
+    program = host.load(flow.build(q.module, calibration[0], EthosUCompileSpec("ethos-u55-128")).pte)
+    for inputs in calibration:
+        assert torch.equal(program(*inputs)[0], q.module(*inputs))
+
+
 def test_codes_that_are_taken_and_given_outlive_the_input() -> None:
     """The quantize node's result lay over its operand: it was counted as written by the delegate, which gives it, too."""
     calibration = samples((1, 3, 8, 8))

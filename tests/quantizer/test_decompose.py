@@ -24,6 +24,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "diff": lambda x: torch.diff(x, dim=-1).view_as(x[..., 1:]),
     "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
     "broadcast": lambda x: torch.stack(torch.broadcast_tensors(x, x[:1])),
+    "broadcast of one shape": lambda x: torch.stack(torch.broadcast_tensors(x, x.flip(0))),
     "meshgrid": lambda x: torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")[1] * 2,
     "pairwise_distance": lambda x: F.pairwise_distance(x, x.flip(0)),
     "outer": lambda x: torch.outer(x[0, 0], x[0, 1]) + torch.inner(x[0, 0], x[0, 1]),
@@ -34,7 +35,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "arctan": lambda x: torch.arctan(x),
     "block_diag": lambda x: torch.block_diag(x[0], x[1]),
 }
-QUICK = {"multiply", "less", "std_mean", "stacks", "tensordot", "lerp", "diff"}
+QUICK = {"multiply", "broadcast of one shape", "less", "std_mean", "stacks", "tensordot", "lerp", "diff"}
 
 
 class Behind(nn.Module):
