@@ -82,10 +82,18 @@ class MachineFault(EthorchError):
     Attributes:
         operation: the ``npu.stream.Operation`` that it stopped at, where that is known.
         source: the operator (``npu.Source``) that the operation works for, where that is known.
+        image: which of many inputs it was, where there were many.
     """
 
     operation: Any = None
     source: Any = None
+    image: int | None = None
+
+    def of_image(self, image: int) -> MachineFault:
+        """The same fault of the input of this number."""
+        fault = MachineFault(f"input {image}: {self}")
+        fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
+        return fault
 
 
 class HostError(EthorchError):

@@ -43,11 +43,10 @@ class Watched:
     def region(self, index: int) -> Any:
         return self.machine.region(index)
 
-    def run(self) -> object:
+    def run(self) -> None:
         self.got = [self._bytes(tensor) for tensor in self.payload.inputs]
-        result = self.machine.run()
+        self.machine.run()
         self.gave = [self._bytes(tensor) for tensor in self.payload.outputs]
-        return result
 
     def _bytes(self, tensor: IoTensor) -> bytes:
         if not self.payload.scratch_bytes:

@@ -21,6 +21,7 @@ from ethorch.errors import HostError
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
 from ethorch.formats.pte_types import Method
 from ethorch.host.library import executorch_copies, load_library
+from ethorch.host.many import Recording
 from ethorch.redirect import COUT_LOCK
 
 
@@ -87,6 +88,7 @@ class _Calls(threading.local):
         self.machine: MachineFactory | None = None
         self.error: BaseException | None = None
         self.messages: list[str] = []
+        self.recording: Recording | None = None
 
 
 class HostBackend:
@@ -212,7 +214,11 @@ class HostBackend:
 
     def _run(self, number: int, inputs: Any, outputs: Any) -> int:
         try:
-            self.delegates[number].run(inputs, outputs)
+            delegate, recording = self.delegates[number], self.calls.recording
+            if recording is None:
+                delegate.run(inputs, outputs)
+            else:
+                recording.call(number, delegate.payload, inputs, outputs)
             return _DONE
         except BaseException as error:
             self.calls.error = error

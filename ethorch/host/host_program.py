@@ -10,7 +10,9 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from ethorch.errors import HostError
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.host import many
 from ethorch.host.checks import check_input, check_kernel_calls, payloads
-from ethorch.host.delegate import Machine, MachineFactory, host_backend
+from ethorch.host.delegate import MachineFactory, host_backend
 from ethorch.redirect import COUT_LOCK
 from ethorch.vela import artifacts
 
@@ -36,12 +39,21 @@ class HostProgram:
         delegates: the payload of each Ethos-U delegate, in the order of the file.
     """
 
-    def __init__(self, data: bytes, method: str, description: Method, machine: MachineFactory, etdump: bool = False):
+    def __init__(
+        self,
+        data: bytes,
+        method: str,
+        description: Method,
+        machine: MachineFactory,
+        etdump: bool = False,
+        batch_machine: Callable[[DelegatePayload], npu.Machine] | None = None,
+    ):
         self.method = method
         self.description = description
         self.delegates = payloads(description)
         self._backend = host_backend()
         self._running = False
+        self._batch_machine = batch_machine
         self._backend.check_registered(description)
         check_kernel_calls(description)
         with self._backend.calling(f"load method {method!r}", machine):
@@ -57,6 +69,52 @@ class HostProgram:
             HostError: another number of inputs, or one of another type, dtype or shape; or a CPU kernel failed.
             MachineFault: the simulator stopped.
         """
+        return self._execute(self._ready(inputs))
+
+    def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
+        """Run once for each sample, several at a time on the simulated NPU: the results of calling it with one after the other.
+
+        Operators on the CPU run in ExecuTorch's runtime, one sample at a time. All runs there, one sample after the other, of
+        programs whose calls depend on the calls before them (``many.keeps_state``), of those loaded with ``machine``, ``trace``
+        or ``etdump``, and of small networks, for which that is quicker: ``npu.run_many`` runs their delegate alone.
+
+        Args:
+            samples: the inputs of each call, as a tuple or list.
+            threads: of the simulator; None takes the CPUs that this process may use.
+
+        Raises:
+            HostError, MachineFault: as a call does, with the number of the sample.
+        """
+        ready = [self._ready(sample) for sample in samples]
+        machine = self._batch_machine
+        if machine is None or not self._pays_to_batch:
+            return [self._execute(inputs) for inputs in ready]
+        kept = sum(tensor.nbytes for payload in self.delegates for tensor in (*payload.inputs, *payload.outputs))
+        at_once = max(1, min(many.MOST_INPUTS, many.BATCH_BYTES // max(kept, 1)))
+        results: list[list[Any]] = []
+        for first in range(0, len(ready), at_once):
+            recordings = [many.Recording(first + k, inputs) for k, inputs in enumerate(ready[first : first + at_once])]
+            many.run_batch(recordings, self._record, lambda number: self._backend.delegates[number].payload, machine, threads)
+            for recording in recordings:
+                assert recording.result is not None
+                results.append(recording.result)
+        return results
+
+    @cached_property
+    def _pays_to_batch(self) -> bool:
+        """Whether the NPU's part may be run apart, and is worth it."""
+        if not 0 < len(self.delegates) <= many.MOST_DELEGATES or many.keeps_state(self.description):
+            return False
+        programs = [_npu_program(payload)[0] for payload in self.delegates]
+        return not any(p.has_branches for p in programs) and sum(p.work for p in programs) >= many.LEAST_WORK
+
+    def _record(self, recording: many.Recording) -> None:
+        recording.start()
+        with suppress(many.Paused):
+            recording.result = self._execute(recording.inputs, recording)
+
+    def _ready(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs of a call as the runtime takes them."""
         flat = _flatten(inputs)
         wanted = [self.description.values[index] for index in self.description.inputs]
         if len(flat) != len(wanted):
@@ -64,15 +122,19 @@ class HostProgram:
                 f"method {self.method!r} takes {len(wanted)} inputs, found {len(flat)}. It takes: "
                 f"{', '.join(map(str, wanted)) or 'none'}."
             )
-        ready = [check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]
+        return [check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]
+
+    def _execute(self, ready: list[Any], recording: many.Recording | None = None) -> list[Any]:
         with self._backend.calling(f"run method {self.method!r}"):
             if self._running:
                 raise HostError(f"method {self.method!r} was called from inside a run of itself; load it once more for that.")
             self._running = True
+            before, self._backend.calls.recording = self._backend.calls.recording, recording
             try:
                 return list(self._method.execute(ready))
             finally:
                 self._running = False
+                self._backend.calls.recording = before
 
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
         """Write what the runs so far have recorded, for ``executorch.devtools.Inspector``.
@@ -142,15 +204,16 @@ def load(
                 payload = DelegatePayload.unpack(delegate.blob)
                 operators[payload] = artifacts.sources(sources, payload, delegate.compile_specs)
 
-    def usual(payload: DelegatePayload) -> Machine:
+    def usual(payload: DelegatePayload) -> npu.Machine:
         return npu_machine(payload, trace, operators.get(payload), budget)
 
-    return HostProgram(data, method, methods[method], machine or usual, etdump)
+    batches = machine is None and trace is None and not etdump
+    return HostProgram(data, method, methods[method], machine or usual, etdump, usual if batches else None)
 
 
 def npu_machine(
     payload: DelegatePayload, trace: Any = None, sources: npu.Sources | None = None, budget: int | None = None
-) -> Machine:
+) -> npu.Machine:
     """A fresh ``ethorch.npu.Machine`` for a payload; the parsed stream and decoded weights are shared between loads."""
     program, staging = _npu_program(payload)
     return npu.Machine(program, payload.scratch_bytes, staging, trace=trace, sources=sources, budget=budget)

@@ -131,23 +131,27 @@ class Machine:
         return self.sources.at(op.offset) if self.sources else None
 
     def _run_steps(self) -> None:
-        steps = self.program.steps()
+        planned = self.planned()
+        if planned is not None:
+            planned.run(self._run, self._execute)
+            return
+        for step in self.program.steps():
+            self._execute(step)
+
+    def planned(self) -> Planned | None:
+        """What runs this machine in compiled code; None where there is none, or somebody wants to look at single operations.
+
+        MachineFault when the stream takes more than the budget.
+        """
+        if self.program.has_branches:
+            return None
         if self.program.work > self.budget:
-            largest = max(steps, key=lambda step: step.prepared.work)
+            largest = max(self.program.steps(), key=lambda step: step.prepared.work)
             try:
                 self._admit(largest)
                 self._want_budget(self.program.work, "takes")
             except MachineFault as fault:
                 raise largest.op.locate(fault) from fault
-        planned = self._planned()
-        if planned is not None:
-            planned.run(self._run, self._execute)
-            return
-        for step in steps:
-            self._execute(step)
-
-    def _planned(self) -> Planned | None:
-        """The compiled way, where there is one, and nobody wants to look at single operations."""
         if self._compiled is None and not self._in_python:
             plan = None
             if not (self.trace or self._check_overlap or self._unwritten is not None) and self._admits_all():

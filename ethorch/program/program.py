@@ -169,8 +169,8 @@ class Program:
         """Run in ExecuTorch's runtime, the NPU simulated bit for bit.
 
         Inputs are as the model's. Where the program takes codes, float inputs are quantized to them first. A batch of several
-        inferences (each input's first dimension the same multiple of the program's) runs one after the other, and each output
-        has its results one behind the other.
+        inferences (each input's first dimension the same multiple of the program's) runs one per CPU (``HostProgram.run_many``),
+        and each output has its results one behind the other.
 
         Returns:
             what the model returns: a tensor, or a nest of them. Where the program gives codes, so does this.
@@ -184,7 +184,8 @@ class Program:
         if count == 1:
             return self._nested(self.host(*flat))
         batches = [info.shape[0] for info in self.inputs]
-        runs = [self.host(*(x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True))) for i in range(count)]
+        samples = [[x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True)] for i in range(count)]
+        runs = self.host.run_many(samples)
         return self._nested([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -15,6 +15,22 @@ from ethorch.npu.plan.plan import Native, Plan
 from ethorch.npu.prepared import Step
 
 
+class Images:
+    """A batch, as compiled code wants it.
+
+    Args:
+        inputs, outputs: (address of all images' bytes, bytes of one, offset, region) of each.
+        counter: address of the int64 that numbers the next image; threads share it.
+        count: of images.
+    """
+
+    def __init__(self, inputs: list[tuple[int, int, int, int]], outputs: list[tuple[int, int, int, int]], counter: int, count: int):
+        self.inputs, self.outputs = (
+            (layout.Place * len(rows))(*(layout.Place(*row) for row in rows)) for rows in (inputs, outputs)
+        )
+        self.counter, self.count = counter, count
+
+
 class Planned:
     """A plan, the memory it runs over, how long its steps took, and how many runs have come to their end."""
 
@@ -60,6 +76,23 @@ class Planned:
                     execute(part.steps[end])
                     at = end + 1
         self.runs += 1
+
+    def run_images(self, images: Images, most: int) -> int | None:
+        """Run up to ``most`` further images of a batch. Counters do not count them.
+
+        Returns the number of an image that is left to Python, since it met data that an operation may not run on; else None.
+        The plan has to be whole.
+        """
+        part = self.plan.parts[0] if self.plan.parts else None
+        image = ctypes.c_int64()
+        address, count = (part.address, len(part.steps)) if isinstance(part, Native) else (0, 0)
+        end = self.plan.library.ethorch_run_images(
+            address, count, self.machine(), buffers().pointer, ctypes.addressof(images.inputs), len(images.inputs),
+            ctypes.addressof(images.outputs), len(images.outputs), images.counter, images.count, most, image,
+        )  # fmt: skip
+        if end < 0:
+            raise MemoryError("the simulator's working memory")
+        return None if end == count else image.value
 
     def tallies(self) -> Iterator[tuple[Step, Tally]]:
         """What ran compiled."""
