@@ -57,7 +57,15 @@ def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitu
     """
     extent = acc.shape[axis]
     if extent * magnitude >= 1 << 31:
-        first = next(n for n in range(((1 << 31) - 1) // magnitude, 0, -1) if extent % n == 0)
+        most = ((1 << 31) - 1) // magnitude
+        first = next(n for n in range(most, 0, -1) if extent % n == 0)
+        if first < most // 8:  # what is rounded is rounded up at a half: of few sums it is no drift
+            parts = -(-extent // most)
+            first = -(-extent // parts)
+            padding = [0] * (2 * acc.rank)
+            padding[2 * axis + 1] = parts * first - extent
+            acc = b.emit("PAD", acc, padding=tuple(padding), pad_const=0)
+            extent = parts * first
         shape = (*acc.shape[:axis], extent // first, first, *acc.shape[axis + 1 :])
         acc = b.reshape(_summed(b, b.reshape(acc, shape), axis + 1), (*shape[: axis + 1], *shape[axis + 2 :]))
         extent, magnitude = extent // first, magnitude * first

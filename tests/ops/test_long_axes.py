@@ -40,6 +40,20 @@ def test_running_sums_of_long_dims_of_int16_are_refused() -> None:
     assert refusal_ids(program, "ethos-u55-128") == {"cumsum.extent"}
 
 
+class Total(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("extent", [65_537, 131_074])
+def test_sums_over_extents_with_small_divisors(extent: int, target: str) -> None:
+    """Sums of two, each rounded to fit the sum of them all, drifted by 36 steps of int16."""
+    inputs = (torch.rand(2, extent) - 0.4,)
+    config = get_symmetric_a16w8_quantization_config()
+    climb(quantized(Total(), [inputs], config, target=target), inputs, target, tolerance=1)
+
+
 class Rows(nn.Module):
     def __init__(self, returned: bool):
         super().__init__()

@@ -49,6 +49,13 @@ class Climb:
         return max(int(np.abs(want - got.astype(np.int64)).max(initial=0)) for want, got in pairs)
 
     @property
+    def rms_steps(self) -> float:
+        """The root mean square of that distance, over the elements of all outputs."""
+        pairs = zip(self.fake_quantized, self.reference, strict=True)
+        off = np.concatenate([(want - got.astype(np.int64)).ravel() for want, got in pairs])
+        return float(np.sqrt(np.square(off.astype(np.float64)).mean())) if off.size else 0.0
+
+    @property
     def different(self) -> int:
         """How many elements the simulator computes differently than the reference model."""
         return sum(int((a.ravel() != b.ravel()).sum()) for a, b in zip(self.reference, self.simulated, strict=True))
