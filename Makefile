@@ -2,10 +2,11 @@
 # make check  lint, format, import rules, types and a cross-section of the tests
 # make test   the same with all tests but the long ones
 # make test-versions  what touches ExecuTorch, Vela and TOSA, with the oldest and the newest releases that pyproject.toml allows
+# make docs   the documentation as a site, in site/
 # make hooks  have git run lint, format, import rules and types before each commit
 # Each creates .venv and installs what it needs on the first call, and again when pyproject.toml has changed.
 
-.PHONY: demo check test test-long test-versions test-oldest test-newest lint bench hooks clean
+.PHONY: demo docs check test test-long test-versions test-oldest test-newest lint bench hooks clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -54,6 +55,10 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+# The site, in site/. Its pages' code runs in `make test`.
+docs: $(VENV)/test.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 hooks: $(VENV)/test.stamp
 	$(BIN)/pre-commit install

@@ -8,8 +8,9 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ethorch import model_zoos
+from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
@@ -110,9 +112,9 @@ def load_model(reference: str) -> UserModel:
     """The model that a name stands for.
 
     - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function that takes no arguments, or a variable. It returns, or is,
-      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``, the last an iterable of inputs; or a module, whose
-      inputs are its attribute ``example_inputs`` or ``example_input_array``, or the file's variable of one of the names in
-      ``INPUT_NAMES``. Inputs are a tuple, a tensor or a dict of keyword arguments.
+      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``, the last as ``ethorch.data.samples`` takes them;
+      or a module, whose inputs are its attribute ``example_inputs`` or ``example_input_array``, or the file's variable of one of
+      the names in ``INPUT_NAMES``. Inputs are a tuple, a tensor or a dict of keyword arguments.
     - ``FILE.py``: one for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: a program that ``torch.export.save`` wrote with its example inputs.
     - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``: see ``ethorch.model_zoos``.
@@ -177,8 +179,12 @@ def _from_python(module: ModuleType, reference: Reference) -> UserModel:
             f"{path}:{name}() returned {type(made).__name__}; it has to return (module, example_inputs) or "
             "(module, example_inputs, calibration)."
         )
-    calibration = list(made[2]) if len(made) == 3 else []
-    return UserModel(_in_eval_mode(made[0]), made[1], calibration, is_quantized(made[0]))
+    user = UserModel(_in_eval_mode(made[0]), made[1], quantized=is_quantized(made[0]))
+    if len(made) == 2 or len(made[2]) == 0:
+        return user
+    names = user.module.names if isinstance(user.module, KeywordInputs) else ()
+    found = samples(made[2], user.example_inputs, keywords=names, what="calibration sample")
+    return replace(user, calibration=[sample.inputs for sample in found])
 
 
 def _offers_model(value: Any, file: str) -> bool:
@@ -204,6 +210,19 @@ def _from_exported(path: Path) -> UserModel:
     module = program.module(check_guards=False)
     arguments, keywords = program.example_inputs
     return UserModel(module, (tuple(arguments), keywords), quantized=is_quantized(module))
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """The module and all in it in eval mode inside, as they were after it. A graph module that has no modes stays as it is."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def is_quantized(module: nn.Module) -> bool:

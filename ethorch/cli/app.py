@@ -40,6 +40,8 @@ _COMMON = (
 )
 
 Function = Callable[..., Answer]
+#: Every subcommand by name.
+COMMANDS: dict[str, Function] = {}
 
 
 def command(name: str, panel: str) -> Callable[[Function], Function]:
@@ -59,6 +61,7 @@ def command(name: str, panel: str) -> Callable[[Function], Function]:
         run.__signature__ = inspect.Signature([*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *common])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in (*own, *common)}
         app.command(name, rich_help_panel=panel)(run)
+        COMMANDS[name] = function
         return function
 
     return register

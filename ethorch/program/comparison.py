@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from ethorch import flow
 from ethorch.direct.whole import NotWhole
 from ethorch.errors import EthorchError
-from ethorch.model_files import Inputs
+from ethorch.model_files import Inputs, in_eval_mode
 from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
 from ethorch.progress import stage
@@ -48,11 +48,16 @@ def compared(program: Program, samples: Sequence[Inputs], model: nn.Module | Non
     reference = model if model is not None else None if user is None or user.quantized else user.module
     if reference is None:
         raise EthorchError(_NOT_IN_FILE if user is None else _QUANTIZED)
+    with torch.no_grad(), in_eval_mode(reference):
+        return _compared(program, samples, reference)
+
+
+def _compared(program: Program, samples: Sequence[Inputs], reference: nn.Module) -> Comparison:
     floats, fakes, found = _Outputs(), _Outputs(), _Outputs()
     delegates = () if program.build is None else program.build.delegates
     layers, missing = _layers(program, reference)
     runs: list[list[Recorder]] = []
-    with torch.no_grad(), stage("compare", len(samples)) as step:
+    with stage("compare", len(samples)) as step:
         for sample in samples:
             results, recorders = run_recorded(program.pte, program.method, program.as_taken(sample))
             runs.append(recorders)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,19 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ethorch import flow
+from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, unknown_name
-from ethorch.model_files import KeywordInputs, UserModel, is_quantized, load_model
+from ethorch.model_files import KeywordInputs, UserModel, in_eval_mode, is_quantized, load_model
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
-from ethorch.program.samples import samples
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import FLOAT, Settings
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quiet import quiet
+
+_SAMPLE = "calibration sample"
 
 Model = nn.Module | ExportedProgram | UserModel | str
 
@@ -70,7 +71,7 @@ def compile(
             own.
         target: name of the NPU, see ``ethorch targets``; ``ethos-u55-128`` by default.
         calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
-            folder (see ``ethorch.program.samples``). The ranges of all activations come from them. None: the example inputs alone.
+            folder (see ``ethorch.data.samples``). The ranges of all activations come from them. None: the example inputs alone.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``.
         io: type of the program's inputs and outputs that are float in the model: ``float32`` (default), ``int8``, ``uint8`` or
             ``int16``. ``Program.inputs`` and ``outputs`` have their scales.
@@ -184,25 +185,12 @@ def user_model(
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
     with stage("read samples") as step:
         taken = []
-        for sample in samples(calibration, user.example_inputs, keywords=names, transform=transform, limit=limit):
+        for sample in samples(calibration, user.example_inputs, keywords=names, transform=transform, limit=limit, what=_SAMPLE):
             taken.append(sample.inputs)
             step()
     if not taken:
         raise EthorchError("calibration holds no sample; give some tens of representative inputs, or None for the example inputs.")
     return replace(user, calibration=taken)
-
-
-@contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """The module and all in it in eval mode inside, as they were after it. A graph module that has no modes stays as it is."""
-    modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:

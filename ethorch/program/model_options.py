@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.model_files import UserModel, load_model
 from ethorch.program.program import Program
-from ethorch.program.samples import samples
 
 
 def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | None = None) -> UserModel:

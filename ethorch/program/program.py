@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ethorch import figures, host
+from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
 from ethorch.figures import Layer, MemoryReport
 from ethorch.figures.layer import CPU, NPU
@@ -23,11 +24,10 @@ from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
 from ethorch.metrics import sqnr_db
-from ethorch.model_files import UserModel
+from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
 from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
-from ethorch.program.samples import samples as read_samples
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet
@@ -357,7 +357,7 @@ class Program:
             return None
         samples = (self.model.calibration or [self.model.example_inputs])[:_MEASURED_SAMPLES]
         wanted, found = [], []
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(self.model.module):
             for sample in samples:
                 wanted.append(pytree.tree_leaves(self.model.module(*sample)))
                 found.append(self._floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))

@@ -136,8 +136,8 @@ def get_symmetric_a16w8_quantization_config(
     """int16 activations (symmetric, codes -32767..32767) and int8 weights: about 25 dB better, at two to four times the cycles.
 
     Args:
-        is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps, calibration, weight_calibration, percentile,
-            averaging_constant: as in ``get_symmetric_quantization_config``.
+        is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps: as in ``get_symmetric_quantization_config``.
+        calibration, weight_calibration, percentile, averaging_constant: as there.
         epsilon: the Arm backend's name of ``eps`` in this function; give one of the two.
 
     Raises:

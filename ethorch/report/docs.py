@@ -1,4 +1,4 @@
-"""docs/ops.md, docs/targets.md and docs/vela-bugs.md, written from the tables: ``python -m ethorch.report.docs [FOLDER]``."""
+"""Pages of docs/ that are written from the code: ``python -m ethorch.report.docs [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ethorch.formats.files import write_whole
-from ethorch.report import listings
+from ethorch.report import listings, messages
 from ethorch.rewrite.vela_bugs import VELA_BUGS
 from ethorch.target.npus import TARGETS, Target
 
@@ -93,12 +93,41 @@ def vela_bugs_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def messages_page() -> str:
+    """A row for each message with an id."""
+    rows = messages.messages()
+    kinds = {
+        "refusal": "Why an operator is on the CPU. It is in `ethorch explain`, `Program.explain()` and `EthosUPartitioner.report`.",
+        "error": "What ethorch refuses to quantize, and why.",
+        "warning": "What is said on stderr while the work goes on.",
+    }
+    intro = "Each message ends with an id in brackets. Ids stay; words may change. `...` differs from case to case."
+    lines = ["# Messages", _WRITTEN, "", intro]
+    for kind, what in kinds.items():
+        lines += ["", f"## {kind.capitalize()}s", "", what, "", "| id | message | way out |", "| --- | --- | --- |"]
+        for row in rows:
+            if row.kind == kind:
+                cells = (f"`{row.id}`", _cell(row.text), _cell(row.way_out))
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a Markdown table: no character of it means anything there."""
+    plain = " ".join(text.split())
+    for mark in "\\|<>*_`[]":
+        plain = plain.replace(mark, f"\\{mark}")
+    return plain
+
+
 def write(folder: Path) -> None:
     """Write the pages."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "ops.md", operators_page().encode())
     write_whole(folder / "targets.md", targets_page().encode())
     write_whole(folder / "vela-bugs.md", vela_bugs_page().encode())
+    (folder / "reference").mkdir(exist_ok=True)
+    write_whole(folder / "reference" / "messages.md", messages_page().encode())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from ethorch.tosa.reference_model import run as run_tosa
 from ethorch.tosa.serialize import serialize
 
 Array = npt.NDArray[Any]
-_ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "")
+_ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.explain` says why, and what to do.")
 
 
 class NodesOnNpu:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ethorch.cli import reference
 from ethorch.report import docs
+from ethorch.report.messages import messages
 
 pytestmark = pytest.mark.core
-FOLDER = Path(__file__).parent.parent / "docs"
+FOLDER = Path(__file__).parent.parent.parent / "docs"
 
 
 def test_pages_are_current() -> None:
@@ -18,6 +20,17 @@ def test_pages_are_current() -> None:
     assert (FOLDER / "ops.md").read_text() == docs.operators_page(), hint
     assert (FOLDER / "targets.md").read_text() == docs.targets_page(), hint
     assert (FOLDER / "vela-bugs.md").read_text() == docs.vela_bugs_page(), hint
+    assert (FOLDER / "reference" / "messages.md").read_text() == docs.messages_page(), hint
+    assert (FOLDER / "reference" / "cli.md").read_text() == reference.page(), "run `python -m ethorch.cli.reference`"
+
+
+def test_every_refusal_of_the_code_is_among_the_messages() -> None:
+    known = {message.id: message for message in messages()}
+    assert len(known) > 100
+    for id, kind in (("operator.unknown", "refusal"), ("io.float_use", "error"), ("calibration.noise", "warning")):
+        assert known[id].kind == kind and known[id].text
+    assert known["GATHER.absent"].way_out == "It is on U85."
+    assert all(message.way_out.endswith(".") or message.way_out == "..." for message in known.values() if message.kind == "refusal")
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])

@@ -21,7 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def read(path: Path, shapes: Shapes) -> Any:
-    """What a file holds, as an item for ``ethorch.program.samples``.
+    """What a file holds, as an item for ``ethorch.data.samples``.
 
     - ``.npy``: an array; ``.npz``: its arrays in order, a tuple where there are several.
     - ``.pt``, ``.pth``: tensors as ``torch.save`` wrote them.

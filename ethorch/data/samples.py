@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ethorch.data.sample_files import FORMATS, read
 from ethorch.errors import EthorchError
-from ethorch.program.sample_files import FORMATS, read
 
 Inputs = tuple[Any, ...]
 
@@ -44,6 +44,7 @@ def samples(
     keywords: Sequence[str] = (),
     transform: Callable[[Any], Any] | None = None,
     limit: int | None = None,
+    what: str = "sample",
 ) -> Iterator[Sample]:
     """The samples of ``source``, one inference each.
 
@@ -53,18 +54,19 @@ def samples(
 
     Args:
         source: an iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples;
-            a file or folder, or several (see ``ethorch.program.sample_files``).
+            a file or folder, or several (see ``ethorch.data.sample_files``).
         example_inputs: the model's input tuple; it fixes number, shapes and dtypes.
         keywords: names of the last of these, for items that are dicts.
         transform: is called on each item as it comes, before anything is checked.
         limit: stop after this many.
+        what: what messages call an item.
 
     Raises:
         EthorchError: an item does not fit the example inputs, or a file cannot be read; both are named.
     """
     expected = Expected(example_inputs, keywords)
     count = 0
-    for name, item in _items(source, expected):
+    for name, item in _items(source, expected, what):
         if transform is not None:
             item = transform(item)
         for sample in expected.samples(item, name):
@@ -74,7 +76,7 @@ def samples(
             yield sample
 
 
-def _items(source: Any, expected: Expected) -> Iterator[tuple[str, Any]]:
+def _items(source: Any, expected: Expected, what: str) -> Iterator[tuple[str, Any]]:
     """(name, item) of each."""
     if isinstance(source, (str, os.PathLike)):
         source = [source]
@@ -86,11 +88,11 @@ def _items(source: Any, expected: Expected) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(source, Iterable):
         for number, item in enumerate(source):
-            yield f"sample {number}", item
+            yield f"{what} {number}", item
         return
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a Dataset: its iteration has no end of its own
         for number in range(len(source)):
-            yield f"sample {number}", source[number]
+            yield f"{what} {number}", source[number]
         return
     raise EthorchError(
         f"samples cannot be taken from {type(source).__name__}: give an iterable of inputs, a Dataset, a batch, a file or a folder."
@@ -147,6 +149,11 @@ class Expected:
             for number, entry in enumerate(several):
                 yield from self.samples(entry if label is None else (entry, label), f"{name}, entry {number}")
             return
+        if self.keywords and isinstance(item, Mapping):
+            raise EthorchError(
+                f"{name} has the keyword arguments {', '.join(map(str, item)) or 'none'}; the example inputs have "
+                f"{', '.join(self.keywords)}."
+            )
         raise EthorchError(
             f"{name} is {_described(pytree.tree_leaves(item))}; the example inputs are {self}. Give samples of these shapes, "
             "without the first dimension, or batches of them."

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from ethorch.data.samples import samples
 from ethorch.errors import EthorchError
-from ethorch.program.samples import samples
 
 EXAMPLE = (torch.zeros(1, 3, 4, 6),)
 

@@ -1,0 +1,61 @@
+"""docs/reference/cli.md, from the command line itself: ``python -m ethorch.cli.reference [FILE]``."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import typer
+
+from ethorch.cli import aot_arm_compiler, file_commands, model_commands, table_commands
+from ethorch.cli.app import COMMANDS, Function
+from ethorch.formats.files import write_whole
+
+assert aot_arm_compiler and file_commands and model_commands and table_commands  # importing them registers their subcommands
+
+_HEAD = """# Command line
+
+<!-- Written by `python -m ethorch.cli.reference`; a test compares it with the command line. -->
+
+| exit status | |
+| --- | --- |
+| 0 | done |
+| 1 | it could not be done, or a budget does not hold; the reason is on stderr |
+| 2 | wrong usage, unknown names included |
+| 130 | interrupted |
+
+Every subcommand takes `--json` (plain data on standard output, an error too), `--verbose`, `--quiet` and `--traceback`. Progress
+and messages go to standard error; progress is drawn where that is a terminal. `ethorch --install-completion` sets up the shell.
+"""
+
+
+def page() -> str:
+    """A section for each subcommand: what it does, its arguments, its options."""
+    lines = [_HEAD.rstrip()]
+    for name, function in sorted(COMMANDS.items()):
+        lines += ["", f"## ethorch {name}", "", " ".join((function.__doc__ or "").split()), ""]
+        rows = list(_rows(function))
+        if rows:
+            lines += ["| argument | value | |", "| --- | --- | --- |", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(function: Function) -> Iterator[str]:
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        kind, *infos = get_args(parameter.annotation)
+        info = infos[0]
+        written = [info.default] if isinstance(info.default, str) else []  # the first of them is Typer's first parameter
+        flags = [*written, *(info.param_decls or ())] or [f"--{parameter.name.replace('_', '-')}"]
+        named = [f"`{flag}`" for flag in flags] if isinstance(info, typer.models.OptionInfo) else [f"`{info.metavar}`"]
+        kinds = [getattr(one, "__name__", str(one)) for one in (get_args(kind) or (kind,)) if one is not type(None)]
+        value = "" if kinds == ["bool"] or not isinstance(info, typer.models.OptionInfo) else info.metavar or kinds[0].upper()
+        needed = " Needed." if parameter.default is inspect.Parameter.empty else ""
+        cells = ", ".join(named), value, f"{' '.join((info.help or '').split())}{needed}"
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    write_whole(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/cli.md"), page().encode())

@@ -1,0 +1,1 @@
+"""Data sets, files and folders as inputs of a model."""
