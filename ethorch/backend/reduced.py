@@ -169,7 +169,7 @@ def _put_in_place(program: Converted, nodes: Sequence[Node], number: int, spec: 
     for node, reason in walk.refusals.items():
         raise NotWhole(f"{node.name}: {reason}")
     walk.give([(copies[node], tuple(range(node.meta["val"].dim()))) for node in outputs])
-    order = [next(k for k, arg in enumerate(inputs) if walk.env[copies[arg]].value is value) for value in builder.graph.inputs]
+    order = [next(k for k, arg in enumerate(inputs) if walk.inputs.get(copies[arg]) is value) for value in builder.graph.inputs]
     verify(builder.graph)
     lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
     _results[number] = [torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype, device="meta") for node in outputs]

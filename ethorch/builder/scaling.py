@@ -9,6 +9,7 @@ import numpy as np
 from ethorch.builder.movement import MovementBuilder
 from ethorch.builder.qparams import QParams, dtype_range, multipliers_and_shifts
 from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
+from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
 
 class ScalingBuilder(MovementBuilder):
@@ -58,6 +59,14 @@ class ScalingBuilder(MovementBuilder):
             input_unsigned=False,
             output_unsigned=False,
         )
+
+    def from_unsigned(self, value: Value) -> Value:
+        """uint8, which TOSA holds as INT8, as int8: less 128. TOSA 1.0 RESCALE, input_unsigned."""
+        return self.emit("RESCALE", value, **FROM_UNSIGNED)
+
+    def to_unsigned(self, value: Value) -> Value:
+        """The inverse: int8 as uint8, more by 128. TOSA 1.0 RESCALE, output_unsigned."""
+        return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams) -> Value:
         """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range."""

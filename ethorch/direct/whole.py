@@ -74,7 +74,7 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
         walk.give([(node, tuple(range(node.meta["val"].dim()))) for node in given])
     except Unsupported as refusal:
         raise NotWhole(str(refusal.reason)) from None
-    sources = {id(x.value): node for node, x in walk.env.items() if isinstance(x, QTensor) and _may_be_input(node)}
+    sources = {id(value): node for node, value in walk.inputs.items()}
     taken = tuple(sources[id(value)] for value in builder.graph.inputs)
     for node in taken:
         _check_input(node)
@@ -154,10 +154,6 @@ def _before_dequantize(node: Node) -> Node:
     if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype == torch.int64:
         raise NotWhole(f"output {node.name} is not quantized")
     return node
-
-
-def _may_be_input(node: Node) -> bool:
-    return node.op == "placeholder" or op_name(node.target) in QUANTIZE
 
 
 def _check_input(node: Node) -> None:

@@ -19,6 +19,7 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result, float_qparams
 from ethorch.errors import Reason, Unsupported
 from ethorch.fx.node import (
+    DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
     TOSA_DTYPE,
@@ -33,7 +34,7 @@ from ethorch.fx.node import (
 from ethorch.lower.chains import OnCpu, PointwiseChain, entries
 from ethorch.lower.reasons import no_tensor
 from ethorch.ops.spec import OpSpec, find
-from ethorch.tosa.ir import DTYPES, FLOATS
+from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
 #: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
@@ -58,6 +59,11 @@ def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
     return QTensor(b.const(array, dtype), contiguous(array.shape), float_qparams(dtype) if dtype in FLOATS else None)
 
 
+def _only_dequantized(node: Node) -> bool:
+    """Are its numbers codes, and nothing but that?"""
+    return bool(node.users) and all(op_name(user.target) in DEQUANTIZE for user in node.users)
+
+
 class Frame(ABC):
     """One graph on its way to TOSA.
 
@@ -69,6 +75,7 @@ class Frame(ABC):
         given: of a graph that control flow holds, what its placeholders stand for. Nothing else comes from outside.
 
     Attributes:
+        inputs: the nodes that are inputs of the TOSA graph.
         env: what stands for each node so far. A QTensor is a tensor on the NPU, a PointwiseChain one that is not yet computed,
             an array a constant, OnCpu a tensor that the NPU does not have; a list of them, what has several results.
         refusals: why each node that is refused cannot run.
@@ -89,6 +96,7 @@ class Frame(ABC):
         self.constants = constants
         self.b = builder
         self.given = given
+        self.inputs: dict[Node, Value] = {}
         self.env: dict[Node, Any] = {}
         self.refusals: dict[Node, Reason] = dict(refused or {})
         self.supported: set[Node] = set()
@@ -136,15 +144,24 @@ class Frame(ABC):
         return self.given[node] if self.given is not None and node in self.given else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """A tensor that comes from outside: an input of the TOSA graph if the target has its dtype, else OnCpu."""
+        """A tensor that comes from outside: an input of the TOSA graph if the target has its dtype, else OnCpu.
+
+        Quantized tensors of uint8 are those of int8 with everything less by 128, but for the graph's inputs and outputs.
+        """
         if self.given is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor) or TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
+        if not isinstance(tensor, torch.Tensor):
+            return OnCpu(node)
+        unsigned = tensor.dtype == torch.uint8 and self.b.integers and _only_dequantized(node)
+        if not unsigned and TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
             return OnCpu(node)
         order = storage_order(tensor)
-        dtype = self.b.tuning.truth_dtype if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
+        dtype = "INT8" if unsigned else self.b.tuning.truth_dtype if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
         value = self.b.input(node.name, [int(tensor.shape[dim]) for dim in order], dtype)
+        self.inputs[node] = value
+        if unsigned:
+            value = self.b.from_unsigned(value)
         q = float_qparams(dtype) if dtype in self.b.floats else None
         return QTensor(value, tuple((order.index(dim),) for dim in range(tensor.dim())), q)
 
@@ -208,6 +225,10 @@ class Frame(ABC):
             scales, zeros, axis, low, high, dtype = np.asarray(args[1]), np.asarray(args[2]), *args[3:7]
         else:
             scales, zeros, axis, low, high, dtype = np.atleast_1d(args[1]), np.atleast_1d(args[2]), None, *args[3:6]
+        if dtype == torch.uint8:
+            return QParams(
+                tuple(scales.astype(np.float64).tolist()), tuple(int(z) - 128 for z in zeros), low - 128, high - 128, "INT8", axis
+            )
         if dtype not in TOSA_DTYPE:
             return None
         zero_points = tuple(int(zero) for zero in zeros) if zeros.any() else (0,) * scales.size
@@ -235,6 +256,7 @@ class Frame(ABC):
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:
+            x = (x.astype(np.int16) - 128).astype(np.int8) if x.dtype == np.uint8 else x
             return QTensor(self.b.const(x, q.dtype, source.name), contiguous(x.shape), q)
         if not isinstance(x, QTensor) or q is None or q.per_channel:
             return OnCpu(node)

@@ -297,6 +297,8 @@ class Walk(Frame):
                 raise Unsupported(INT64_OUTPUT)
             self.b.origin = origin_of_codes(result)
             value = self.b.stored_as(x, [(dim,) for dim in order])
+            if result.meta["val"].dtype == torch.uint8:
+                value = self.b.to_unsigned(value)
             if value.is_const or value in self.b.graph.inputs or id(value) in seen:
                 value = self.b.emit("IDENTITY", value)
             seen.add(id(value))

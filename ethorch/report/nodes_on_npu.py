@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,18 +76,16 @@ class NodesOnNpu:
         self._builder = builder_for(spec.target)
         self._walk = Walk(graph, constants_of(program), self._builder, strict=False, refused=refused).run()
         self.computed: dict[Node, QTensor] = {}
-        self.given: dict[Node, QTensor] = {}
+        self.given: dict[Node, Value] = {}
         self._read_walk()
 
     def _read_walk(self) -> None:
-        inputs = {id(value) for value in self._builder.graph.inputs}
         for node in self.module.graph.nodes:
             x = self._stands_for(node)
             if x is None or op_name(node.target) in DEQUANTIZE:
                 continue
-            if id(x.value) in inputs:  # the first that has it is where it comes from; others are views of it
-                inputs.discard(id(x.value))
-                self.given[node] = x
+            if node in self._walk.inputs:
+                self.given[node] = self._walk.inputs[node]
             elif op_name(node.target) in QUANTIZE or (node.op == "call_function" and is_integer(node)):
                 self.computed[node] = x
 
@@ -103,7 +102,13 @@ class NodesOnNpu:
     def qparams(self, node: Node) -> QParams | None:
         """What the codes of a quantize or dequantize node mean; None where that is not known before it runs."""
         q = self._walk.qparams_of(node)
-        return None if q is None or q.per_channel else q
+        if q is None or q.per_channel:
+            return None
+        is_codes = op_name(node.target) in QUANTIZE
+        codes = (node if is_codes else node.all_input_nodes[0]).meta["val"]
+        if codes.dtype != torch.uint8:
+            return q
+        return replace(q, zero_point=(q.zp + 128,), qmin=q.qmin + 128, qmax=q.qmax + 128)
 
     def run(
         self, inputs: Sequence[Any], recorded: Mapping[str, Array], seen: Callable[[Node, Any, Any], None] = lambda *_: None
@@ -155,15 +160,18 @@ class NodesOnNpu:
 
     def _handed_over(self, node: Node, result: Tensor, recorded: Mapping[str, Array], known: dict[int, Array]) -> Tensor:
         """What the CPU computes, on its way to the NPU."""
-        value = self.given[node].value
+        value = self.given[node]
         order = storage_order(node.meta["val"])
-        stored = result.permute(order).contiguous().numpy().astype(DTYPES[value.dtype])
+        codes = result.view(torch.int8) if result.dtype == torch.uint8 else result
+        stored = codes.permute(order).contiguous().numpy().astype(DTYPES[value.dtype])
         found = recorded.get(node.name)
         if found is not None and found.nbytes == stored.nbytes:
             stored = found.view(stored.dtype).reshape(stored.shape)
         known[id(value)] = np.ascontiguousarray(stored)
         inverse = [order.index(dim) for dim in range(len(order))]
-        return torch.from_numpy(stored.copy()).to(result.dtype).permute(inverse)
+        handed = torch.from_numpy(stored.copy())
+        handed = handed.view(torch.uint8) if result.dtype == torch.uint8 else handed.to(result.dtype)
+        return handed.permute(inverse)
 
     def _compute(self, known: Mapping[int, Array]) -> dict[int, Array]:
         """All that the NPU can compute of what is known."""
@@ -198,4 +206,6 @@ def _as_tensor(stored: Array, x: QTensor, node: Node) -> Tensor:
     rest = [axis for axis in range(stored.ndim) if axis not in order]  # of extent 1
     logical = np.ascontiguousarray(stored.reshape(x.value.shape).transpose(order + rest).reshape(x.shape))
     dtype = node.meta["val"].dtype
+    if dtype == torch.uint8:
+        return torch.from_numpy(logical.astype(np.int16) + 128).to(dtype)
     return torch.from_numpy(logical != 0 if dtype == torch.bool else logical).to(dtype)

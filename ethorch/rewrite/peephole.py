@@ -8,6 +8,7 @@ import numpy as np
 
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op
+from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
 #: A rule looks at one operator and its producers, and replaces it or leaves it.
 Rule = Callable[[Rewriter, Op], None]
@@ -69,12 +70,26 @@ def pad_into_convolution(r: Rewriter, op: Op) -> None:
         r.replace(op, r.before(op).again(op, pad.operands[0], pad=total))
 
 
+def merge_unsigned(r: Rewriter, op: Op) -> None:
+    """A RESCALE of int8 next to one that makes uint8 int8, or int8 uint8, is one that reads, or gives, uint8."""
+    inner = r.producer(op.operands[0], "RESCALE")
+    if inner is None or not inner.operands[0].dtype == inner.result.dtype == op.result.dtype == "INT8":
+        return
+    if inner.attrs == FROM_UNSIGNED and not op.attrs["output_unsigned"]:
+        attrs = {"input_unsigned": True, "input_zp": op.attrs["input_zp"] + 128}
+        r.replace(op, r.before(op).again(op, inner.operands[0], **attrs))
+    elif op.attrs == TO_UNSIGNED and not inner.attrs["input_unsigned"] and r.uses(inner.result) == 1:
+        attrs = {"output_unsigned": True, "output_zp": inner.attrs["output_zp"] + 128}
+        r.replace(op, r.before(op).again(inner, inner.operands[0], **attrs))
+
+
 #: Operator -> the rule for it.
 RULES: Mapping[str, Rule] = {
     "RESHAPE": merge_reshapes,
     "TRANSPOSE": merge_transposes,
     "CLAMP": merge_clamps,
     "TABLE": compose_tables,
+    "RESCALE": merge_unsigned,
     "CONV2D": pad_into_convolution,
     "DEPTHWISE_CONV2D": pad_into_convolution,
 }

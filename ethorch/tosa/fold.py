@@ -53,9 +53,11 @@ FOLDABLE: Mapping[str, Callable[..., Array]] = {
 def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Can and should ``evaluate`` compute this operator here and now?
 
-    int16 tables interpolate and are left to the NPU. Codes are not made INT32: an elementwise operator of an INT32 constant and a
-    RESCALE of INT8 is three operations on U55, two on U85, and one where both are RESCALEs of INT8.
+    int16 tables interpolate and are left to the NPU, and so are unsigned numbers. Codes are not made INT32: an elementwise operator
+    of an INT32 constant and a RESCALE of INT8 is three operations on U55, two on U85, and one where both are RESCALEs of INT8.
     """
+    if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
+        return False
     if name == "RESCALE" and attrs["dtype"] == "INT32" and operands[0].dtype in ("INT8", "INT16"):
         return False
     return name in FOLDABLE and all(value.is_const for value in operands) and (name, operands[0].dtype) != ("TABLE", "INT16")

@@ -366,6 +366,11 @@ _row(
     attrs="dtype per_channel input_unsigned output_unsigned",
     dtypes="INT8 INT16 INT32 INT48",
 )
+_SHIFT = {"multiplier": (1 << 30,), "shift": (30,), "dtype": "INT8", "per_channel": False}
+#: Attributes of the RESCALE that subtracts 128 from uint8, and of the one that adds it to int8. A zero point of what is unsigned is
+#: 0..255; TOSA 1.0 has no dtype of its own for it.
+FROM_UNSIGNED = {**_SHIFT, "input_zp": 0, "output_zp": -128, "input_unsigned": True, "output_unsigned": False}
+TO_UNSIGNED = {**_SHIFT, "input_zp": -128, "output_zp": 0, "input_unsigned": False, "output_unsigned": True}
 _row("CAST", "input", _to_dtype, attrs="dtype")
 _row("CLAMP", "input", _same, attrs="min_val max_val", dtypes=f"INT8 INT16 {_ANY_FLOAT}")
 _row("TABLE", "input table", _table, dtypes="INT8 INT16")

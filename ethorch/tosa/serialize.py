@@ -106,6 +106,8 @@ class _Writer:
                 dtype = op.operands[int(kind[1:])].dtype
             else:
                 dtype = kind
+            if dtype == "INT8" and op.attrs.get({"input_zp": "input_unsigned", "output_zp": "output_unsigned"}.get(attr, "")):
+                data = data.astype(np.uint8).view(np.int8)
             names.append(self.constant(data, data.shape, dtype))
         return names
 
