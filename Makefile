@@ -76,13 +76,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
-	@echo "Installing into $(VENV); the first time takes a few minutes ..." >&2
-	$(BIN)/python -m pip install --quiet -e ".[demo]"
+	@echo "Installing into $(VENV): the first time pip downloads about 0.5 GB, most of it PyTorch, and unpacks 1.8 GB; a few minutes." >&2
+	$(BIN)/python -m pip install -e ".[demo]" >&2
 	@touch $@
 
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
-	@echo "Installing into $(VENV); the first time takes a few minutes ..." >&2
-	$(BIN)/python -m pip install --quiet -e ".[test]" pillow
+	@echo "Installing into $(VENV): the first time pip downloads some 0.6 GB and unpacks 2 GB; a few minutes." >&2
+	$(BIN)/python -m pip install --quiet -e ".[test]"
 	$(BIN)/python -m pip install --quiet --no-deps "$(TORCHVISION)"
 	@touch $@
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import ethorch
 from ethorch import sqnr_db
 from ethorch.errors import EthorchError
 
@@ -123,62 +121,6 @@ def train(model: nn.Module, data: Digits, epochs: int, seed: int, report: Callab
     model.eval()
 
 
-@dataclass(frozen=True)
-class Program:
-    """The quantized model, the finished program, and what the partitioner and Vela say about it."""
-
-    fake_quant: nn.Module
-    pte: bytes
-    tosa: list[bytes]
-    on_npu: int
-    on_cpu: dict[str, str]
-    performance: list[Any]
-
-
-def compile_for_npu(model: nn.Module, calibration: Tensor, target: str, progress: Progress) -> Program:
-    """Export, quantize with calibration images, lower to the NPU: the program that every user of ethorch writes."""
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config
-    from ethorch.backend import lowered_delegates
-
-    example_inputs = (calibration[:1],)
-    compile_spec = EthosUCompileSpec(target)
-    with progress.step("quantize"):
-        graph_module = torch.export.export(model, example_inputs).module()
-        quantizer = EthosUQuantizer(compile_spec)
-        quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
-        prepared = prepare_pt2e(graph_module, quantizer)
-        with torch.no_grad():
-            for image in calibration.split(1):
-                prepared(image)
-        converted = convert_pt2e(prepared)
-    with progress.step("lower and compile"):
-        partitioner = EthosUPartitioner(compile_spec)
-        edge = to_edge_transform_and_lower(
-            torch.export.export(converted, example_inputs),
-            partitioner=[partitioner],
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
-        delegates = lowered_delegates(edge.exported_program())
-        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-    report = partitioner.report
-    on_cpu = {refusal.node: str(refusal) for refusal in report.refusals}
-    tosa, performance = [one.tosa for one in delegates], [one.performance for one in delegates]
-    return Program(converted, program.buffer, tosa, report.npu_operators, on_cpu, performance)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is either complete or not there."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of the images whose largest logit is their label's."""
     return float((logits.argmax(1) == labels).double().mean())
@@ -186,24 +128,23 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """What came of it, for a reader."""
-    npu, cost = result["npu"], result["estimate"]
+    npu, program = result["npu"], result["program"]
     lines = [
         f"{result['images']} held-out digits on {result['target']}, simulated bit for bit",
         "",
-        f"  {'':<14}{'accuracy':>10}{'same answer as NPU':>21}{'SQNR vs float':>16}",
-        f"  {'float':<14}{result['float']['accuracy']:>10.2%}{result['float']['agreement']:>21.2%}",
-        f"  {'fake-quantized':<14}{result['fake_quant']['accuracy']:>10.2%}{result['fake_quant']['agreement']:>21.2%}"
-        f"{result['fake_quant']['sqnr_db']:>13.1f} dB",
-        f"  {'NPU':<14}{npu['accuracy']:>10.2%}{'':>21}{npu['sqnr_db']:>13.1f} dB",
+        f"  {'':<16}{'accuracy':>10}{'SQNR against float':>20}{'answers as the NPU':>20}",
+        f"  {'float':<16}{result['float']['accuracy']:>10.2%}{'':>20}{result['float']['agreement']:>20.2%}",
+        f"  {'fake-quantized':<16}{result['fake_quant']['accuracy']:>10.2%}{result['fake_quant']['sqnr_db']:>17.1f} dB"
+        f"{result['fake_quant']['agreement']:>20.2%}",
+        f"  {'NPU':<16}{npu['accuracy']:>10.2%}{npu['sqnr_db']:>17.1f} dB",
         "",
-        f"  operators      {result['operators_on_npu']} on the NPU, {len(result['operators_on_cpu'])} on the CPU",
-        *(f"                 {name}: {reason}" for name, reason in result["operators_on_cpu"].items()),
-        f"  estimated      {cost['total_cycles']:,} cycles: {cost['milliseconds']:.3f} ms at "
-        f"{cost['clock_mhz']:.0f} MHz (by Vela, not measured on a device)",
-        f"  memory         {cost['sram_bytes'] / 1024:.1f} KiB SRAM, {cost['flash_bytes'] / 1024:.1f} KiB flash;"
-        f" program {result['pte_bytes'] / 1024:.1f} KiB",
-        "  seconds        " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in result["seconds"].items()),
-        "  wrote          " + ", ".join(result["files"]),
+        f"  operators    {program['operators']['npu']} on the NPU, {program['operators']['cpu']} on the CPU",
+        f"  estimated    {program['total_cycles']:,} cycles of the NPU, by Vela; {program['cpu_cycles']:,} of the CPU",
+        f"  memory       {program['ram_bytes'] / 1024:.1f} KiB RAM, {program['flash_bytes'] / 1024:.1f} KiB flash, all in all",
+        "  seconds      " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in result["seconds"].items()),
+        "  wrote        " + ", ".join(result["files"]),
+        "",
+        f"  next: ethorch explain {result['files'][0]}",
     ]
     return "\n".join(lines)
 
@@ -233,16 +174,14 @@ def draw(path: Path, data: Digits, float_logits: Tensor, npu_logits: Tensor) -> 
         cell.imshow(data.held_out_images[index, 0], cmap="gray_r")
         cell.set_axis_off()
         answers = f"float {by_float[index]}, NPU {by_npu[index]}"
-        cell.set_title(f"a {labels[index]}\n{answers}", fontsize=9, color="firebrick" if wrong[index] else "black")
-    right.suptitle(f"digit and both answers; {int(wrong.sum())} mistakes or disagreements, in red")
+        cell.set_title(f"digit {labels[index]}\n{answers}", fontsize=9, color="firebrick" if wrong[index] else "black")
+    right.suptitle(f"the digit and both answers; in red the {int(wrong.sum())} where one is wrong or they differ")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress) -> dict[str, Any]:
     """Trains, compiles, runs every held-out image, writes the files, and returns all figures."""
-    import ethorch.host
-
     directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the network is too small to share out, and threads that wait for each other are slow
     torch.manual_seed(seed)
@@ -250,30 +189,22 @@ def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress
     model = DigitNet()
     with progress.step("train") as report:
         train(model, data, epochs, seed, report)
-    program = compile_for_npu(model, data.train_images[:64], target, progress)
-    pte_path = directory / "digits.pte"
-    files = [pte_path]
-    write_whole(pte_path, program.pte)
-    for index, graph in enumerate(program.tosa):
-        files.append(directory / ("digits.tosa" if len(program.tosa) == 1 else f"digits.{index}.tosa"))
-        write_whole(files[-1], graph)
-
+    with progress.step("quantize and compile"):
+        program = ethorch.compile(model, data.train_images[:1], target, calibration=data.train_images[:64], progress=False)
+    files = [program.save(directory / "digits.pte")]
+    if len(program.payloads) == 1:
+        files.append(program.save(directory / "digits.tosa"))
+    assert program.quantized is not None
     with torch.no_grad():
         float_logits = model(data.held_out_images)
-        fake_quant_logits = torch.cat([program.fake_quant(image) for image in data.held_out_images.split(1)])
-    with progress.step("run on the NPU") as report:
-        device = ethorch.host.load(pte_path)
-        answers = []
-        for index, image in enumerate(data.held_out_images.split(1)):
-            answers.append(device(image)[0])
-            report(index + 1, len(data.held_out_images))
-        npu_logits = torch.cat(answers)
+        fake_quant_logits = torch.cat([program.quantized(image) for image in data.held_out_images.split(1)])
+    with progress.step("run on the simulated NPU"):
+        npu_logits = program(data.held_out_images)
     files.append(directory / "digits.png")
     draw(files[-1], data, float_logits, npu_logits)
 
     labels, npu_answers = data.held_out_labels, npu_logits.argmax(1)
-    cycles = sum(p.total_cycles for p in program.performance)
-    clock = program.performance[0].core_clock_hz
+    figures = program.to_json()
     return {
         "target": target,
         "images": len(labels),
@@ -287,16 +218,7 @@ def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress
             "sqnr_db": sqnr_db(float_logits, fake_quant_logits),
         },
         "npu": {"accuracy": accuracy(npu_logits, labels), "sqnr_db": sqnr_db(float_logits, npu_logits)},
-        "operators_on_npu": program.on_npu,
-        "operators_on_cpu": program.on_cpu,
-        "estimate": {
-            "total_cycles": cycles,
-            "milliseconds": cycles / clock * 1e3,
-            "clock_mhz": clock / 1e6,
-            "sram_bytes": max(p.sram_bytes for p in program.performance),
-            "flash_bytes": sum(p.read_only_bytes for p in program.performance),
-        },
-        "pte_bytes": len(program.pte),
+        "program": figures,
         "seconds": progress.seconds,
         "files": [str(path) for path in files],
     }
@@ -310,9 +232,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
-    for name in ("torchao", "torch.utils._pytree"):  # remarks about their own insides
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         result = run(options.target, options.out, options.epochs, options.seed, Progress())
     except KeyboardInterrupt:
