@@ -12,7 +12,7 @@ from ethorch.npu.forms import Elementwise
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.library import buffers
 from ethorch.npu.plan.packing import Context, NotKnown
-from ethorch.npu.plan.ranges import INT32, Range, combined, exact_in_double, magnitude, of_map, scaled, within
+from ethorch.npu.plan.ranges import INT32, Range, combined, exact_in_double, magnitude, scaled, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 
 LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes pays, where int32 will not do
@@ -22,7 +22,7 @@ _WANTS = {"SHR": layout.WANT_SHIFT, "SHL": layout.WANT_SHIFT, "LSR": layout.WANT
 def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
     value, stage = form.value, form.stage
     maps = tuple(o for o in form.operands if isinstance(o, FeatureMap))
-    before = [of_map(o) if isinstance(o, FeatureMap) else (o, o) for o in form.operands]
+    before = [c.range_of(o) if isinstance(o, FeatureMap) else (o, o) for o in form.operands]
     scales = value.scales
     narrow = all(
         within(r, INT32) and (isinstance(o, int) or within(o.value_range, INT32))
@@ -44,6 +44,11 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
     e.what, e.operands = layout.FUNCTIONS.index(value.name), len(form.operands)
     e.wide, e.wraps, e.rounds, e.mask = not narrow, value.wraps, value.rounds, value.mask
     e.want = _WANTS.get(value.name, layout.WANT_NOTHING)
+    as_it_is = e.stage.mode == layout.SCALE_NOTHING and not e.stage.clamps and e.stage.table == layout.TABLE_NONE
+    if result is not None and as_it_is and stage.ofm.in_memory and not e.stage.turned and not value.wraps:
+        low, high = (bound + stage.ofm.zero_point for bound in result)
+        if within((low, high), stage.ofm.value_range):
+            c.computed = stage.ofm, (low, high)
     if not narrow:
         e.stage.mode = layout.SCALE_INTEGER
         if _pays(form, e):

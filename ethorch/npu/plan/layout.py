@@ -36,7 +36,7 @@ class Map(Structure):
 
 
 class Scale(Structure):
-    _fields_ = [*_pointers("multiplier shift above below"), *_ints("per_channel is_identity")]
+    _fields_ = [*_pointers("multiplier shift above below"), *_ints("per_channel is_identity symmetric pad")]
 
 
 class DoubleScale(Structure):
@@ -146,7 +146,7 @@ KINDS: dict[type[Structure], int] = {
 }
 
 TABLE_NONE, TABLE_DIRECT, TABLE_16_16, TABLE_16_32, TABLE_TANH, TABLE_SIGMOID = range(6)
-SCALE_INTEGER, SCALE_DOUBLE, SCALE_NOTHING = range(3)
+SCALE_INTEGER, SCALE_DOUBLE, SCALE_NOTHING, SCALE_LONG = range(4)
 SUM_FLOAT, SUM_INT32, SUM_INT64 = range(3)
 POOLS = ("SUM", "AVERAGE", "MAX", "MIN", "REDUCE_SUM", "NONE", "ARGMAX_Y", "ARGMAX_X")
 FUNCTIONS = (

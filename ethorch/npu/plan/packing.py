@@ -17,6 +17,8 @@ from ethorch.npu.filters import Streams
 from ethorch.npu.memory import INTERNAL, Memory, Span
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.constants import Constants, reaches
+from ethorch.npu.plan.ranges import Range
+from ethorch.npu.prepared import Step
 
 LANES = 16  # at most, of a vector: arrays that vectors are loaded from are padded to so many entries, and as many more
 
@@ -46,6 +48,8 @@ class Context:
         own_bytes: how much the plan keeps between steps.
         kept_alive: arrays and structs that structs point at.
         filters: what became of a filter, by its key: stripes of a layer and steps of a recurrent network share one.
+        known: maps whose elements, as steps before have stored them, lie in narrower ranges than their types.
+        computed: what the step being packed will add to them.
     """
 
     memory: Memory
@@ -57,6 +61,8 @@ class Context:
     accumulator: tuple[tuple[int, int, int], int] | None = None
     kept_alive: list[object] = field(default_factory=list)
     filters: dict[Hashable, object] = field(default_factory=dict)
+    known: list[tuple[FeatureMap, Range]] = field(default_factory=list)
+    computed: tuple[FeatureMap, Range] | None = None
     _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
@@ -149,6 +155,30 @@ class Context:
             self._reaches[fm] = reaches(fm)
         return self._reaches[fm]
 
+    # Ranges of values.
+
+    def range_of(self, fm: FeatureMap) -> Range:
+        """Of a feature map's elements, less the zero point: what its type holds, or less if the step that stored them is known."""
+        low, high = next((r for stored, r in self.known if stored.dtype == fm.dtype and same_place(stored, fm)), fm.value_range)
+        return low - fm.zero_point, high - fm.zero_point
+
+    def ran(self, step: Step) -> None:
+        """A step has been packed, or left to Python: forget what it overwrites, and note what it has computed."""
+        written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
+        spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
+        spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]
+        if step.prepared.scattered is not None:
+            spans.append((step.prepared.scattered[1], 0, 1 << 62))
+        if self.known and spans:
+            self.known = [
+                (fm, found)
+                for fm, found in self.known
+                if not any(fm.region == r and start < b and a < stop for r, start, stop in spans for a, b in self.reaches(fm))
+            ]
+        if self.computed is not None:
+            self.known.append(self.computed)
+            self.computed = None
+
     # Scalings.
 
     def scale(self, s: Scaling | None) -> layout.Scale:
@@ -181,8 +211,10 @@ class Context:
         if shift.min(initial=0) < 0 or shift.max(initial=0) > 63:
             raise NotKnown("a shift beyond 63")
         above, below = s.addends
-        columns = (np.broadcast_to(np.asarray(a, np.int64), above.shape) for a in (s.multiplier, shift, above, below))
-        return layout.Scale(*(self.hold(np.atleast_1d(column)) for column in columns), above.ndim > 0, 0)
+        columns = np.zeros((4, above.size + 2 * LANES), np.int64)
+        for row, column in zip(columns, (s.multiplier, shift, above, below), strict=True):
+            row[: above.size] = column
+        return layout.Scale(*self._rows(columns), above.ndim > 0, 0, bool(np.any(above != below)))
 
     def _double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
         above, below = s.addends
@@ -191,9 +223,12 @@ class Context:
         columns[0, : above.size] = s.multiplier / unit
         columns[1, : above.size] = above / unit + zero_point
         columns[2, : above.size] = below / unit + zero_point
+        return layout.DoubleScale(*self._rows(columns), above.ndim > 0, bool(np.any(above != below)))
+
+    def _rows(self, columns: Array) -> list[int]:
+        """The address of each row of a table."""
         address = self.hold(columns)
-        addresses = (address + row * columns.strides[0] for row in range(3))
-        return layout.DoubleScale(*addresses, above.ndim > 0, bool(np.any(above != below)))
+        return [address + row * columns.strides[0] for row in range(len(columns))]
 
 
 def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:

@@ -115,6 +115,9 @@ def _packed(
                 reasons[step] = str(why)
             if struct is None:
                 carried = carried or _carries(step)
+            if struct is None:
+                context.computed = None
+            context.ran(step)
             if isinstance(step.prepared.form, forms.Copy):
                 context.constants.copied(step.prepared.form.source, step.prepared.form.target)
             else:

@@ -13,7 +13,7 @@ from ethorch.npu.ops.pool import valid_positions
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.convolution import pack_window
 from ethorch.npu.plan.packing import Context, NotKnown
-from ethorch.npu.plan.ranges import INT32, magnitude, of_map, within
+from ethorch.npu.plan.ranges import INT32, magnitude, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 from ethorch.npu.window import UPSCALE_NONE, Window
 
@@ -27,12 +27,11 @@ def pack_pool(c: Context, form: Pool) -> layout.Pool | layout.Move:
     if w.is_pointwise and w.stride == (1, 1) and _changes_nothing(form, w, scaling, bias):
         return layout.Move(c.read(w.ifm), pack_stage(c, form.stage, Sums(None, 0, element_wise=True), (w.ifm,)))
     window = pack_window(c, w)
-    reach = magnitude(of_map(w.ifm))
+    reach = magnitude(c.range_of(w.ifm))
     terms = {"SUM": w.taps, "AVERAGE": w.taps, "REDUCE_SUM": w.ifm.depth}.get(form.kind, 1)
     sums = Sums(scaling, terms * reach + (0 if bias is None else int(np.abs(bias).max())), bias=bias)
     pool = layout.Pool(window, pack_stage(c, form.stage, sums, (w.ifm,)), layout.POOLS.index(form.kind))
-    raw = max(abs(w.ifm.zero_point), magnitude(w.ifm.value_range))
-    pool.wide = terms * reach >= INT32[1] or raw > INT32[1] or w.ifm.dtype.itemsize > 4
+    pool.wide = terms * reach >= INT32[1] or abs(w.ifm.zero_point) > INT32[1] or not within(w.ifm.value_range, INT32)
     if pool.wide or form.kind.startswith("ARGMAX"):
         pool.wide, pool.stage.mode = 1, layout.SCALE_INTEGER
     if form.kind == "AVERAGE":

@@ -135,15 +135,16 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
     exact = exact_in_double(largest, scaling, zero_point)
     if clamp is not None:
         exact = exact | _saturates(scaling, zero_point, max(abs(clamp[0]), abs(clamp[1])))
-    if not np.all(exact):
-        return layout.SCALE_INTEGER
     if clamp is None:
         ends = largest * np.abs(scaling.multiplier) / np.ldexp(1.0, np.asarray(scaling.shift)) + abs(zero_point) + 2
         if np.max(ends) >= INT32[1]:
             return layout.SCALE_INTEGER
         s.low, s.high = INT32
-    s.scaled = c.double_scale(scaling, zero_point)
-    return layout.SCALE_DOUBLE
+    if np.all(exact):
+        s.scaled = c.double_scale(scaling, zero_point)
+        return layout.SCALE_DOUBLE
+    is_long = bool(np.all(np.abs(scaling.multiplier) <= INT32[1]) and np.max(scaling.shift) < 62)
+    return layout.SCALE_LONG if is_long else layout.SCALE_INTEGER
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:

@@ -162,6 +162,35 @@ void elementwise(const Run &run, const Elementwise &e) {
     output.close();
 }
 
+// A product of bytes that is stored as it is, 32 bits each: what a matrix product is made of on U55.
+template <class A, class B>
+void products(const Run &run, const Elementwise &e) {
+    const Stage &s = e.stage;
+    const Map &ma = e.a.map, &mb = e.b.map, &mo = s.out;
+    const uint8_t *a = run.at(ma) + ma.tile[0].base, *b = run.at(mb) + mb.tile[0].base;
+    uint8_t *out = run.at(mo) + mo.tile[0].base;
+    const int depth = s.depth, za = (int)ma.zero_point, zb = (int)mb.zero_point, add = (int)mo.zero_point;
+    int32_t *wide = run.buffers.of<int32_t>(run.buffers.rows, depth);
+    for (int y = 0; y < s.height; y++)
+        for (int x = 0; x < s.width; x++) {
+            const B *from = (const B *)(b + (e.b.spread & 1 ? 0 : y * mb.sy) + (e.b.spread & 2 ? 0 : x * mb.sx));
+            if (!(e.b.spread & 2) || !x)
+                for (int c = 0; c < depth; c++) wide[c] = from[c] - zb;
+            const A *__restrict p = (const A *)(a + y * ma.sy + x * ma.sx);
+            unaligned<int32_t> *__restrict to = (unaligned<int32_t> *)(out + y * mo.sy + x * mo.sx);
+            for (int c = 0; c < depth; c++) to[c] = (p[c] - za) * wide[c] + add;
+        }
+}
+
+bool is_product(const Elementwise &e) {
+    const Stage &s = e.stage;
+    const bool stored = s.mode == SCALE_NOTHING && !s.clamps && s.table == TABLE_NONE && !s.whole && s.out.bytes == 4;
+    if (e.what != DO_MUL || e.wide || e.wraps || !stored || e.a.is_constant || e.b.is_constant || e.a.spread || (e.b.spread & 4)) return false;
+    for (const Map *m : {&e.a.map, &e.b.map, &s.out})
+        if (m->tiles != 1 || m->bricks) return false;
+    return e.a.map.bytes == 1 && e.b.map.bytes == 1 && e.a.scale.is_identity && e.b.scale.is_identity;
+}
+
 // A byte of each operand, looked up together.
 void pairs(const Run &run, const Elementwise &e) {
     const Stage &s = e.stage;
@@ -182,7 +211,11 @@ void pairs(const Run &run, const Elementwise &e) {
 
 bool run_elementwise(const Run &run, const Elementwise &e) {
     if (e.want != WANT_NOTHING && !fits(run, e)) return false;
-    if (e.pairs)
+    if (is_product(e)) {
+        const bool a = e.a.map.is_signed, b = e.b.map.is_signed;
+        a ? b ? products<int8_t, int8_t>(run, e) : products<int8_t, uint8_t>(run, e)
+          : b ? products<uint8_t, int8_t>(run, e) : products<uint8_t, uint8_t>(run, e);
+    } else if (e.pairs)
         pairs(run, e);
     else if (e.wide)
         elementwise<int64_t>(run, e);

@@ -58,12 +58,17 @@ void Output::quantized(int y, const uint8_t *bytes) {
     stored(y, values);
 }
 
+template <class T, class S>
+static inline void low_bits(const T *__restrict from, S *__restrict to, int64_t n) {
+    for (int64_t k = 0; k < n; k++) to[k] = (S)from[k];
+}
+
 // Quantized values through the table, then their low bits.
 template <class T>
 void Output::activate(T *values, uint8_t *out) {
     if (s.table == TABLE_DIRECT) {
         uint8_t *bytes = run.buffers.get(run.buffers.table, count);
-        for (int64_t k = 0; k < count; k++) bytes[k] = (uint8_t)values[k];
+        low_bits(values, bytes, count);
         return look_up(bytes, out);
     }
     if (s.table != TABLE_NONE) {
@@ -86,49 +91,42 @@ void Output::activate(T *values, uint8_t *out) {
         }
     }
     switch (s.out.bytes) {
-    case 1: {
-        for (int64_t k = 0; k < count; k++) out[k] = (uint8_t)values[k];
-        break;
+    case 1: return low_bits(values, out, count);
+    case 2: return low_bits(values, (uint16_t *)out, count);
+    case 4: return low_bits(values, (uint32_t *)out, count);
+    default: return low_bits(values, (uint64_t *)out, count);
     }
-    case 2: {
-        int16_t *to = (int16_t *)out;
-        for (int64_t k = 0; k < count; k++) to[k] = (int16_t)values[k];
-        break;
+}
+
+// LANES sums of a row, of channels c.. where scales are per channel.
+template <bool SYMMETRIC, int STEP>
+inline vi32 Output::quantize_some(vi32 sums, int64_t c) const {
+    if (s.mode == SCALE_DOUBLE) {
+        const DoubleScale &d = s.scaled;
+        return quantize<SYMMETRIC, STEP>(sums, d.factor + c, d.above + c, d.below + c, (double)s.low, (double)s.high);
     }
-    case 4: {
-        int32_t *to = (int32_t *)out;
-        for (int64_t k = 0; k < count; k++) to[k] = (int32_t)values[k];
-        break;
-    }
-    default: {
-        int64_t *to = (int64_t *)out;
-        for (int64_t k = 0; k < count; k++) to[k] = values[k];
-    }
-    }
+    const Scale &q = s.scale;
+    return quantize_long<SYMMETRIC, STEP>(sums, q.multiplier + c, q.shift + c, q.above + c, q.below + c, s.out.zero_point, s.low, s.high);
 }
 
 template <bool SYMMETRIC, class S>
 void Output::quantize_row(const int32_t *sums, int64_t pixel, S *out) {
-    const DoubleScale &d = s.scaled;
-    const double low = (double)s.low, high = (double)s.high;
-    if (!d.per_channel && pixel == s.depth) {
-        for (int64_t k = 0; k < count; k += LANES)
-            narrow(quantize<SYMMETRIC, 0>(load(sums + k), d.factor, d.above, d.below, low, high), out + k);
+    const bool per_channel = s.mode == SCALE_DOUBLE ? s.scaled.per_channel : s.scale.per_channel;
+    if (!per_channel && pixel == s.depth) {
+        for (int64_t k = 0; k < count; k += LANES) narrow(quantize_some<SYMMETRIC, 0>(load(sums + k), 0), out + k);
         return;
     }
     for (int x = 0; x < s.width; x++)
         for (int c = 0; c < s.depth; c += LANES) {
             const vi32 v = load(sums + x * pixel + c);
-            narrow(
-                d.per_channel ? quantize<SYMMETRIC, 1>(v, d.factor + c, d.above + c, d.below + c, low, high)
-                              : quantize<SYMMETRIC, 0>(v, d.factor, d.above, d.below, low, high),
-                out + (int64_t)x * s.depth + c);
+            narrow(per_channel ? quantize_some<SYMMETRIC, 1>(v, c) : quantize_some<SYMMETRIC, 0>(v, 0), out + (int64_t)x * s.depth + c);
         }
 }
 
 template <class S>
 void Output::quantize_row(const int32_t *sums, int64_t pixel, S *out) {
-    s.scaled.symmetric ? quantize_row<true>(sums, pixel, out) : quantize_row<false>(sums, pixel, out);
+    const bool symmetric = s.mode == SCALE_DOUBLE ? s.scaled.symmetric : s.scale.symmetric;
+    symmetric ? quantize_row<true>(sums, pixel, out) : quantize_row<false>(sums, pixel, out);
 }
 
 void Output::rows(int first, int n, const int32_t *sums, int64_t pixel) {
@@ -202,24 +200,24 @@ void Output::rows(int first, int n, const int64_t *sums, int64_t pixel) {
                 for (int64_t c = 0; c < c1; c++) values[k + c] += s.bias[c];
         const Scale &q = s.scale;
         if (!q.is_identity && q.per_channel) {
-            for (int64_t k = 0; k < count; k += c1)
-                for (int64_t c = 0; c < c1; c++) {
-                    const int64_t v = values[k + c];
-                    values[k + c] = (int64_t)((uint64_t)v * (uint64_t)q.multiplier[c] + (uint64_t)(v >= 0 ? q.above[c] : q.below[c])) >> q.shift[c];
-                }
+            for (int64_t k = 0; k < count; k += c1) {
+                int64_t *__restrict row = values + k;
+                const int64_t *__restrict m = q.multiplier, *__restrict above = q.above, *__restrict below = q.below, *__restrict by = q.shift;
+                for (int64_t c = 0; c < c1; c++) row[c] = (int64_t)((uint64_t)row[c] * (uint64_t)m[c] + (uint64_t)(row[c] >= 0 ? above[c] : below[c])) >> by[c];
+            }
         } else if (!q.is_identity) {
             const uint64_t m = (uint64_t)*q.multiplier, above = (uint64_t)*q.above, below = (uint64_t)*q.below;
-            const int64_t shift = *q.shift;
-            for (int64_t k = 0; k < count; k++) {
+            const int64_t shift = *q.shift, n = count;
+            for (int64_t k = 0; k < n; k++) {
                 const int64_t v = values[k];
                 values[k] = (int64_t)((uint64_t)v * m + (v >= 0 ? above : below)) >> shift;
             }
         }
-        const int64_t zero_point = s.out.zero_point;
+        const int64_t zero_point = s.out.zero_point, low = s.low, high = s.high, n = count;
         if (s.clamps)
-            for (int64_t k = 0; k < count; k++) values[k] = std::min(std::max(values[k] + zero_point, s.low), s.high);
+            for (int64_t k = 0; k < n; k++) values[k] = std::min(std::max(values[k] + zero_point, low), high);
         else
-            for (int64_t k = 0; k < count; k++) values[k] += zero_point;
+            for (int64_t k = 0; k < n; k++) values[k] += zero_point;
         uint8_t *out = place(y);
         activate(values, out);
         stored(y, out);

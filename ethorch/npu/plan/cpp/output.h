@@ -1,6 +1,7 @@
 // The output stage: sums in, stored bytes out.
 #pragma once
 #include "rows.h"
+#include "simd.h"
 
 // Finishes the rows of one step in order, from the first. Nothing is stored before ``close`` where the stage says ``whole``.
 class Output {
@@ -27,6 +28,8 @@ private:
     void look_up(const uint8_t *bytes, uint8_t *values);
     template <class T>
     void activate(T *values, uint8_t *out);
+    template <bool SYMMETRIC, int STEP>
+    vi32 quantize_some(vi32 sums, int64_t channel) const;
     template <bool SYMMETRIC, class S>
     void quantize_row(const int32_t *sums, int64_t pixel, S *out);
     template <class S>

@@ -25,18 +25,19 @@ struct Map {
 
 // v -> floor((v*multiplier + (v >= 0 ? above : below)) / 2**shift): every rounding of the NPU has this form.
 struct Scale {
-    const int64_t *multiplier, *shift, *above, *below;  // one, or one per channel
-    int32_t per_channel, is_identity;
+    const int64_t *multiplier, *shift, *above, *below;  // one, or one per channel; padded like those of DoubleScale
+    int32_t per_channel, is_identity, symmetric, pad;  // symmetric: above and below differ
 };
 
 // The same in float64, where that is exact: floor(v*factor + (v >= 0 ? above : below)), all multiplied by 2**-shift.
 struct DoubleScale {
     const double *factor, *above, *below;  // padded to a multiple of 16 entries, and one of 16 more
-    int32_t per_channel, symmetric;        // symmetric: above and below differ
+    int32_t per_channel, symmetric;
 };
 
 enum { TABLE_NONE, TABLE_DIRECT, TABLE_16_16, TABLE_16_32, TABLE_TANH, TABLE_SIGMOID };
-enum { SCALE_INTEGER, SCALE_DOUBLE, SCALE_NOTHING };  // Stage::mode
+// Stage::mode. INTEGER takes sums of int64, the others int32: DOUBLE scales in float64, LONG in int64 by a multiplier of 32 bits.
+enum { SCALE_INTEGER, SCALE_DOUBLE, SCALE_NOTHING, SCALE_LONG };
 
 // The output stage. height, width, depth are the box that is computed; ``out`` is where it goes, perhaps turned.
 struct Stage {

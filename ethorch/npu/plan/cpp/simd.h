@@ -25,12 +25,37 @@ constexpr bool HAS_BYTE_DOT = false;
 
 typedef int32_t vi32 __attribute__((vector_size(4 * LANES)));
 typedef float vf32 __attribute__((vector_size(4 * LANES)));
-typedef int32_t vi32_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t vi32_unaligned __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef float vf32_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline vi32 load(const int32_t *p) { return *(const vi32_unaligned *)p; }
 static inline vf32 load(const float *p) { return *(const vf32_unaligned *)p; }
 static inline void store(int32_t *p, vi32 v) { *(vi32_unaligned *)p = v; }
+
+// The sum of n integers, modulo 2**32.
+static inline int32_t sum_of(const void *from, int64_t n) {
+    const uint8_t *p = (const uint8_t *)from;
+    vi32 a = {}, b = {};
+    for (; n >= 2 * LANES; n -= 2 * LANES, p += 8 * LANES) {
+        a += *(const vi32_unaligned *)p;
+        b += *(const vi32_unaligned *)(p + 4 * LANES);
+    }
+    if (n >= LANES) a += *(const vi32_unaligned *)p, n -= LANES, p += 4 * LANES;
+    a += b;
+#if LEVEL_AVX512
+    const __mmask16 rest = (__mmask16)((1u << n) - 1);
+    return _mm512_reduce_add_epi32(_mm512_add_epi32((__m512i)a, _mm512_maskz_loadu_epi32(rest, p)));
+#else
+    int32_t sum = 0;
+    for (int k = 0; k < LANES; k++) sum += a[k];
+    for (; n; n--, p += 4) {
+        int32_t v;
+        memcpy(&v, p, 4);
+        sum += v;
+    }
+    return sum;
+#endif
+}
 
 // sum + products of what four bytes hold. Sums wrap at 32 bits, so that only the result has to fit.
 template <int ELEMENT>
@@ -114,6 +139,37 @@ static inline vi32 quantize(vi32 sums, const double *factor, const double *above
     for (int k = 0; k < LANES; k++) {
         const double x = sums[k], add = SYMMETRIC && sums[k] < 0 ? below[STEP * k] : above[STEP * k];
         const double y = std::floor(x * factor[STEP * k] + add);
+        result[k] = (int32_t)(y < low ? low : y > high ? high : y);
+    }
+    return result;
+#endif
+}
+
+// LANES sums -> min(max(((sum*multiplier + addend) >> shift) + zero point, low), high); multipliers have 32 bits.
+template <bool SYMMETRIC, int STEP>
+static inline vi32 quantize_long(
+    vi32 sums, const int64_t *multiplier, const int64_t *shift, const int64_t *above, const int64_t *below, int64_t zero_point, int64_t low, int64_t high) {
+#if LEVEL_AVX512
+    const __m512i least = _mm512_set1_epi64(low), most = _mm512_set1_epi64(high), zero = _mm512_set1_epi64(zero_point);
+    __m256i half[2];
+    for (int k = 0; k < 2; k++) {
+        const __m512i x = _mm512_cvtepi32_epi64(k ? _mm512_extracti64x4_epi64((__m512i)sums, 1) : _mm512_castsi512_si256((__m512i)sums));
+        const __m512i m = STEP ? _mm512_loadu_si512(multiplier + 8 * k) : _mm512_set1_epi64(*multiplier);
+        const __m512i by = STEP ? _mm512_loadu_si512(shift + 8 * k) : _mm512_set1_epi64(*shift);
+        __m512i add = STEP ? _mm512_loadu_si512(above + 8 * k) : _mm512_set1_epi64(*above);
+        if (SYMMETRIC) {
+            const __m512i under = STEP ? _mm512_loadu_si512(below + 8 * k) : _mm512_set1_epi64(*below);
+            add = _mm512_mask_mov_epi64(add, _mm512_movepi64_mask(x), under);
+        }
+        const __m512i y = _mm512_add_epi64(_mm512_srav_epi64(_mm512_add_epi64(_mm512_mul_epi32(x, m), add), by), zero);
+        half[k] = _mm512_cvtepi64_epi32(_mm512_min_epi64(_mm512_max_epi64(y, least), most));
+    }
+    return (vi32)_mm512_inserti64x4(_mm512_castsi256_si512(half[0]), half[1], 1);
+#else
+    vi32 result;
+    for (int k = 0; k < LANES; k++) {
+        const int64_t add = SYMMETRIC && sums[k] < 0 ? below[STEP * k] : above[STEP * k];
+        const int64_t y = ((sums[k] * multiplier[STEP * k] + add) >> shift[STEP * k]) + zero_point;
         result[k] = (int32_t)(y < low ? low : y > high ? high : y);
     }
     return result;
