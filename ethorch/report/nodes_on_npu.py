@@ -20,8 +20,9 @@ from torch.fx import GraphModule, Node
 
 from ethorch.backend.tagging import constant_nodes, plumbing
 from ethorch.builder.qparams import QParams, QTensor
-from ethorch.direct.whole import give_values
+from ethorch.direct.whole import NotWhole, give_values
 from ethorch.errors import Reason, Unsupported
+from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import (
     ASSERTIONS,
     DEQUANTIZE,
@@ -63,6 +64,8 @@ class NodesOnNpu:
     """
 
     def __init__(self, quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
+        if any(is_control_flow(node) for node in quantized.graph.nodes):
+            raise NotWhole("the model has control flow, and which of its graphs ran is not known")
         self.module = GraphModule(quantized, copy.deepcopy(quantized.graph))
         give_values(self.module)
         graph = self.module.graph

@@ -150,6 +150,22 @@ def test_several_delegates_and_a_buffer(images: list[Tensor]) -> None:
     assert program.compare(samples=images[:3]) == found, "and so are the program's"
 
 
+def test_control_flow_compares_its_outputs(images: list[Tensor]) -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+            return torch.cond(flag, lambda y: torch.relu(y), lambda y: y * 0.5, (self.conv(x),))
+
+    torch.manual_seed(0)
+    samples = [(image, torch.tensor(number % 2 == 0)) for number, image in enumerate(images)]
+    program = ethorch.compile(Chooses().eval(), samples[0], "ethos-u85-256", calibration=samples)
+    found = program.compare(samples=samples[:2])
+    assert found.bit_exact and not found.layers and "control flow" in found.missing and found.outputs[0].npu_db > 20
+
+
 def test_clipping_is_a_share_of_the_elements(images: list[Tensor]) -> None:
     """Calibrated with dark pictures; of a bright one, what exceeds the range is clipped."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
