@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from ethorch.backend.call_check import check_call
 from ethorch.backend.compile import compile_program, tosa_graph
@@ -17,6 +18,7 @@ from ethorch.errors import EthorchError
 from ethorch.lower.delegate import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.vela import artifacts
 
@@ -65,7 +67,7 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
         tosa = serialize(graph)
         if spec.path_for_intermediates:
             artifacts.write(Path(spec.path_for_intermediates), graph, tosa)
-        return PreprocessResult(processed_bytes=tosa)
+        return PreprocessResult(processed_bytes=tosa, _delegate_info_meta=graph)
 
 
 def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
@@ -73,8 +75,18 @@ def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
 
     ``program`` is what ``to_edge_transform_and_lower(...).exported_program()`` returns.
     """
-    modules = [module for _, module, _ in get_lowered_submodules(program.graph_module)]
-    return [module.meta[_INFO] for module in modules if module.meta and isinstance(module.meta.get(_INFO), Lowered)]
+    return [info for info in _infos(program.graph_module) if isinstance(info, Lowered)]
+
+
+def lowered_graphs(module: GraphModule) -> list[Graph]:
+    """The TOSA graph of each delegate of a lowered graph, of either backend, in the order of their calls."""
+    graphs = [info.graph if isinstance(info, Lowered) else info for info in _infos(module)]
+    return [graph for graph in graphs if isinstance(graph, Graph)]
+
+
+def _infos(module: GraphModule) -> list[Any]:
+    """What ``preprocess`` of each delegate left with its lowered module."""
+    return [lowered.meta.get(_INFO) for _, lowered, _ in get_lowered_submodules(module) if lowered.meta]
 
 
 def register_quantized_kernels() -> None:

@@ -1,0 +1,9 @@
+"""Tests that keep a model deployable: one-line assertions, a tester and pipelines as ExecuTorch's Arm backend has, a pytest plugin.
+
+``__init__.pyi`` beside this file lists the public names. Each is loaded on first use, so that pytest starts as fast as without
+the plugin.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

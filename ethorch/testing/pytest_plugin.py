@@ -1,0 +1,147 @@
+"""A plugin of pytest: NPUs to test on, programs in the summary, their figures in files. It imports nothing heavy at start.
+
+- ``ethosu_target``: a fixture, the name of an NPU; a test that takes it runs for each of ``--ethorch-targets``.
+- ``ethosu_compile``: a fixture, ``ethorch.compile`` for that NPU, its programs recorded.
+- ``--ethorch-report DIR``: the figures of each recorded program as JSON, for ``ethorch compare-reports``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ethorch.errors import EthorchError
+from ethorch.testing.recording import record, recording
+
+if TYPE_CHECKING:
+    from ethorch.program.program import Program  # 2 seconds of PyTorch
+
+DEFAULT_TARGETS = "ethos-u55-128"
+_PROPERTY = "ethorch"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ethorch", "Arm Ethos-U NPUs")
+    group.addoption(
+        "--ethorch-targets", metavar="NAMES", help="NPUs that the fixture ethosu_target goes through, separated by commas."
+    )
+    group.addoption("--ethorch-report", metavar="DIR", help="Save the figures of each program that a test makes, as JSON.")
+    parser.addini("ethorch_targets", "NPUs that the fixture ethosu_target goes through.", type="args", default=[DEFAULT_TARGETS])
+
+
+def targets(config: pytest.Config) -> list[str]:
+    """The NPUs that were asked for, by option or in the configuration file.
+
+    Raises:
+        pytest.UsageError: one is unknown.
+    """
+    from ethorch.target.npus import lookup  # saves 5 ms of pytest runs without it
+
+    option = config.getoption("--ethorch-targets")
+    names = option.split(",") if option else list(config.getini("ethorch_targets"))
+    try:
+        return [lookup(name.strip()).name for name in names if name.strip()]
+    except EthorchError as error:
+        raise pytest.UsageError(f"--ethorch-targets: {error}") from None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ethosu_target" in metafunc.fixturenames:
+        metafunc.parametrize("ethosu_target", targets(metafunc.config), indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def ethosu_target(request: pytest.FixtureRequest) -> str:
+    """The name of an NPU; the test runs for each of ``--ethorch-targets``."""
+    return str(request.param)
+
+
+@pytest.fixture
+def ethosu_compile(ethosu_target: str) -> Callable[..., Program]:
+    """``ethorch.compile`` for ``ethosu_target``; its programs are in the summary. Arguments are the model, inputs, and keywords."""
+
+    def compiled(model: Any, example_inputs: Any = None, **settings: Any) -> Program:
+        import ethorch  # its parts are loaded on first use: 2 s of PyTorch
+
+        return record(ethorch.compile(model, example_inputs, ethosu_target, **settings))
+
+    return compiled
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    with recording() as programs:
+        yield
+        for number, program in enumerate(programs):
+            _keep(item, program, number)
+
+
+def _keep(item: pytest.Item, program: Program, number: int) -> None:
+    """Hand the figures on with the test's report, which reaches the process that prints them, and save the whole."""
+    figures = program.to_json()
+    accuracy = figures["accuracy"]
+    item.user_properties.append(
+        (
+            _PROPERTY,
+            {
+                "target": figures["target"],
+                "npu_operators": figures["operators"]["npu"],
+                "cpu_operators": figures["operators"]["cpu"],
+                "total_cycles": figures["total_cycles"],
+                "milliseconds": figures["milliseconds"],
+                "ram_bytes": figures["ram_bytes"],
+                "flash_bytes": figures["flash_bytes"],
+                "sqnr_db": None if accuracy is None else accuracy["sqnr_db"],
+            },
+        )
+    )
+    folder = item.config.getoption("--ethorch-report")
+    if folder:
+        from ethorch.formats.files import write_whole  # saves 1 ms of pytest runs without it
+
+        name = re.sub(r"[^\w.\-]+", "_", item.nodeid).strip("_") + (f".{number}" if number else "")
+        place = Path(item.config.invocation_params.dir) / folder
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / f"{name}.json", json.dumps(figures, indent=2).encode())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found if getattr(report, "when", "") == "call"]
+    rows = [(report.nodeid, figures) for report in reports for name, figures in report.user_properties if name == _PROPERTY]
+    if not rows:
+        return
+    from rich.table import Table  # 20 ms of Rich
+
+    from ethorch.report.rendered import as_text  # 20 ms of Rich
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("test")
+    table.add_column("target")
+    for name in ("on the NPU", "on the CPU", "cycles", "ms", "RAM", "flash", "SQNR"):
+        table.add_column(name, justify="right")
+    for nodeid, row in rows:
+        table.add_row(nodeid, row["target"], *_cells(row))
+    terminalreporter.section("programs for Ethos-U")
+    terminalreporter.write_line(as_text(table))
+    if folder := config.getoption("--ethorch-report"):
+        terminalreporter.write_line(f"Their figures are in {folder}.")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Figures as text; what is not known is a dash."""
+    formats: tuple[tuple[str, Callable[[Any], str]], ...] = (
+        ("npu_operators", str),
+        ("cpu_operators", str),
+        ("total_cycles", lambda n: f"{n:,}"),
+        ("milliseconds", lambda ms: f"{ms:.3f}"),
+        ("ram_bytes", lambda n: f"{n / 1024:,.1f} KiB"),
+        ("flash_bytes", lambda n: f"{n / 1024:,.1f} KiB"),
+        ("sqnr_db", lambda db: f"{db:.1f} dB"),
+    )
+    return ["-" if row[key] is None else text(row[key]) for key, text in formats]

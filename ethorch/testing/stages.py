@@ -1,0 +1,180 @@
+"""What each stage of the tester does; they stand behind the stages of ExecuTorch's test harness, and may be replaced by those."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from executorch.backends.test.harness import stages as harness
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
+from torch import nn
+from torch.export import ExportedProgram
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch import flow, host
+from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
+from ethorch.lower.partition_report import PartitionReport
+from ethorch.quantizer.quantizer import TOSAQuantizer
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.testing.tosa_delegates import run_program
+
+Inputs = tuple[Any, ...]
+Partitioner = EthosUPartitioner | TOSAPartitioner
+Spec = EthosUCompileSpec | TosaCompileSpec
+
+
+def partitioner_for(spec: Spec) -> Partitioner:
+    """The partitioner of the spec's kind."""
+    return TOSAPartitioner(spec) if isinstance(spec, TosaCompileSpec) else EthosUPartitioner(spec)
+
+
+def _delegate_segments() -> ExecutorchBackendConfig:
+    return ExecutorchBackendConfig(extract_delegate_segments=False)
+
+
+def run_lowered(manager: EdgeProgramManager, spec: Spec, inputs: Inputs) -> Any:
+    """Outputs of an edge program with delegates: of TOSA in the reference model, of Ethos-U in the simulator."""
+    if isinstance(spec, TosaCompileSpec):
+        return run_program(manager.exported_program(), inputs)
+    return host.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
+
+
+class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
+    """Export, prepare, calibrate, convert.
+
+    Args:
+        quantizer: with its settings.
+        calibration: samples; the example inputs alone where there are none.
+        fold_quantize: as of ``convert_pt2e``: weights become codes.
+    """
+
+    def __init__(self, quantizer: TOSAQuantizer, calibration: Sequence[Inputs] = (), fold_quantize: bool = True):
+        super().__init__(quantizer, None, calibration_samples=list(calibration) or None, fold_quantize=fold_quantize)
+
+    def run(self, artifact: nn.Module, inputs: Inputs) -> None:
+        """Quantize ``artifact``."""
+        graph = flow.exported(artifact, inputs).module(check_guards=False)
+        prepared = prepare_pt2e(graph, self.quantizer)
+        with torch.no_grad():
+            for sample in self.calibration_samples or [inputs]:
+                prepared(*copy.deepcopy(sample))
+        self.converted_graph = convert_pt2e(prepared, fold_quantize=self.fold_quantize)
+
+
+class Export(harness.Export):  # type: ignore[misc]
+    """``torch.export``; a model that does not run or cannot be exported is an error with the user's line."""
+
+    def run(self, artifact: nn.Module, inputs: Inputs) -> None:
+        """Export ``artifact``."""
+        if self.dynamic_shapes is None:
+            self.exported_program = flow.exported(artifact, inputs)
+        else:
+            self.exported_program = torch.export.export(artifact, inputs, dynamic_shapes=self.dynamic_shapes)
+
+    def run_artifact(self, inputs: Inputs) -> Any:
+        """Outputs of the exported program, in PyTorch."""
+        with torch.no_grad():
+            return self.artifact.module(check_guards=False)(*inputs)
+
+
+class ToEdge(harness.ToEdge):  # type: ignore[misc]
+    """``to_edge``."""
+
+    def __init__(self, edge_compile_config: EdgeCompileConfig | None = None):
+        super().__init__(edge_compile_config or EdgeCompileConfig(_check_ir_validity=False))
+
+
+class Partition(harness.Partition):  # type: ignore[misc]
+    """``to_backend`` of an edge program."""
+
+    def __init__(self, spec: Spec, partitioner: Partitioner | None = None):
+        super().__init__(partitioner or partitioner_for(spec))
+        self.spec = spec
+
+    def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
+        """Partition ``artifact``."""
+        self.delegate_module = artifact.to_backend(self.partitioner)
+
+    def run_artifact(self, inputs: Inputs) -> Any:
+        """Outputs of the partitioned program."""
+        return run_lowered(self.artifact, self.spec, inputs)
+
+
+class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[misc]
+    """``to_edge_transform_and_lower``: the way that leaves whole what ethorch lowers whole."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        partitioners: Sequence[Any] | None = None,
+        edge_compile_config: EdgeCompileConfig | None = None,
+        constant_methods: Mapping[str, Any] | None = None,
+        transform_passes: Any = None,
+    ):
+        super().__init__(edge_compile_config=edge_compile_config)
+        self.spec = spec
+        self.partitioners = list(partitioners or [partitioner_for(spec)])
+        self.constant_methods, self.transform_passes = constant_methods, transform_passes
+
+    def run(self, artifact: ExportedProgram, inputs: Any = None, generate_etrecord: bool = False) -> None:
+        """Lower ``artifact``."""
+        self.edge_dialect_program = to_edge_transform_and_lower(
+            artifact,
+            transform_passes=self.transform_passes,
+            compile_config=self.edge_compile_conf,
+            partitioner=self.partitioners,
+            constant_methods=None if self.constant_methods is None else dict(self.constant_methods),
+            generate_etrecord=generate_etrecord,
+        )
+
+    def run_artifact(self, inputs: Inputs) -> Any:
+        """Outputs of the lowered program."""
+        return run_lowered(self.artifact, self.spec, inputs)
+
+
+class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
+    """``to_executorch``; a program of TOSA runs as it was lowered, since no runtime takes its delegates."""
+
+    def __init__(self, spec: Spec, config: ExecutorchBackendConfig | None = None):
+        super().__init__(config or _delegate_segments())
+        self.spec = spec
+        self.lowered: EdgeProgramManager | None = None
+
+    def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
+        """Make the program of ``artifact``."""
+        self.lowered = copy.deepcopy(artifact) if isinstance(self.spec, TosaCompileSpec) else None
+        super().run(artifact, inputs)
+
+    @property
+    def graph_module(self) -> Any:
+        """The graph that ExecuTorch's memory planning left."""
+        return self.artifact.exported_program().graph_module
+
+    def run_artifact(self, inputs: Inputs) -> Any:
+        """Outputs of the program: in ExecuTorch's runtime with the simulator, or of TOSA in the reference model."""
+        if self.lowered is not None:
+            return run_lowered(self.lowered, self.spec, inputs)
+        return host.load(self.artifact.buffer)(*inputs)
+
+
+class Serialize(harness.Serialize):  # type: ignore[misc]
+    """The bytes of the ``.pte``."""
+
+    def __init__(self, program: ToExecutorch | None = None):
+        super().__init__()
+        self.program = program
+
+    def run_artifact(self, inputs: Inputs) -> Any:
+        """Outputs of the ``.pte`` in ExecuTorch's runtime with the simulator; of TOSA as ``ToExecutorch``'s."""
+        if self.program is not None and self.program.lowered is not None:
+            return self.program.run_artifact(inputs)
+        return host.load(self.artifact)(*inputs)
+
+
+def report_of(stage: Any) -> PartitionReport | None:
+    """What the partitioner of a stage said; None of a stage without one of ethorch's."""
+    partitioners = getattr(stage, "partitioners", None) or [getattr(stage, "partitioner", None)]
+    return next((p.report for p in partitioners if isinstance(getattr(p, "report", None), PartitionReport)), None)

@@ -1,0 +1,185 @@
+"""EthosUTester: its stages, its checks and what they say when they fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.backends.test.harness import stages as harness
+from executorch.backends.test.harness.stages import StageType
+
+from ethorch import EthosUCompileSpec, EthosUQuantizer, TosaCompileSpec, get_symmetric_a16w8_quantization_config
+from ethorch.errors import EthorchError, SpecError
+from ethorch.testing import EthosUTester
+from tests.testing.networks import Counts, Net, Topk, image, images
+
+DELEGATE = "torch.ops.higher_order.executorch_call_delegate"
+
+
+def lowered(target: str = "ethos-u55-128", module: type[Net] = Net) -> EthosUTester:
+    return EthosUTester(module(), image(), target, calibration=images()).quantize().export().to_edge_transform_and_lower()
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256", "TOSA-1.0+INT"])
+def test_all_stages_compute_what_the_quantized_module_does(target: str) -> None:
+    tester = lowered(target).check_count({DELEGATE: 1}).run_method_and_compare_outputs(qtol=1)
+    tester.to_executorch().run_method_and_compare_outputs(qtol=1, num_runs=2)
+    tester.serialize().run_method_and_compare_outputs(image(), qtol=1, min_sqnr_db=25)
+    assert tester.get_artifact()[4:8] == b"ET12"
+    assert tester.report is not None and not tester.report.refusals
+
+
+def test_floats_go_to_tosa_without_quantization() -> None:
+    tester = EthosUTester(Net(), image(), TosaCompileSpec("TOSA-1.0+FP")).export().to_edge_transform_and_lower()
+    tester.check_count({DELEGATE: 1}).to_executorch().run_method_and_compare_outputs()
+
+
+def test_to_edge_and_partition_one_by_one() -> None:
+    tester = EthosUTester(Net(), image()).quantize().export().to_edge().partition()
+    tester.check_count({DELEGATE: 1}).run_method_and_compare_outputs(qtol=1)
+    tester.to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
+
+
+def test_int16_by_a_config_and_by_a_quantizer() -> None:
+    config = get_symmetric_a16w8_quantization_config(is_per_channel=True)
+    by_config = EthosUTester(Net(), image(), calibration=images(), config=config)
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(config)
+    by_quantizer = EthosUTester(Net(), image()).quantize(quantizer, calibration=images())
+    codes = [t.export().to_edge_transform_and_lower().to_executorch().serialize() for t in (by_config.quantize(), by_quantizer)]
+    assert codes[0].get_artifact() == codes[1].get_artifact()
+    codes[0].run_method_and_compare_outputs(image(), qtol=3, min_sqnr_db=30)
+
+
+def test_stages_of_executorchs_harness_are_taken() -> None:
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))
+    config = get_symmetric_a16w8_quantization_config(is_per_channel=True)
+    tester = EthosUTester(Net(), image()).quantize(harness.Quantize(quantizer, config)).export(harness.Export())
+    tester.to_edge_transform_and_lower().check_count({DELEGATE: 1}).to_executorch(harness.ToExecutorch()).serialize()
+    tester.run_method_and_compare_outputs(qtol=3)
+
+
+def test_a_state_is_the_tests_own() -> None:
+    """Running must not change what the next run starts with."""
+    tester = EthosUTester(Counts(), (torch.rand(1, 4),)).quantize().export().to_edge_transform_and_lower().to_executorch()
+    tester.run_method_and_compare_outputs(qtol=1, num_runs=2).serialize().run_method_and_compare_outputs(qtol=1)
+
+
+# --- checks that fail -------------------------------------------------------------------------------------------------------
+
+
+def test_a_count_that_is_wrong_names_what_is_on_the_cpu_and_why() -> None:
+    tester = lowered(module=Topk)
+    with pytest.raises(AssertionError) as error:
+        tester.check_count({DELEGATE: 1})
+    text = str(error.value)
+    assert "EthosUTester(Topk, ethos-u55-128), after to_edge_transform_and_lower" in text
+    assert "is 2 times in the graph, expected 1" in text and "aten.topk" in text
+    assert "networks.py:" in text and "[operator.unknown]" in text
+    tester.check_count({DELEGATE: 2})
+
+
+def test_check_and_check_not() -> None:
+    tester = EthosUTester(Net(), image()).quantize().export()
+    tester.check(["torch.ops.aten.conv2d.default"]).check_not(["torch.ops.aten.sub"])
+    with pytest.raises(AssertionError, match=r"after export: 'torch.ops.aten.sub' is not in the graph"):
+        tester.check(["torch.ops.aten.sub"])
+    with pytest.raises(AssertionError, match=r"'torch.ops.aten.conv2d.default' is 1 times in the graph, and must not be"):
+        tester.check_not(["torch.ops.aten.conv2d.default"])
+
+
+def test_a_composite_operator_is_found_though_it_was_taken_apart() -> None:
+    tester = EthosUTester(torch.nn.PReLU(), (torch.randn(2, 5),)).quantize().export()
+    assert "prelu" not in tester.graph_module().code
+    tester.check(["torch.ops.aten.prelu.default"])
+
+
+def test_check_node_count() -> None:
+    tester = EthosUTester(Net(), image()).export().check_node_count({torch.ops.aten.conv2d.default: 1})
+    with pytest.raises(AssertionError, match=r"aten\.linear\.default is called 1 times, expected 2"):
+        tester.check_node_count({torch.ops.aten.linear.default: 2})
+
+
+def test_outputs_that_are_apart_are_described() -> None:
+    tester = lowered().to_executorch()
+    with torch.no_grad():
+        tester.get_artifact(StageType.QUANTIZE).get_parameter("head.bias").add_(1)
+    with pytest.raises(AssertionError) as error:
+        tester.run_method_and_compare_outputs(image(), qtol=1)
+    text = str(error.value)
+    assert "outputs of to_executorch" in text and "output 0, of aten.linear.default at head (networks.py:" in text
+    assert "elements are further from the reference than atol=0.001, rtol=0.001, qtol=1 allow" in text
+    assert " apart, " in text and "steps of its scale" in text and "SQNR" in text
+
+
+def test_a_wrong_shape_and_a_wrong_number_of_outputs_are_said() -> None:
+    tester = lowered().to_executorch()
+    tester.stages[StageType.QUANTIZE].converted_graph = torch.nn.Flatten(0)
+    with pytest.raises(AssertionError, match=r"the shape is \[1, 4\], and \[192\] in the reference"):
+        tester.run_method_and_compare_outputs(image())
+    tester.stages[StageType.QUANTIZE].converted_graph = Pair()
+    with pytest.raises(AssertionError, match="there are 1 outputs, and 2 in the reference"):
+        tester.run_method_and_compare_outputs(image())
+
+
+class Pair(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+def test_decibels_norm_and_cosine_have_bounds() -> None:
+    tester = lowered().to_executorch()
+    with pytest.raises(AssertionError, match=r"SQNR against the float module is \d+\.\d dB, at least 90 dB are wanted"):
+        tester.run_method_and_compare_outputs(image(), qtol=1, min_sqnr_db=90)
+    initial = {"inputs": image(), "reference_stage_type": StageType.INITIAL_MODEL}
+    tester.run_method_and_compare_outputs(**initial, frobenius_threshold=0.1, cosine_threshold=0.99)
+    with pytest.raises(AssertionError, match=r"norm is .* at most 1e-06 is allowed\.\n.*cosine similarity .* at least 1 is wanted"):
+        tester.run_method_and_compare_outputs(**initial, frobenius_threshold=1e-6, cosine_threshold=1)
+    tester.run_method_and_compare_outputs(image(), atol=0, rtol=0, compare_outputs=False)
+
+
+def test_statistics_are_handed_over() -> None:
+    found: list[float] = []
+    lowered().to_executorch().run_method_and_compare_outputs(qtol=1, statistics_callback=lambda s: found.append(s.sqnr))
+    assert len(found) == 1 and found[0] > 20
+
+
+# --- wrong use --------------------------------------------------------------------------------------------------------------
+
+
+def test_stages_out_of_order_are_errors_that_name_what_can_come() -> None:
+    with pytest.raises(EthorchError, match="the stage to_edge cannot come at the start; quantize or export can"):
+        EthosUTester(Net(), image()).to_edge()
+    with pytest.raises(EthorchError, match=r"the stage serialize cannot come after export; .*to_edge_transform_and_lower can"):
+        EthosUTester(Net(), image()).export().serialize()
+    with pytest.raises(EthorchError, match="the stage export ran already"):
+        EthosUTester(Net(), image()).export().export()
+    with pytest.raises(EthorchError, match="no stage run yet"):
+        EthosUTester(Net(), image()).get_artifact()
+    with pytest.raises(EthorchError, match="the stage serialize has no graph"):
+        lowered().to_executorch().serialize().check([DELEGATE])
+    with pytest.raises(SpecError, match="ethos-u55-128"):
+        EthosUTester(Net(), image(), "ethos-u77-128")
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------------
+
+
+def test_the_distribution_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tester = lowered().dump_operator_distribution()
+    printed = capsys.readouterr().out
+    assert "TOSA operators of the delegates" in printed and "CONV2D" in printed and "4 of 4 operators" in printed
+    tester.dump_operator_distribution(tmp_path / "found.json", print_table=False, include_dtypes=False)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["stage"] == "to_edge_transform_and_lower"
+    assert {"operator": "executorch_call_delegate", "count": 1} in found["operators"]
+    assert {"operator": "CONV2D", "count": 2} in found["tosa_operators"]
+    of_tosa = lowered("TOSA-1.0+INT").graph_module()
+    assert of_tosa is not None
+
+
+def test_artifacts_are_dumped(tmp_path: Path) -> None:
+    tester = lowered().dump_artifact(tmp_path / "lowered.txt").to_executorch().serialize().dump_artifact(tmp_path / "net.pte")
+    assert "executorch_call_delegate" in (tmp_path / "lowered.txt").read_text()
+    assert (tmp_path / "net.pte").read_bytes() == tester.get_artifact()
