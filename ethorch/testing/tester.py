@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import Self
 
 from ethorch import flow
+from ethorch.data.samples import samples
 from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
 from ethorch.fx.node import op_name
@@ -51,9 +52,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
     Args:
         module: in eval mode from now on, unless ``training``.
-        example_inputs: a tuple; they fix the shapes.
+        example_inputs: a tuple, or a tensor alone; they fix the shapes.
         compile_spec: name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
-        calibration: samples for ``quantize``; the example inputs alone where there are none.
+        calibration: samples for ``quantize``, as of ``ethorch.compile``; the example inputs alone where there are none.
         config: for ``quantize``; int8 with weights per channel by default.
         dynamic_shapes, constant_methods, transform_passes: of ``torch.export.export`` and ``to_edge_transform_and_lower``.
         training: the module stays in training mode.
@@ -65,10 +66,10 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def __init__(
         self,
         module: nn.Module,
-        example_inputs: Inputs,
+        example_inputs: Inputs | Tensor,
         compile_spec: str | stages.Spec | TosaSpecification = "ethos-u55-128",
         *,
-        calibration: Sequence[Inputs] = (),
+        calibration: Any = None,
         config: QuantizationConfig | None = None,
         dynamic_shapes: Any = None,
         constant_methods: Mapping[str, Any] | None = None,
@@ -76,13 +77,14 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         training: bool = False,
     ):
         self.compile_spec = spec_of(compile_spec)
-        self.calibration, self.config = list(calibration), config
+        inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+        self.calibration, self.config = _samples(calibration, inputs), config
         self.constant_methods, self.transform_passes = constant_methods, transform_passes
-        super().__init__(module, example_inputs, dynamic_shapes=dynamic_shapes, training=training)
+        super().__init__(module, inputs, dynamic_shapes=dynamic_shapes, training=training)
 
     # stages -----------------------------------------------------------------------------------------------------------
 
-    def quantize(self, quantize_stage: Any = None, *, calibration: Sequence[Inputs] | None = None) -> Self:
+    def quantize(self, quantize_stage: Any = None, *, calibration: Any = None) -> Self:
         """Quantize with calibration.
 
         Args:
@@ -90,8 +92,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             calibration: samples instead of the tester's.
         """
         if not isinstance(quantize_stage, Stage):
-            samples = self.calibration if calibration is None else calibration
-            quantize_stage = stages.Quantize(self.quantizer(quantize_stage), samples)
+            given = self.calibration if calibration is None else _samples(calibration, self.example_inputs)
+            quantize_stage = stages.Quantize(self.quantizer(quantize_stage), given)
         return self._stage(super().quantize, quantize_stage)
 
     def quantizer(self, settings: QuantizationConfig | TOSAQuantizer | None = None) -> TOSAQuantizer:
@@ -368,6 +370,10 @@ def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
     if isinstance(name, TosaSpecification) or name.upper().startswith("TOSA"):
         return TosaCompileSpec(name)
     return EthosUCompileSpec(name)
+
+
+def _samples(calibration: Any, example: Inputs) -> list[Inputs]:
+    return [] if calibration is None else [sample.inputs for sample in samples(calibration, example)]
 
 
 def _name(kind: StageType | None) -> str:

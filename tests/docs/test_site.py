@@ -67,6 +67,10 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
                 words = shlex.split(line, comments=True)
                 if words and words[0] == "ethorch":
                     assert cli.main(words[1:]) == 0, f"{line}\n{capsys.readouterr().err}"
+                elif words and words[0] == "pytest":
+                    plugin = ["-p", "no:ethorch", "-p", "ethorch.testing.pytest_plugin"]  # whether or not it is installed
+                    run = subprocess.run([sys.executable, "-m", "pytest", *plugin, *words[1:]], capture_output=True, text=True)
+                    assert run.returncode == 0, run.stdout
                 else:
                     assert not words or words[0] in ("pip", "make"), line
         elif block.language == "text":
