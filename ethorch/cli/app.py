@@ -162,9 +162,11 @@ def _top(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    from ethorch.cli import aot_arm_compiler, file_commands, model_commands, table_commands
+    from ethorch.cli import aot_arm_compiler, file_commands, model_commands, report_commands, table_commands
 
-    assert aot_arm_compiler and file_commands and model_commands and table_commands  # importing them registers their subcommands
+    assert (
+        aot_arm_compiler and file_commands and model_commands and report_commands and table_commands
+    )  # importing them registers their subcommands
     try:
         app(args=_joined(sys.argv[1:] if arguments is None else arguments, aot_arm_compiler.with_mode))
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""Subcommands that begin with a finished program: run, dis, trace."""
+"""Subcommands that begin with a finished program: run, dis."""
 
 from __future__ import annotations
 

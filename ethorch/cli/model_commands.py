@@ -13,6 +13,8 @@ from ethorch.cli.app import command
 from ethorch.errors import SpecError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ethorch.model_files import UserModel
     from ethorch.program.program import Program
     from ethorch.program.settings import Settings
@@ -32,7 +34,7 @@ def _user_model(
     )
 
 
-def _compiled(
+def compiled(
     chosen: Settings,
     model: str,
     shape: list[str] | None,
@@ -41,12 +43,15 @@ def _compiled(
     limit: int | None,
     dump: Path | None = None,
 ) -> Program:
+    """The program of the model that is named."""
     from ethorch.user_code import find
 
     find(model)  # what is wrong is said before the seconds that the imports below take
-    from ethorch.program.compile import compile as compiled
+    from ethorch.program.compile import compile as compile_model
 
-    return compiled(_user_model(model, shape, weights, calibrate, limit), settings=chosen, dump=None if dump is None else str(dump))
+    return compile_model(
+        _user_model(model, shape, weights, calibrate, limit), settings=chosen, dump=None if dump is None else str(dump)
+    )
 
 
 @command("compile", PANEL)
@@ -75,6 +80,7 @@ def compile_(
     fps: options.Fps = None,
     min_sqnr_db: options.MinSqnr = None,
     dump: Annotated[Path | None, typer.Option(help="Keep TOSA graphs and payloads there.", metavar="DIR")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the summary in GitHub's Markdown.")] = False,
 ) -> Answer:
     """Make a .pte of a PyTorch model: quantize it, compile it for the NPU, and say what became of it."""
     from ethorch.program.saving import check_writable
@@ -85,16 +91,22 @@ def compile_(
         ram=ram, flash=flash, latency_ms=latency_ms, fps=fps, min_sqnr_db=min_sqnr_db,
     )  # fmt: skip
     check_writable(output)
-    program = _compiled(chosen, model, shape, weights, calibrate, limit, dump)
+    program = compiled(chosen, model, shape, weights, calibrate, limit, dump)
     program.save(output)
     if keep is not None:
         from ethorch.formats.files import write_whole
 
         write_whole(keep, chosen.to_toml().encode())
     data = {"output": str(output), **program.to_json()}
-    return Answer(
-        data, lambda: options.with_line(program.rich(), f"wrote {output}"), Status.DONE if program.fits else Status.COULD_NOT
-    )
+
+    def text() -> RenderableType:
+        if markdown:
+            from ethorch.report.markdown import markdown as summarized
+
+            return summarized(data, Path(model).name)
+        return options.with_line(program.rich(), f"wrote {output}")
+
+    return Answer(data, text, Status.DONE if program.fits else Status.COULD_NOT)
 
 
 @command("explain", PANEL)
@@ -126,7 +138,7 @@ def explain(
     if model.endswith(".pte"):
         program = options.load_program(Path(model))
     else:
-        program = _compiled(chosen, model, shape, weights, calibrate, limit)
+        program = compiled(chosen, model, shape, weights, calibrate, limit)
     explanation = program.explain(operator=operator, cpu_only=cpu)
     return Answer(explanation.to_json(), explanation.rich)
 
@@ -156,7 +168,7 @@ def compare(
         settings=settings, target=target, scheme=scheme, io=io, module=module, leave_out=leave_out, nhwc_io=nhwc_io,
         system_config=system_config, memory_mode=memory_mode, config_ini=config_ini, vela_flag=vela_flag,
     )  # fmt: skip
-    program = _compiled(chosen, model, shape, weights, calibrate, limit)
+    program = compiled(chosen, model, shape, weights, calibrate, limit)
     assert program.model is not None
     taken = program.model.example_inputs
     if inputs:

@@ -10,11 +10,13 @@ from typing import get_args
 
 import typer
 
-from ethorch.cli import aot_arm_compiler, file_commands, model_commands, table_commands
+from ethorch.cli import aot_arm_compiler, file_commands, model_commands, report_commands, table_commands
 from ethorch.cli.app import COMMANDS, Function
 from ethorch.formats.files import write_whole
 
-assert aot_arm_compiler and file_commands and model_commands and table_commands  # importing them registers their subcommands
+assert (
+    aot_arm_compiler and file_commands and model_commands and report_commands and table_commands
+)  # importing them registers their subcommands
 
 _HEAD = """# Command line
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from ethorch.errors import EthorchError, FormatError
@@ -140,9 +141,15 @@ class MemoryReport:
         Raises:
             EthorchError: no such region, or nothing is known of its tensors.
         """
-        tensors = self._of(region)
-        times = [_at(tensors, time) for time in sorted({tensor.begins for tensor in tensors})]
-        return max(times, key=lambda alive: (max(t.end for t in alive), sum(t.size_bytes for t in alive)))
+        coming = sorted(self._of(region), key=lambda tensor: tensor.begins)
+        alive: list[TensorPlace] = []
+        fullest, most = 0, (0, 0)
+        for time, starting in groupby(coming, key=lambda tensor: tensor.begins):
+            alive = [tensor for tensor in alive if tensor.ends >= time] + list(starting)
+            used = max(t.end for t in alive), sum(t.size_bytes for t in alive)
+            if used > most:
+                fullest, most = time, used
+        return _at(coming, fullest)
 
     def peak_layer(self, region: str) -> int:
         """The layer that makes the last of ``peak_owners``; EthorchError as there."""
@@ -150,8 +157,15 @@ class MemoryReport:
 
     def use_over_time(self, region: str) -> list[tuple[int, int]]:
         """(layer, most bytes alive while it runs) for every layer, of known tensors; EthorchError as of ``peak_owners``."""
-        self._of(region)
-        return [(layer, _most(self.alive(region, layer), layer)) for layer in range(self.layer_count)]
+        coming = sorted(self._of(region), key=lambda tensor: tensor.first, reverse=True)
+        alive: list[TensorPlace] = []
+        used = []
+        for layer in range(self.layer_count):
+            alive = [tensor for tensor in alive if tensor.last >= layer]
+            while coming and coming[-1].first <= layer:
+                alive.append(coming.pop())
+            used.append((layer, _most(alive, layer)))
+        return used
 
     def _of(self, region: str) -> list[TensorPlace]:
         owned = [tensor for tensor in self.tensors if tensor.region == region]
@@ -220,7 +234,7 @@ def _at(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlace, ...]:
     return _sorted(tensor for tensor in tensors if tensor.begins <= time <= tensor.ends)
 
 
-def _most(alive: tuple[TensorPlace, ...], layer: int) -> int:
+def _most(alive: Sequence[TensorPlace], layer: int) -> int:
     """Bytes alive at the fullest time of a layer: when one of its tensors begins, or else when the last that it found began."""
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
     return max(sum(tensor.size_bytes for tensor in _at(alive, time)) for time in times)

@@ -31,6 +31,7 @@ from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet
+from ethorch.report.page import page
 from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -422,6 +423,7 @@ class Program:
             "total_cycles": npu,
             "cpu_cycles": cpu,
             "core_clock_hz": self.core_clock_hz,
+            "memory_system": None if self.spec is None else memory_system(self.spec),
             "milliseconds": taken,
             "inferences_per_second": None if not taken else 1e3 / taken,
             "mac_count": macs,
@@ -453,6 +455,26 @@ class Program:
         write_whole(target, json.dumps(figures.trace_events(self.layers, self.core_clock_hz)).encode())
         return target
 
+    def report(self, path: str | os.PathLike[str], samples: Any = None, title: str = "") -> Path:
+        """Write the report: one HTML page that needs no network, of all that is known.
+
+        Where the float model is known, the accuracy is measured, as ``accuracy`` does.
+
+        Args:
+            path: of the page.
+            samples: inputs to ``compare`` each operator on, as ``ethorch.compile`` takes calibration; None leaves that out.
+            title: a name for the program.
+
+        Raises:
+            EthorchError: the plotting library is not installed, the file cannot be written, or as of ``compare``.
+        """
+        target = Path(path)
+        check_folder(target)
+        _ = self.accuracy  # measured now, so that to_json has it
+        comparison = None if samples is None else self.compare(samples=samples).to_json()
+        write_whole(target, page(self.to_json(), comparison, title).encode())
+        return target
+
     def rich(self) -> Any:
         """The summary, as Rich draws it."""
         return summary(self.to_json())
@@ -465,6 +487,20 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
+
+
+def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
+    """What bounds the NPU, as plain data; docs/json.md says what each key means."""
+    memory = spec.memory_system
+    return {
+        "system_config": spec.system_config,
+        "memory_mode": spec.memory_mode,
+        "macs_per_cycle": spec.target.macs,
+        "constants": "Sram" if memory.constants_in_sram else memory.const_area,
+        "feature_maps": memory.arena_area,
+        "staging": memory.cache_area,
+        "bytes_per_cycle": spec.bytes_per_cycle,
+    }
 
 
 def load(

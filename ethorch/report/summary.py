@@ -53,7 +53,11 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     if data["total_cycles"] is not None:
         yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela"
         if data["cpu_cycles"]:
-            yield "cycles of the CPU", f"{data['cpu_cycles']:,}", "estimated for a Cortex-M55, by the rates in docs/figures.md"
+            yield (
+                "cycles of the CPU",
+                f"{data['cpu_cycles']:,}",
+                "estimated for a Cortex-M55, by the rates of ethorch.figures.RATES",
+            )
         yield (
             "time",
             f"{data['milliseconds']:.3f} ms",

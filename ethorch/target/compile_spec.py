@@ -265,6 +265,18 @@ class EthosUCompileSpec(ArmCompileSpec):
         return self.vela_config.memory_system(self.system_config, self.memory_mode)
 
     @property
+    def bytes_per_cycle(self) -> dict[str, float]:
+        """What each memory moves in a cycle of the NPU at best, by its name: its ports' width times its clock by the NPU's.
+
+        Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle, and the system configuration.
+        """
+        found = {name: self.target.port_bytes * s for name, s in self.vela_config.port_scales(self.system_config).items()}
+        memory = self.memory_system
+        if memory.constants_in_sram:
+            found[memory.const_area] = found["Sram"]
+        return found
+
+    @property
     def arena_cache_bytes(self) -> int:
         """Staging memory that Vela may use: the flag, else the memory mode's, else all the NPU can address."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):

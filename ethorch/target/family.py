@@ -19,6 +19,7 @@ class Family:
         default_system_config, default_memory_mode: sections of Vela's vela.ini that a user gets who names none; the
             same as ExecuTorch's own EthosUCompileSpec gives (executorch 1.4.1, backends/arm/ethosu/compile_spec.py).
         address_bits: width of an address on the NPU's memory ports (Vela's axi_port_address_width).
+        port_bytes: what one of those ports moves in a cycle of its memory (Vela's axi_port_bytes_per_cycle).
         limits: TOSA operator name -> what the NPU can run of it. Source: Vela 5.2; each edge and the step beyond is compiled by
             tests/target/test_limits.py.
         tuning: which of several ways to say the same in TOSA the NPU runs fastest.
@@ -29,5 +30,6 @@ class Family:
     default_system_config: str
     default_memory_mode: str
     address_bits: int
+    port_bytes: int
     limits: Mapping[str, Limits]
     tuning: Tuning

@@ -38,6 +38,7 @@ class Target:
     default_system_config: str
     default_memory_mode: str
     address_bits: int
+    port_bytes: int
     limits: Mapping[str, Limits] = field(default_factory=dict, compare=False, repr=False)
     tuning: Tuning = field(default=UNTUNED, compare=False, repr=False)
 
@@ -81,6 +82,7 @@ def _configuration(name: str, family: Family, macs: int, cores: int) -> Target:
         family.default_system_config,
         family.default_memory_mode,
         family.address_bits,
+        family.port_bytes,
         family.limits,
         family.tuning,
     )

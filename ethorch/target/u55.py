@@ -86,7 +86,7 @@ TUNING = Tuning(
     vela_family="u55",
 )
 
-U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, LIMITS, TUNING)
+U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, 8, LIMITS, TUNING)
 U65 = replace(
     U55,
     name="u65",
@@ -94,6 +94,7 @@ U65 = replace(
     default_system_config="Ethos_U65_High_End",
     default_memory_mode="Dedicated_Sram_384KB",
     address_bits=40,
+    port_bytes=16,
     # Memory is what a convolution of few channels waits for, and what moves single elements.
     tuning=replace(
         TUNING,

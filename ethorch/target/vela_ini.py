@@ -116,6 +116,21 @@ class VelaConfig:
         areas = (chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"])
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
 
+    def port_scales(self, system_config: str) -> dict[str, float]:
+        """How much of a port's width each memory of a system configuration moves in a cycle of the NPU: clock scale times ports.
+
+        SpecError when a figure is no number.
+        """
+        section, found = _SYSTEM + system_config, {}
+        for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
+            keys = (f"{memory.lower()}_clock_scale", f"{memory.lower()}_ports_used")
+            try:
+                scale, ports = (float(self._get(section, key, "1")) for key in keys)
+            except ValueError as error:
+                raise SpecError(f"system config {system_config!r} in {', '.join(self.names)}: not a number: {error}.") from None
+            found[memory] = scale * ports
+        return found
+
     def _get(self, section: str, key: str, default: str) -> str:
         """A key of a section or of the section it inherits from."""
         seen: list[str] = []

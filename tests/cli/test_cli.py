@@ -294,7 +294,23 @@ def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(out)["error"]["type"] == "ProgramError" and "no .pte" in err
 
 
-@pytest.mark.parametrize("command", ["compile", "explain", "compare", "sensitivity", "run", "dis", "ops", "targets", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compile",
+        "explain",
+        "compare",
+        "sensitivity",
+        "run",
+        "dis",
+        "ops",
+        "targets",
+        "doctor",
+        "report",
+        "trace",
+        "compare-reports",
+    ],
+)
 def test_help_of_each_subcommand(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     assert cli.main([command, "--help"]) == 0

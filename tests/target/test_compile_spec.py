@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -318,3 +319,22 @@ def test_importing_is_cheap(modules, absent):
     script = f"import sys, {modules}; print([m for m in {absent} if m in sys.modules])"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-512", "ethos-u85-256"])
+def test_bytes_per_cycle_are_the_bandwidths_that_velas_ini_states(target):
+    """Above each system configuration a comment has its bandwidths, U85's in GiB."""
+    spec = EthosUCompileSpec(target)
+    text = spec.vela_config.text
+    comment = text[: text.index(f"[System_Config.{spec.system_config}]")].rstrip().rpartition("\n")[2]
+    stated = [float(figure) for figure in re.findall(r"\((\d+(?:\.\d+)?) GB/s\)", comment)]
+    unit = 2**30 if target.startswith("ethos-u85") else 1e9
+    hardware = [rate for name, rate in spec.bytes_per_cycle.items() if name != "OnChipFlash"]
+    found = [rate * spec.memory_system.core_clock_hz / unit for rate in hardware]
+    assert stated and found == pytest.approx(stated, rel=0.01)
+
+
+def test_constants_in_sram_have_its_bandwidth():
+    spec = EthosUCompileSpec("ethos-u85-256", memory_mode="Sram_Only")
+    assert spec.bytes_per_cycle["OnChipFlash"] == spec.bytes_per_cycle["Sram"] == 32
+    assert "OnChipFlash" not in EthosUCompileSpec("ethos-u55-128").bytes_per_cycle

@@ -1,0 +1,244 @@
+"""What would make a program smaller or faster, derived from the plain data of ``Program.to_json``; each piece with its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from ethorch.errors import FormatError
+from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
+from ethorch.figures.memory_report import MemoryReport
+from ethorch.report.summary import kib
+
+Data = Mapping[str, Any]
+
+_LEAST = 0.02  #: Share of the cycles or of the RAM below which a way is not worth a line.
+_QUANTIZERS = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor")
+_NAMED = 3  # modules or operators that a sentence names
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to change.
+
+    Attributes:
+        id: stable.
+        figure: what it costs now, with its unit: the reason for the advice.
+        text: what it is, and what to do.
+        weight: share of the cycles or of the RAM that it is about, 0 to 1; the largest is listed first.
+    """
+
+    id: str
+    figure: str
+    text: str
+    weight: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names."""
+        return asdict(self)
+
+
+def advice(data: Data) -> list[Advice]:
+    """All that applies, the weightiest first.
+
+    Args:
+        data: of ``Program.to_json``.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    try:
+        layers = [Layer.from_json(layer) for layer in data["layers"]]
+        memory = MemoryReport.from_json(data["memory"])
+        found = [
+            *_on_cpu(data, layers),
+            *_float_ends(data, layers),
+            *_transposes(data, layers),
+            *_waiting(data, layers, memory),
+            *_idle(data, layers),
+            *_peak(data, memory),
+        ]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"not the data of a program: {error}.") from None
+    return sorted(found, key=lambda one: -one.weight)
+
+
+def _cycles(layers: Sequence[Layer]) -> int:
+    return sum(layer.cycles or 0 for layer in layers)
+
+
+def _share(part: int, layers: Sequence[Layer]) -> float:
+    return part / total if (total := _cycles(layers)) else 0.0
+
+
+def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
+    """Operators that the NPU refused, by reason."""
+    refusals = sorted((*data["cpu"], *data["without_kernel"]), key=lambda refusal: refusal["id"])
+    for id, group in groupby(refusals, key=lambda refusal: refusal["id"]):
+        rows = list(group)
+        names = list(dict.fromkeys(row["operator"] for row in rows))
+        places = list(dict.fromkeys(row["module"] or row["source"] for row in rows if row["module"] or row["source"]))
+        mine = {(row["operator"], row["module"], row["source"]) for row in rows}
+        spent = _cycles([x for x in layers if x.where == CPU and any((name, x.module, x.source) in mine for name in x.operators)])
+        share = _share(spent, layers)
+        figure = f"{len(rows)} operator{'' if len(rows) == 1 else 's'}" + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
+        where = f" at {_some(places)}" if places else ""
+        yield Advice(
+            f"cpu.{id}",
+            figure,
+            f"{_some(names)}{where}: {_sentence(rows[0]['reason'])} {rows[0]['way_out']}".rstrip(),
+            max(share, _LEAST),
+        )
+
+
+def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
+    """Float inputs and outputs whose codes are there as well."""
+    settings = data["settings"]
+    quantizers = [x for x in layers if x.where == CPU and x.operator.startswith(_QUANTIZERS)]
+    if settings is None or settings["io"] != "float32" or not quantizers:
+        return
+    shapes = [tuple(info["shape"]) for info in (*data["inputs"], *data["outputs"]) if info["dtype"] == "float32"]
+    ends = [x for x in quantizers if (x.ifm_shapes[:1] or ((),))[0] in shapes or x.ofm_shape in shapes]
+    size, spent = sum(4 * prod(x.ofm_shape) for x in ends), _cycles(ends)
+    ram, cycles = size / data["ram_bytes"] if data["ram_bytes"] else 0.0, _share(spent, layers)
+    if max(ram, cycles) < _LEAST:
+        return
+    io = "int16" if settings["scheme"] == "a16w8" else "int8"
+    yield Advice(
+        "float-io",
+        f"{kib(size)} of RAM ({ram:.1%}), {spent:,} CPU cycles ({cycles:.1%})",
+        f'The program takes or gives floats, which lie in RAM beside their codes, and the CPU converts them. io="{io}" (--io {io}) '
+        "hands codes over instead: what the firmware has of a camera or a microphone often are codes already.",
+        max(ram, cycles),
+    )
+
+
+def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
+    """Passes of the NPU that only change the order of elements."""
+    found = [x for x in layers if x.bound == TRANSPOSES]
+    share = _share(_cycles(found), layers)
+    if share < _LEAST:
+        return
+    figure = f"{_cycles(found):,} cycles ({share:.1%}) in {len(found)} transposes"
+    ends = _at_ends(layers)
+    settings = data["settings"]
+    if ends and settings is not None and not settings["nhwc_io"]:
+        yield Advice(
+            "transposes.io",
+            f"{figure}; of them {_cycles(ends):,} cycles at the ends",
+            "The NPU computes with channels last, and the program's inputs and outputs have them first. nhwc_io=True (--nhwc-io) "
+            "makes channels last the program's layout: the transposes at its ends go away.",
+            share,
+        )
+    else:
+        places = list(dict.fromkeys(x.module or x.name for x in sorted(found, key=lambda x: -(x.cycles or 0))))
+        yield Advice(
+            "transposes",
+            figure,
+            f"Permutes and reshapes that the NPU has to do as a pass of their own, at {_some(places)}. A permute that "
+            "only moves the channels often is free; one of other axes is not.",
+            share,
+        )
+
+
+def _at_ends(layers: Sequence[Layer]) -> list[Layer]:
+    """Transposes that begin or end a delegate."""
+    found: list[Layer] = []
+    for delegate in dict.fromkeys(x.delegate for x in layers if x.where == NPU):
+        mine = [x for x in layers if x.delegate == delegate and x.where == NPU]
+        for way in (mine, mine[::-1]):
+            for layer in way:
+                if layer.bound != TRANSPOSES or layer in found:
+                    break
+                found.append(layer)
+    return found
+
+
+def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator[Advice]:
+    """Cycles in which the NPU waits for a memory, by memory."""
+    system = data.get("memory_system")
+    for name in MEMORY_KEYS:
+        bound = [x for x in layers if x.bound == name and x.cycles is not None and x.npu_cycles is not None]
+        lost = sum((x.cycles or 0) - (x.npu_cycles or 0) for x in bound)
+        share = _share(lost, layers)
+        if share < _LEAST:
+            continue
+        worst = sorted(bound, key=lambda x: (x.npu_cycles or 0) - (x.cycles or 0))
+        places = _some(list(dict.fromkeys(x.module or x.name for x in worst)))
+        weights = sum(part.flash_bytes or part.ram_bytes for part in memory.components if part.name == "weights")
+        if system is not None and name == system["constants"] and name != system["feature_maps"]:
+            way = (
+                f"The weights ({kib(weights)}) are read from {name} in memory mode {system['memory_mode']}. Where they fit, "
+                "a mode that keeps them in SRAM (--memory-mode Sram_Only) ends the waiting; fewer or 4-bit weights (--scheme a8w4) "
+                "shorten it."
+            )
+        elif name == "Sram":
+            way = (
+                "Feature maps take longer to read and write than to compute: smaller maps, or fewer operators that only move data, "
+                "shorten it."
+            )
+        else:
+            way = f"Feature maps lie in {name}: a memory mode with them in SRAM, or a larger staging memory, shortens it."
+        yield Advice(
+            f"waits.{MEMORY_KEYS[name]}", f"{lost:,} cycles ({share:.1%}) in {len(bound)} layers", f"{way} Most at {places}.", share
+        )
+
+
+def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
+    """Layers that compute, and use few of the NPU's multipliers."""
+    system = data.get("memory_system")
+    per_cycle = None if system is None else system["macs_per_cycle"]
+    if not per_cycle:
+        return
+    found = [
+        x
+        for x in layers
+        if x.where == NPU and x.bound == "compute" and x.macs and x.utilization is not None and x.utilization < 0.25
+    ]
+    lost = sum(round((x.npu_cycles or 0) - x.macs / per_cycle) for x in found)
+    share = _share(lost, layers)
+    if share < 5 * _LEAST:
+        return
+    worst = sorted(found, key=lambda x: x.macs / per_cycle - (x.npu_cycles or 0))
+    kinds = list(dict.fromkeys(x.operator for x in worst))
+    yield Advice(
+        "idle-macs",
+        f"{lost:,} cycles ({share:.1%}) in {len(found)} layers",
+        f"They compute, and use under 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
+        f"{_some(list(dict.fromkeys(x.module or x.name for x in worst)))}. Depthwise convolutions, few channels and small maps "
+        "leave multipliers idle; a smaller NPU would lose little on them.",
+        share,
+    )
+
+
+def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
+    """Who owns the fullest moment of the largest region."""
+    known = {tensor.region for tensor in memory.tensors}
+    region = max(known, key=lambda name: memory.regions.get(name, 0), default=None)
+    if region is None or not memory.regions.get(region) or not data["ram_bytes"]:
+        return
+    owners = memory.peak_owners(region)
+    held = sum(tensor.size_bytes for tensor in owners)
+    largest = [f"{tensor.name}{f' of {tensor.module}' if tensor.module else ''} ({kib(tensor.size_bytes)})" for tensor in owners]
+    share = memory.regions[region] / data["ram_bytes"]
+    yield Advice(
+        f"peak.{region}",
+        f"{kib(memory.regions[region])} ({share:.1%} of the RAM)",
+        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(held)} in {len(owners)} tensors: "
+        f"{_some(largest)}. Smaller maps there, by a stride, fewer channels or a smaller input, lower the RAM; changes elsewhere "
+        "do not.",
+        share / 2,
+    )
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many there are besides."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,278 @@
+"""What changed between two builds: totals, and layers by module and operator, from the plain data of ``Program.to_json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+from ethorch.errors import FormatError
+from ethorch.figures.layer import Layer
+from ethorch.report import markdown
+from ethorch.report.rendered import as_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Data = Mapping[str, Any]
+
+#: Figure -> is less of it better?
+TOTALS = {
+    "total_cycles": True,
+    "cpu_cycles": True,
+    "milliseconds": True,
+    "mac_count": True,
+    "ram_bytes": True,
+    "sram_bytes": True,
+    "flash_bytes": True,
+    "operators.npu": False,
+    "operators.cpu": True,
+    "operators.delegates": True,
+    "accuracy.sqnr_db": False,
+}
+SAME, CHANGED, MOVED, ADDED, REMOVED = "same", "changed", "moved", "added", "removed"
+_SHOWN = 40  # layers that the text lists; JSON has all
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure of both builds.
+
+    Attributes:
+        name: the key in the data.
+        before, after: None where it is unknown.
+        less_is_better: is it worse when it grows?
+    """
+
+    name: str
+    before: float | None
+    after: float | None
+    less_is_better: bool
+
+    @property
+    def percent(self) -> float | None:
+        """How much it grew; inf from nothing, None where a side is unknown."""
+        return _percent(self.before, self.after)
+
+    def is_worse(self, percent: float) -> bool:
+        """Is it worse by more than so many percent?"""
+        grown = self.percent
+        return grown is not None and (grown if self.less_is_better else -grown) > percent
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """A layer in both builds, or in one of them.
+
+    Attributes:
+        module, operator: by which layers are matched; of several alike, the first with the first.
+        state: ``same``, ``changed`` (its cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
+        where_before, where_after: ``NPU`` or ``CPU``; empty where it is not.
+        cycles_before, cycles_after: None where unknown, or where it is not.
+    """
+
+    module: str
+    operator: str
+    state: str
+    where_before: str
+    where_after: str
+    cycles_before: int | None
+    cycles_after: int | None
+
+    @property
+    def difference(self) -> int:
+        """Cycles more than before."""
+        return (self.cycles_after or 0) - (self.cycles_before or 0)
+
+
+@dataclass(frozen=True)
+class BuildComparison:
+    """Two builds of a model; ``print`` it.
+
+    Attributes:
+        totals: figures of the whole program.
+        layers: every layer, those whose cycles changed most first.
+        settings: name -> values of both, where they differ.
+        versions: package -> versions of both, where they differ.
+        budgets_lost: limits that held before and do not now.
+    """
+
+    totals: tuple[Change, ...]
+    layers: tuple[LayerChange, ...]
+    settings: Mapping[str, tuple[Any, Any]]
+    versions: Mapping[str, tuple[Any, Any]]
+    budgets_lost: tuple[str, ...]
+
+    def regressions(self, percent: float = 0.0) -> list[str]:
+        """What is worse by more than so many percent of what it was, in words; a lost budget always is."""
+        worse = [_change_text(change) for change in self.totals if change.is_worse(percent)]
+        return worse + [f"budget {name} no longer holds" for name in self.budgets_lost]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; docs/json.md says what each key means."""
+        return {
+            "totals": {
+                change.name: {
+                    "before": change.before,
+                    "after": change.after,
+                    "percent": change.percent if change.percent is not None and isfinite(change.percent) else None,
+                }
+                for change in self.totals
+            },
+            "layers": [asdict(layer) for layer in self.layers],
+            "settings": {name: list(pair) for name, pair in self.settings.items()},
+            "versions": {name: list(pair) for name, pair in self.versions.items()},
+            "budgets_lost": list(self.budgets_lost),
+        }
+
+    def rich(self) -> RenderableType:
+        """Tables of Rich."""
+        from rich.console import Group
+        from rich.table import Table
+
+        parts: list[Any] = []
+        for heads, body, right in self._tables():
+            grid = Table(box=None, header_style="bold", pad_edge=False)
+            for number, name in enumerate(heads):
+                grid.add_column(name, justify="right" if number in right else "left")
+            for row in body:
+                grid.add_row(*row)
+            parts += [grid, ""]
+        return Group(*parts, self._last())
+
+    def to_markdown(self) -> str:
+        """GitHub-flavoured Markdown."""
+        lines = ["## What changed", ""]
+        for heads, body, right in self._tables():
+            lines += [*markdown.table(heads, body, right), ""]
+        return "\n".join([*lines, markdown.text(self._last())])
+
+    def _tables(self) -> Iterator[tuple[Sequence[str], list[list[str]], Sequence[int]]]:
+        yield (
+            ("total", "before", "after", "change"),
+            [[c.name, _figure(c.before), _figure(c.after), _grown(c.before, c.after)] for c in self.totals],
+            (1, 2, 3),
+        )
+        for name, pairs in (("setting", self.settings), ("version", self.versions)):
+            if pairs:
+                yield (name, "before", "after"), [[key, str(a), str(b)] for key, (a, b) in pairs.items()], ()
+        changed = [layer for layer in self.layers if layer.state != SAME]
+        if changed:
+            body = [
+                [
+                    layer.module,
+                    layer.operator,
+                    layer.state if layer.state != MOVED else f"{layer.where_before} to {layer.where_after}",
+                    _figure(layer.cycles_before),
+                    _figure(layer.cycles_after),
+                    f"{layer.difference:+,}",
+                ]
+                for layer in changed[:_SHOWN]
+            ]
+            yield ("module", "operator", "", "cycles before", "after", "difference"), body, (3, 4, 5)
+
+    def _last(self) -> str:
+        changed = sum(layer.state != SAME for layer in self.layers)
+        more = f", the {_SHOWN} with the largest difference are listed" if changed > _SHOWN else ""
+        return f"{changed} of {len(self.layers)} layers differ{more}."
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+
+def compare_builds(before: Data, after: Data) -> BuildComparison:
+    """Hold one build against another.
+
+    Args:
+        before, after: of ``Program.to_json``.
+
+    Raises:
+        FormatError: one of them is something else.
+    """
+    try:
+        totals = tuple(Change(name, _at(before, name), _at(after, name), less) for name, less in TOTALS.items())
+        held = {row["name"] for row in before["budgets"] if row["holds"]}
+        lost = tuple(row["name"] for row in after["budgets"] if row["holds"] is False and row["name"] in held)
+        return BuildComparison(
+            tuple(change for change in totals if (change.before, change.after) != (None, None)),
+            tuple(sorted(_layers(before, after), key=lambda layer: (-abs(layer.difference), layer.state == SAME))),
+            _differences(
+                {"target": before["target"], **(before["settings"] or {})}, {"target": after["target"], **(after["settings"] or {})}
+            ),
+            _differences(before["versions"], after["versions"]),
+            lost,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"not the data of two programs: {type(error).__name__}: {error}.") from error
+
+
+def _layers(before: Data, after: Data) -> Iterator[LayerChange]:
+    """The layers of both sides in pairs: the first of a module and an operator with the first, and so on."""
+    first, second = _by_name(before), _by_name(after)
+    for module, operator in dict.fromkeys((*first, *second)):
+        ours, theirs = first.get((module, operator), []), second.get((module, operator), [])
+        for number in range(max(len(ours), len(theirs))):
+            a = ours[number] if number < len(ours) else None
+            b = theirs[number] if number < len(theirs) else None
+            state = SAME
+            if a is None or b is None:
+                state = ADDED if a is None else REMOVED
+            elif a.where != b.where:
+                state = MOVED
+            elif a.cycles != b.cycles:
+                state = CHANGED
+            yield LayerChange(
+                module,
+                operator,
+                state,
+                "" if a is None else a.where,
+                "" if b is None else b.where,
+                None if a is None else a.cycles,
+                None if b is None else b.cycles,
+            )
+
+
+def _by_name(data: Data) -> dict[tuple[str, str], list[Layer]]:
+    found: dict[tuple[str, str], list[Layer]] = {}
+    for entry in data["layers"]:
+        layer = Layer.from_json(entry)
+        found.setdefault((layer.module, ", ".join(layer.operators) or layer.operator), []).append(layer)
+    return found
+
+
+def _differences(before: Data, after: Data) -> dict[str, tuple[Any, Any]]:
+    names = dict.fromkeys((*before, *after))
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def _at(data: Data, path: str) -> float | None:
+    if path == "operators.cpu" and data["operators"]["npu"] is None:
+        return None  # of a .pte: kernels, with those that convert, and not operators that were refused
+    value: Any = data
+    for key in path.split("."):
+        value = None if value is None else value[key]
+    return None if value is None else float(value) if isinstance(value, float) else int(value)
+
+
+def _percent(before: float | None, after: float | None) -> float | None:
+    if before is None or after is None:
+        return None
+    if before == after:
+        return 0.0
+    return 100 * (after - before) / before if before and isfinite(before) else inf if after > before else -inf
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+
+
+def _grown(before: float | None, after: float | None) -> str:
+    grown = _percent(before, after)
+    if grown is None:
+        return ""
+    return "=" if not grown else f"{grown:+.1f} %" if isfinite(grown) else "from 0"
+
+
+def _change_text(change: Change) -> str:
+    return f"{change.name} {_figure(change.before)} -> {_figure(change.after)} ({_grown(change.before, change.after)})"

@@ -1,0 +1,86 @@
+"""A program's summary in GitHub-flavoured Markdown, for pull requests, from the plain data of ``Program.to_json``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ethorch.figures.layer import Layer
+from ethorch.report.advice import advice
+from ethorch.report.reproduce import command
+from ethorch.report.summary import head, rows
+from ethorch.report.verdict import verdicts
+
+Data = Mapping[str, Any]
+_LARGEST = 10  # layers that are listed
+_SPECIAL = re.compile(r"([\\`*_\[\]|~#$])")
+_STATES = {"yes": "✅", "no": "❌", "unknown": "❔", "open": "➖"}
+
+
+def text(value: object) -> str:
+    """Text that Markdown takes for nothing but text, on one line: names in a program may be anything."""
+    return escape(_SPECIAL.sub(r"\\\1", " ".join(str(value).split())), quote=False)
+
+
+def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
+    """Lines of a table.
+
+    Args:
+        heads: of the columns.
+        body: rows of text, which is escaped.
+        right: columns whose text is set to the right.
+    """
+    lines = [f"| {' | '.join(map(text, heads))} |"]
+    lines.append(f"| {' | '.join('---:' if number in right else '---' for number in range(len(heads)))} |")
+    return lines + [f"| {' | '.join(map(text, row))} |" for row in body]
+
+
+def markdown(data: Data, title: str = "") -> str:
+    """Verdict, figures, the largest layers, what is on the CPU and why, advice, how to make it again.
+
+    Args:
+        data: of ``Program.to_json``.
+        title: a name for the program.
+
+    Raises:
+        FormatError: the data is something else.
+    """
+    layers = [Layer.from_json(layer) for layer in data["layers"]]
+    lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
+    lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
+    lines += ["", *table(("", "figure", ""), rows(data), right=(1,))]
+    if refused := [*data["cpu"], *data["without_kernel"]]:
+        lines += ["", "### On the CPU", ""]
+        lines += table(
+            ("operator", "module", "source", "reason", "way out"),
+            ((x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["way_out"]) for x in refused),
+        )
+    largest = sorted((layer for layer in layers if layer.cycles), key=lambda layer: -(layer.cycles or 0))[:_LARGEST]
+    if largest:
+        lines += ["", f"<details><summary>The {len(largest)} largest of {len(layers)} layers</summary>", ""]
+        lines += table(
+            ("layer", "on", "operator", "module", "cycles", "share", "bound by"),
+            (
+                (
+                    layer.index,
+                    layer.where,
+                    ", ".join(layer.operators) or layer.operator,
+                    layer.module,
+                    f"{layer.cycles:,}",
+                    "" if layer.share is None else f"{layer.share:.1%}",
+                    layer.bound,
+                )
+                for layer in largest
+            ),
+            right=(0, 4, 5),
+        )
+        lines += ["", "</details>"]
+    if found := advice(data):
+        lines += ["", "<details><summary>Advice</summary>", ""]
+        lines += [f"- **{text(one.figure)}**: {text(one.text)}" for one in found]
+        lines += ["", "</details>"]
+    if data["settings"] is not None:
+        lines += ["", f"    {' '.join(command(data['settings']).split())}"]
+    return "\n".join(lines)

@@ -1,0 +1,348 @@
+"""The charts of the report, as Plotly's figures. They need the extra ``report``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ethorch.figures.layer import COMPUTE, CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
+from ethorch.figures.memory_report import MemoryReport, TensorPlace
+from ethorch.figures.timeline import LANES, timeline
+from ethorch.report.page.view import Module, cycles_known, operator_of, parts_of, short, tree
+from ethorch.report.summary import kib
+
+Data = Mapping[str, Any]
+Figures = dict[str, Any]
+
+#: What binds -> colour; those of Okabe and Ito, which people who see few colours tell apart.
+COLOURS = {
+    COMPUTE: "#0072B2",
+    "Sram": "#009E73",
+    "Dram": "#D55E00",
+    "OffChipFlash": "#E69F00",
+    "OnChipFlash": "#B59B00",
+    TRANSPOSES: "#CC79A7",
+    CPU: "#6B7280",
+    "": "#9CA3AF",
+}
+_LANE_COLOURS = {NPU: COLOURS[COMPUTE], "DMA": COLOURS["OffChipFlash"], CPU: COLOURS[CPU]}
+_REGION_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+_LARGEST = 20  # bars of the chart of the largest layers
+_LABEL = 26  # characters of a name on an axis
+
+
+def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Figures:
+    """Chart's name -> figure as plain data; those that the data is too little for are left out."""
+    found: dict[str, go.Figure] = {}
+    if cycles_known(layers):
+        found["largest"] = largest(layers)
+        found["in_order"] = in_order(layers)
+        found["treemap"] = treemap(layers)
+        found["timeline"] = lanes(layers, data["core_clock_hz"])
+    regions = sorted({tensor.region for tensor in memory.tensors})
+    if regions:
+        found["memory"] = use(memory, regions)
+    for region in regions:
+        found[f"region_{region}"] = places(memory, region)
+    if (system := data.get("memory_system")) is not None and (chart := roofline(layers, system)) is not None:
+        found["roofline"] = chart
+    if comparison is not None and comparison.get("layers"):
+        found["accuracy"] = accuracy(comparison["layers"])
+    return {name: json.loads(figure.to_json(validate=False)) for name, figure in found.items()}
+
+
+def largest(layers: Sequence[Layer]) -> go.Figure:
+    """Bars of the layers with most cycles, the largest at the top."""
+    top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
+    bars = go.Bar(
+        y=[f"{layer.index}  {_cut(layer.module or layer.name)}" for layer in top],
+        x=[layer.cycles or 0 for layer in top],
+        orientation="h",
+        marker_color=[COLOURS.get(_kind(layer), COLOURS[""]) for layer in top],
+        hovertext=[_hover(layer) for layer in top],
+        hoverinfo="text",
+    )
+    figure = _figure([bars], "cycles", "", height=70 + 22 * len(top))
+    return figure.update_yaxes(automargin=True, ticklabelstandoff=4)
+
+
+def in_order(layers: Sequence[Layer]) -> go.Figure:
+    """Cycles of every layer in the order of execution; colours say what binds."""
+    traces = []
+    for kind in dict.fromkeys(_kind(layer) for layer in layers):
+        part = [layer for layer in layers if _kind(layer) == kind and layer.cycles]
+        if part:
+            traces.append(
+                go.Bar(
+                    x=[layer.index for layer in part],
+                    y=[layer.cycles for layer in part],
+                    name=escape(kind, quote=False) or "unknown",
+                    marker_color=COLOURS.get(kind, COLOURS[""]),
+                    marker_line_width=0,
+                    hovertext=[_hover(layer) for layer in part],
+                    hoverinfo="text",
+                )
+            )
+    return _figure(traces, "layer", "cycles").update_layout(barmode="stack", bargap=0.1)
+
+
+def treemap(layers: Sequence[Layer]) -> go.Figure:
+    """Cycles by module: an area for each, inside that of the module it is in."""
+    ids, labels, parents, values, colours = [], [], [], [], []
+    binds = _binds(layers)
+
+    def add(node: Module, parent: str) -> None:
+        if not node.cycles:
+            return
+        id = f"module {node.path}" if node.path else "program"
+        ids.append(id)
+        labels.append(escape(node.name, quote=False))
+        parents.append(parent)
+        values.append(node.cycles)
+        colours.append(COLOURS.get(binds.get(node.path, ""), COLOURS[""]) if node.path else "#e5e7eb")
+        for child in node.children.values():
+            add(child, id)
+
+    add(tree(layers), "")
+    for layer in layers:
+        if not layer.module and layer.cycles:
+            ids.append(f"layer {layer.index}")
+            labels.append(escape(operator_of(layer), quote=False))
+            parents.append("program")
+            values.append(layer.cycles)
+            colours.append(COLOURS.get(_kind(layer), COLOURS[""]))
+    trace = go.Treemap(
+        ids=ids,
+        labels=labels,
+        parents=parents,
+        values=values,
+        branchvalues="total",
+        marker={"colors": colours, "line": {"color": "#fff", "width": 1}},
+        maxdepth=5,
+        tiling={"pad": 2},
+        texttemplate="%{label}<br>%{percentRoot:.1%}",
+        hovertemplate="%{label}<br>%{value:,} cycles, %{percentRoot:.1%}<extra></extra>",
+        pathbar={"visible": True},
+    )
+    return _figure([trace], "", "", height=420).update_layout(margin={"l": 0, "r": 0, "t": 24, "b": 0})
+
+
+def _binds(layers: Sequence[Layer]) -> dict[str, str]:
+    """Module -> what binds most of its cycles, those of its submodules included."""
+    found: dict[str, dict[str, int]] = {}
+    for layer in layers:
+        parts = parts_of(layer.module)
+        for depth in range(len(parts) + 1):
+            kinds = found.setdefault(".".join(parts[:depth]), {})
+            kinds[_kind(layer)] = kinds.get(_kind(layer), 0) + (layer.cycles or 0)
+    return {path: max(kinds, key=kinds.__getitem__) for path, kinds in found.items()}
+
+
+def lanes(layers: Sequence[Layer], core_clock_hz: float) -> go.Figure:
+    """NPU, DMA and CPU over time."""
+    scale, unit = (1e6 / core_clock_hz, "µs") if core_clock_hz else (1.0, "cycles")
+    by_index = {layer.index: layer for layer in layers}
+    events = timeline(layers)
+    traces = []
+    for lane in LANES:
+        mine = [event for event in events if event.lane == lane]
+        if mine:
+            traces.append(
+                go.Bar(
+                    y=[lane] * len(mine),
+                    base=[round(event.start_cycles * scale, 4) for event in mine],
+                    x=[round(event.duration_cycles * scale, 4) for event in mine],
+                    orientation="h",
+                    name=lane,
+                    marker={"color": _LANE_COLOURS[lane], "line": {"color": "#fff", "width": 0.4 if len(mine) < 400 else 0}},
+                    hovertext=[("weights of " if lane == "DMA" else "") + _hover(by_index[event.layer]) for event in mine],
+                    hoverinfo="text",
+                )
+            )
+    figure = _figure(traces, f"time in {unit}", "", height=240)
+    return figure.update_layout(barmode="overlay", bargap=0.3).update_yaxes(
+        categoryorder="array", categoryarray=[lane for lane in LANES[::-1] if any(e.lane == lane for e in events)]
+    )
+
+
+def use(memory: MemoryReport, regions: Sequence[str]) -> go.Figure:
+    """Bytes alive in each region while each layer runs."""
+    traces = []
+    for number, region in enumerate(regions):
+        points = memory.use_over_time(region)
+        traces.append(
+            go.Scatter(
+                x=[layer for layer, _ in points],
+                y=[size / 1024 for _, size in points],
+                name=escape(region, quote=False),
+                mode="lines",
+                line={"shape": "hvh", "width": 2, "color": _REGION_COLOURS[number % len(_REGION_COLOURS)]},
+                fill="tozeroy",
+                hovertemplate="layer %{x}: %{y:,.1f} KiB<extra>" + escape(region) + "</extra>",
+            )
+        )
+    return _figure(traces, "layer", "KiB alive")
+
+
+def places(memory: MemoryReport, region: str) -> go.Figure:
+    """Addresses of a region over the layers: a box for each tensor, those of the peak in another colour."""
+    owners = set(memory.peak_owners(region))
+    traces = []
+    tensors = [tensor for tensor in memory.tensors if tensor.region == region]
+    for name, colour, part in (
+        ("at the peak", COLOURS["Dram"], [tensor for tensor in tensors if tensor in owners]),
+        ("others", COLOURS[COMPUTE], [tensor for tensor in tensors if tensor not in owners]),
+    ):
+        if part:
+            traces.append(
+                go.Bar(
+                    x=[(tensor.first + tensor.last) / 2 for tensor in part],
+                    width=[tensor.last - tensor.first + 1 for tensor in part],
+                    base=[tensor.address / 1024 for tensor in part],
+                    y=[tensor.size_bytes / 1024 for tensor in part],
+                    name=name,
+                    marker={"color": colour, "opacity": 0.75, "line": {"color": "#fff", "width": 0.5}},
+                    hovertext=[_of_tensor(tensor) for tensor in part],
+                    hoverinfo="text",
+                )
+            )
+    figure = _figure(traces, "layer", "address in KiB").update_layout(barmode="overlay")
+    return figure.update_xaxes(range=[-0.5, memory.layer_count - 0.5])
+
+
+def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
+    """MACs a cycle over MACs a byte of each layer's slowest memory, under the roofs of the multipliers and of each memory."""
+    peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
+    points: dict[str, list[tuple[float, float, Layer]]] = {}
+    for layer in layers:
+        memory = max(layer.access_cycles, key=layer.access_cycles.__getitem__, default="")
+        size = layer.read_bytes.get(memory, 0) + layer.written_bytes.get(memory, 0)
+        if layer.where == NPU and layer.macs and layer.cycles and size and memory in bandwidths:
+            points.setdefault(memory, []).append((layer.macs / size, layer.macs / layer.cycles, layer))
+    if not points:
+        return None
+    xs = [x for part in points.values() for x, _, _ in part]
+    left, right = min(xs) / 2, max(*xs, *(2 * peak / bandwidths[memory] for memory in points)) * 2
+    traces = []
+    for memory in (name for name in MEMORY_KEYS if name in points):
+        ridge = peak / bandwidths[memory]
+        roof = [x for x in (left, ridge, right) if left <= x <= right]
+        traces.append(
+            go.Scatter(
+                x=roof,
+                y=[min(peak, x * bandwidths[memory]) for x in roof],
+                mode="lines",
+                line={"color": COLOURS[memory], "dash": "dot", "width": 1.5},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        )
+        part = points[memory]
+        largest_share = max(layer.share or 0 for _, _, layer in part) or 1
+        traces.append(
+            go.Scatter(
+                x=[x for x, _, _ in part],
+                y=[y for _, y, _ in part],
+                mode="markers",
+                name=f"{memory}, {bandwidths[memory]:g} bytes a cycle",
+                marker={
+                    "color": COLOURS[memory],
+                    "opacity": 0.75,
+                    "size": [6 + 14 * ((layer.share or 0) / largest_share) ** 0.5 for _, _, layer in part],
+                    "symbol": ["circle" if layer.bound == COMPUTE else "diamond" for _, _, layer in part],
+                },
+                hovertext=[f"{_hover(layer)}<br>{x:.3g} MACs a byte, {y:.3g} MACs a cycle" for x, y, layer in part],
+                hoverinfo="text",
+            )
+        )
+    flat = go.Scatter(x=[left, right], y=[peak, peak], name=f"{peak} multipliers", mode="lines", hoverinfo="skip")
+    traces.append(flat.update(line={"color": "#111827", "width": 1}))
+    figure = _figure(traces, "MACs a byte of the slowest memory", "MACs a cycle", height=420)
+    return figure.update_xaxes(type="log", dtick=1).update_yaxes(type="log", dtick=1)
+
+
+def accuracy(layers: Sequence[Data]) -> go.Figure:
+    """dB of each operator against the float model: all noise so far, and what it adds by itself."""
+    names = [_cut(f"{short(layer['operator'])} {layer['module']}".strip()) for layer in layers]
+    hover = [
+        f"{escape(name)}<br>{escape(layer['source'])}<br>NPU {_db(layer['float_npu_db'])}, "
+        f"fake-quantized {_db(layer['float_fake_db'])}, by itself {_db(layer['own_db'])}"
+        for name, layer in zip(names, layers, strict=True)
+    ]
+    shown = (
+        ("float_npu_db", "NPU, all noise so far", "lines+markers", COLOURS["Dram"]),
+        ("float_fake_db", "fake-quantized", "lines", COLOURS[COMPUTE]),
+        ("own_db", "the operator by itself", "markers", COLOURS["Sram"]),
+    )
+    traces = [
+        go.Scatter(
+            x=list(range(len(layers))),
+            y=[layer[key] for layer in layers],
+            mode=mode,
+            name=name,
+            line={"color": colour, "width": 1.5},
+            marker={"color": colour, "size": 6},
+            hovertext=hover,
+            hoverinfo="text",
+            connectgaps=True,
+        )
+        for key, name, mode, colour in shown
+    ]
+    return _figure(traces, "operator", "SQNR in dB")
+
+
+def _db(value: float | None) -> str:
+    return "no figure" if value is None else f"{value:.1f} dB"
+
+
+def _kind(layer: Layer) -> str:
+    """What a layer is coloured by."""
+    return CPU if layer.where == CPU else layer.bound
+
+
+def _hover(layer: Layer) -> str:
+    """Lines of a tooltip. Plotly reads a few tags in it, so text of the program is escaped."""
+    place = " ".join(filter(None, (layer.module, f"({layer.source})" if layer.source else "")))
+    lines = [f"{layer.index}: {operator_of(layer)}", place or layer.name]
+    if layer.cycles is not None:
+        share = "" if layer.share is None else f", {layer.share:.1%}"
+        lines.append(f"{layer.cycles:,} cycles{share}" + (f", {layer.macs:,} MACs" if layer.macs else ""))
+    if layer.bound:
+        lines.append(f"bound by {layer.bound}")
+    return "<br>".join(escape(line, quote=False) for line in lines)
+
+
+def _of_tensor(tensor: TensorPlace) -> str:
+    lines = (
+        f"{tensor.name}: {kib(tensor.size_bytes)} at {tensor.address:,}",
+        f"{tensor.dtype}{list(tensor.shape)}" if tensor.dtype else "",
+        tensor.module,
+        f"layers {tensor.first} to {tensor.last}",
+    )
+    return "<br>".join(escape(line, quote=False) for line in lines if line)
+
+
+def _cut(name: str) -> str:
+    """The end of a long name, which says more than its beginning."""
+    return escape(name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], quote=False)
+
+
+def _figure(traces: Sequence[Any], x: str, y: str, height: int = 340) -> go.Figure:
+    """What all charts share."""
+    return go.Figure(list(traces)).update_layout(
+        template="none",
+        height=height,
+        margin={"l": 56, "r": 12, "t": 12, "b": 44},
+        font={"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
+        paper_bgcolor="#fff",
+        plot_bgcolor="#fff",
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        hoverlabel={"align": "left"},
+        showlegend=len({trace.name for trace in traces} - {None}) > 1,
+        xaxis={"title": {"text": x}, "gridcolor": "#e5e7eb", "zeroline": False, "automargin": True},
+        yaxis={"title": {"text": y}, "gridcolor": "#e5e7eb", "zeroline": False, "automargin": True},
+    )

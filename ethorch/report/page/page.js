@@ -1,0 +1,96 @@
+"use strict";
+// Tables that sort, the layers' filter, and the charts. No library but Plotly, which is in the page.
+
+function value(row, column) {
+  const cell = row.cells[column];
+  return cell.dataset.v === undefined ? cell.textContent.trim() : cell.dataset.v === "" ? null : Number(cell.dataset.v);
+}
+
+function order(a, b) {
+  if (a === null || b === null) return a === b ? 0 : a === null ? -1 : 1;
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+function sortBy(table, column) {
+  const heads = [...table.tHead.rows[0].cells];
+  const numeric = heads[column].classList.contains("n");
+  const now = heads[column].getAttribute("aria-sort");
+  const descending = now === null ? numeric : now === "ascending";
+  heads.forEach((head) => head.removeAttribute("aria-sort"));
+  heads[column].setAttribute("aria-sort", descending ? "descending" : "ascending");
+  const rows = [...table.tBodies[0].rows].map((row) => [value(row, column), row]);
+  rows.sort((a, b) => (descending ? order(b[0], a[0]) : order(a[0], b[0])));
+  table.tBodies[0].append(...rows.map((pair) => pair[1]));
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    button.addEventListener("click", () => sortBy(table, column));
+    head.replaceChildren(button);
+  });
+}
+
+const layers = [...document.querySelectorAll("#layer-table tbody tr")];
+const texts = new Map(layers.map((row) => [row, row.textContent.toLowerCase()]));
+const search = document.getElementById("search");
+const where = document.getElementById("where");
+const bound = document.getElementById("bound");
+
+function filter() {
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  for (const row of layers) {
+    const fits =
+      (!where.value || row.dataset.side === where.value) &&
+      (!bound.value || row.dataset.bound === bound.value) &&
+      words.every((word) => texts.get(row).includes(word));
+    row.hidden = !fits;
+    shown += fits;
+  }
+  document.getElementById("count").textContent = `${shown} of ${layers.length} layers`;
+}
+for (const input of [search, where, bound]) input.addEventListener("input", filter);
+search.form.addEventListener("submit", (event) => event.preventDefault());
+
+const PRINTED = 680; // CSS pixels across a page of A4, without its margins
+const drawn = [];
+
+function narrow(spec) {
+  // On a phone nothing is dragged, so that a finger scrolls the page.
+  const touch = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
+  if (touch) spec.layout.dragmode = false;
+  const without = ["sendChartToCloud", "select2d", "lasso2d"]; // the first would send the chart away
+  return { responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: without };
+}
+
+async function unpacked(id) {
+  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function draw() {
+  const places = [...document.querySelectorAll("[data-chart]")];
+  if (!places.length) return;
+  if (typeof DecompressionStream === "undefined") {
+    document.getElementById("no-charts").hidden = false;
+    return;
+  }
+  const script = document.createElement("script");
+  script.textContent = await unpacked("library");
+  document.head.append(script);
+  const specs = JSON.parse(await unpacked("charts"));
+  for (const place of places) {
+    const spec = specs[place.dataset.chart];
+    await window.Plotly.newPlot(place, spec.data, spec.layout, narrow(spec));
+    drawn.push(place);
+    await new Promise((done) => setTimeout(done)); // the page answers in between
+  }
+  document.body.dataset.drawn = String(drawn.length);
+}
+
+window.addEventListener("beforeprint", () => drawn.forEach((place) => window.Plotly.relayout(place, { autosize: false, width: PRINTED })));
+window.addEventListener("afterprint", () => drawn.forEach((place) => window.Plotly.relayout(place, { autosize: true, width: null })));
+draw();

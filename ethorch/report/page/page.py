@@ -1,0 +1,99 @@
+"""``page``: the plain data of a program -> one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ethorch.errors import EthorchError, FormatError
+from ethorch.figures.layer import Layer
+from ethorch.figures.memory_report import MemoryReport
+from ethorch.report.page import view
+
+if TYPE_CHECKING:
+    import jinja2
+
+Data = Mapping[str, Any]
+
+
+def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
+    """The report of a program.
+
+    It is a function of its arguments alone: no clock, no path, no network. Text of the program is escaped, and the page forbids the
+    browser to load anything or to run any script but its own two.
+
+    Args:
+        data: of ``Program.to_json``, now or from a file.
+        comparison: of ``Comparison.to_json``: accuracy for each operator.
+        title: a name for the program; its target stands for it otherwise.
+
+    Raises:
+        FormatError: the data is something else.
+        EthorchError: the plotting library is not installed.
+    """
+    try:
+        layers = [Layer.from_json(layer) for layer in data["layers"]]
+        memory = MemoryReport.from_json(data["memory"])
+        shown = view.view(data, layers, memory, comparison)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
+    charts = _charts(data, layers, memory, comparison)
+    library, own = _library(), _text("page.js")
+    return _template().render(
+        **shown,
+        title=title or data["target"] or "program without an NPU",
+        chart_names=list(charts),
+        charts=_packed(json.dumps(charts, separators=(",", ":"))),
+        library=_packed(library),
+        style=_text("page.css"),
+        script=own,
+        hashes=[_hash(own), _hash(library)],
+    )
+
+
+def _charts(data: Data, layers: list[Layer], memory: MemoryReport, comparison: Data | None) -> dict[str, Any]:
+    try:
+        import plotly
+    except ModuleNotFoundError:
+        raise EthorchError('the report needs the package plotly: pip install "ethorch[report]".') from None
+    assert plotly
+    from ethorch.report.page import charts  # 0.1 s of Plotly, which may be missing
+
+    return charts.charts(data, layers, memory, comparison)
+
+
+@cache
+def _library() -> str:
+    """Plotly's library for browsers, from its wheel."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).replace("\r\n", "\n")  # a browser reads line ends so, and the hash is of what it reads
+
+
+@lru_cache(maxsize=2)
+def _packed(text: str) -> str:
+    """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _hash(script: str) -> str:
+    """As a Content-Security-Policy names a script that it allows."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(_text("page.html"))

@@ -1,0 +1,41 @@
+"""The options of ``ethorch compile`` that say what the settings of a program say."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+_FLAGS = {
+    "target": "--target", "scheme": "--scheme", "io": "--io", "system_config": "--system-config", "memory_mode": "--memory-mode",
+    "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
+}  # fmt: skip
+_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini"}
+
+
+def options(settings: Mapping[str, Any]) -> list[str]:
+    """Words of a command line; what has its default is left out, but for the target and the scheme.
+
+    An ini file of the user's is named without its folder, which is of another computer.
+
+    Args:
+        settings: as ``Program.to_json`` has them.
+    """
+    words: list[str] = []
+    for name, flag in _FLAGS.items():
+        value = settings.get(name)
+        if value is not None and value != _DEFAULTS.get(name):
+            words += [flag, os.path.basename(value) if name == "config_ini" else str(value)]
+    if settings.get("nhwc_io"):
+        words.append("--nhwc-io")
+    for module, scheme in settings.get("modules", {}).items():
+        words += ["--module", f"{module}={scheme}"]
+    for flag in settings.get("vela_flags", ()):
+        words += ["--vela-flag", flag]
+    return words
+
+
+def command(settings: Mapping[str, Any]) -> str:
+    """A line for a shell: ``ethorch compile MODEL -o model.pte`` and the options."""
+    return f"ethorch compile MODEL -o model.pte {shlex.join(options(settings))}"

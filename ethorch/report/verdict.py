@@ -1,0 +1,85 @@
+"""Does a program fit, is it fast enough, is it accurate? From the plain data of ``Program.to_json`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from ethorch.report.summary import kib
+
+Data = Mapping[str, Any]
+YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An answer to one question.
+
+    Attributes:
+        question: in a few words.
+        state: ``yes``, ``no``, ``unknown`` (there is a limit, and no figure), or ``open`` (there is no limit).
+        answer: a sentence with the figures.
+    """
+
+    question: str
+    state: str
+    answer: str
+
+
+def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
+    """Memory, time, accuracy: each against the limits of the settings."""
+    budgets = {row["name"]: row for row in data["budgets"]}
+    return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
+
+
+def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
+    parts, states = [], []
+    for name, key in (("ram", "ram_bytes"), ("flash", "flash_bytes")):
+        word = "RAM" if name == "ram" else "flash"
+        needs = f"{kib(data[key])} of {word}"
+        if name in budgets:
+            limit, holds = budgets[name]["limit"], budgets[name]["holds"]
+            states.append(holds)
+            left = limit - data[key]
+            needs += f", {kib(abs(left))} {'less' if left >= 0 else 'MORE'} than the limit of {kib(limit)}"
+        parts.append(needs)
+    return Verdict(
+        "Does it fit?", _state(states), f"It needs {'; '.join(parts)}." + _no_limit(states, "--ram and --flash set limits")
+    )
+
+
+def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
+    taken = data["milliseconds"]
+    found = "The time of one inference is not known: a .pte does not hold it."
+    if taken is not None:
+        found = f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second."
+    if "latency_ms" not in budgets:
+        return Verdict("Is it fast enough?", OPEN, found + _no_limit([], "--latency-ms or --fps sets one"))
+    limit = budgets["latency_ms"]["limit"]
+    return Verdict("Is it fast enough?", _state([budgets["latency_ms"]["holds"]]), f"{found} The limit is {limit:g} ms.")
+
+
+def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
+    accuracy = data["accuracy"]
+    found = "The accuracy was not measured."
+    if accuracy:
+        count = accuracy["samples"]
+        known = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
+        figure = f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if known else "are equal to the float model's"
+        found = f"The outputs {figure}, over {count} sample{'' if count == 1 else 's'}."
+    if "min_sqnr_db" not in budgets:
+        return Verdict("Is it accurate?", OPEN, found + _no_limit([], "--min-sqnr-db sets one"))
+    limit = budgets["min_sqnr_db"]["limit"]
+    return Verdict("Is it accurate?", _state([budgets["min_sqnr_db"]["holds"]]), f"{found} The least is {limit:g} dB.")
+
+
+def _no_limit(states: list[bool | None], hint: str) -> str:
+    return "" if states else f" No limit was given; {hint}."
+
+
+def _state(holds: list[bool | None]) -> str:
+    if not holds:
+        return OPEN
+    return NO if False in holds else UNKNOWN if None in holds else YES

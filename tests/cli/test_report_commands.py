@@ -1,0 +1,129 @@
+"""report, trace, compare-reports and --markdown: on a model, on what --json printed, on a saved folder, on a .pte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ethorch import cli
+
+pytest.importorskip("plotly", reason="the charts need plotly, of the extra report")
+
+MODEL = """
+import torch
+
+def small():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+                                torch.nn.Flatten(), torch.nn.Linear(8, 4))
+    samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
+    return model, samples[0], samples
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's file, and two builds of it."""
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "net.py").write_text(MODEL)
+    for name, options in (("int8", []), ("wide", ["--scheme", "a16w8"])):
+        assert cli.main(["compile", f"{folder}/net.py:small", "-o", f"{folder}/{name}", *options]) == 0
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
+    capsys.readouterr()
+    assert cli.main([*map(str, arguments)]) == status
+    return capsys.readouterr().out
+
+
+def test_report_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "small.html"
+    said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--ram", "1K")
+    assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"wrote {out}\n")
+    text = out.read_text()
+    assert "<title>net.py:small: ethorch report</title>" in text and str(folder) not in text
+
+
+def test_report_with_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32))
+    run(capsys, "report", f"{folder}/net.py:small", "-o", folder / "small.html", "--inputs", folder / "x.npy")
+    assert "1 sample. " in (folder / "small.html").read_text()
+
+
+def test_report_of_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = folder / "printed.json"
+    printed.write_text(run(capsys, "compile", f"{folder}/net.py:small", "-o", folder / "again.pte", "--json"))
+    pages = {}
+    for source in (printed, folder / "int8", folder / "int8" / "model.pte", folder / "int8" / "program.json"):
+        out = folder / "page.html"
+        found = json.loads(run(capsys, "report", source, "-o", out, "--json"))
+        assert found["output"] == str(out) and found["layers"] and found["advice"]
+        pages[source.name] = out.read_text()
+    assert "Cycles are not known" in pages["model.pte"] and "Cycles are not known" not in pages["int8"]
+    assert pages["int8"].replace("int8: ethorch", "x") == pages["program.json"].replace("program.json: ethorch", "x").replace(
+        "<h1>program.json", "<h1>int8"
+    )
+
+
+def test_markdown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.iterdir())
+    said = run(capsys, "report", folder / "int8", "--markdown")
+    assert said.startswith("## int8\n") and "| RAM |" in said
+    assert sorted(folder.iterdir()) == before, "no page was asked for"
+    said = run(capsys, "compile", f"{folder}/net.py:small", "-o", folder / "again.pte", "--markdown")
+    assert said.startswith("## net.py:small\n") and "--scheme int8" in said
+
+
+def test_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = []
+    for source in (f"{folder}/net.py:small", folder / "int8"):
+        run(capsys, "trace", source, "-o", folder / "trace.json")
+        traces.append(json.loads((folder / "trace.json").read_text()))
+    assert traces[0] == traces[1]
+    assert {event["cat"] for event in traces[0]["traceEvents"] if event["ph"] == "X"} == {"NPU", "DMA", "CPU"}
+    capsys.readouterr()
+    assert cli.main(["trace", f"{folder}/int8/model.pte", "-o", f"{folder}/none.json"]) == 1
+    assert "cycles of layer" in capsys.readouterr().err and not (folder / "none.json").exists()
+
+
+def test_compare_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = run(capsys, "compare-reports", folder / "int8", folder / "int8", "--fail-on-regression", 0)
+    assert "0 of" in same
+    arguments = ["compare-reports", folder / "int8", folder / "wide" / "program.json"]
+    said = run(capsys, *arguments)
+    assert "total_cycles" in said and "a16w8" in said and "WORSE" not in said
+    assert "WORSE: ram_bytes" in run(capsys, *arguments, "--fail-on-regression", 1, status=1)
+    run(capsys, *arguments, "--fail-on-regression", 100_000)
+    found: dict[str, Any] = json.loads(run(capsys, *arguments, "--fail-on-regression", 1, "--json", status=1))
+    assert found["settings"]["scheme"] == ["int8", "a16w8"] and any(line.startswith("ram_bytes") for line in found["regressions"])
+    said = run(capsys, *arguments, "--markdown")
+    assert said.startswith("## What changed\n") and "| scheme | int8 | a16w8 |" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "status"),
+    [
+        (["compare-reports", "{}/net.py", "{}/int8"], "is no build", 2),
+        (["compare-reports", "{}/none.json", "{}/int8"], "cannot read", 1),
+        (["compare-reports", "{}/int8"], "Missing argument", 2),
+        (["report", "{}/int8", "-o", "{}/missing/x.html"], "cannot write", 1),
+        (["report", "{}/int8", "--inputs", "{}/net.py"], "give the model", 2),
+        (["report", "{}/int8/settings.toml"], "FILE.py:NAME", 2),
+        (["trace", "{}/none.pte"], "cannot read", 1),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str, status: int
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.iterdir())
+    capsys.readouterr()
+    assert cli.main([argument.format(folder) for argument in arguments]) == status
+    assert words in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before

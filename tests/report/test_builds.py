@@ -1,0 +1,208 @@
+"""Two builds against each other, advice, verdict, Markdown, and the page on JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ethorch
+from ethorch.cli import options
+from ethorch.errors import EthorchError, FormatError
+from ethorch.program.settings import Settings
+from ethorch.report.advice import advice
+from ethorch.report.builds import compare_builds
+from ethorch.report.markdown import markdown
+from ethorch.report.program_data import is_program_data, read_program_data
+from ethorch.report.reproduce import options as words_of
+from ethorch.report.verdict import verdicts
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_a_build_against_itself(data: dict[str, Any]) -> None:
+    found = compare_builds(data, copy.deepcopy(data))
+    assert {layer.state for layer in found.layers} == {"same"} and not found.settings and not found.versions
+    assert all(change.percent == 0 for change in found.totals) and found.regressions() == []
+    assert len(found.layers) == len(data["layers"]) and f"0 of {len(data['layers'])} layers differ." in str(found)
+
+
+def test_what_changed_is_found_per_layer(data: dict[str, Any]) -> None:
+    after = copy.deepcopy(data)
+    grown = next(layer for layer in after["layers"] if layer["module"] == "head" and layer["where"] == "NPU")
+    grown["op_cycles"] += 1000
+    after["total_cycles"] += 1000
+    gone = next(layer for layer in after["layers"] if layer["operators"] == ["aten.topk.default"])
+    after["layers"].remove(gone)
+    after["versions"]["torch"] = "3.0"
+    after["settings"]["io"] = "int8"
+    found = compare_builds(data, after)
+    states = {(layer.module, layer.operator, layer.state): layer for layer in found.layers if layer.state != "same"}
+    assert len(states) == 2
+    assert states["head", "aten.conv2d.default", "changed"].difference == 1000
+    assert states[gone["module"], "aten.topk.default", "removed"].cycles_after is None
+    assert found.settings == {"io": ("float32", "int8")} and found.versions["torch"][1] == "3.0"
+    percent = 100 * 1000 / data["total_cycles"]
+    assert found.regressions(percent * 1.01) == []
+    (worse,) = found.regressions(percent * 0.99)
+    assert worse.startswith("total_cycles")
+    assert "| head | aten.conv2d.default | changed |" in found.to_markdown()
+    assert json.loads(json.dumps(found.to_json()))["totals"]["total_cycles"]["percent"] == pytest.approx(percent)
+
+
+def test_less_accuracy_and_a_lost_budget_are_regressions(data: dict[str, Any]) -> None:
+    after = copy.deepcopy(data)
+    after["accuracy"]["sqnr_db"] *= 0.8
+    next(row for row in after["budgets"] if row["name"] == "ram")["holds"] = False
+    found = compare_builds(data, after)
+    assert [line.split()[0] for line in found.regressions(15)] == ["accuracy.sqnr_db", "budget"]
+    assert found.regressions(25) == ["budget ram no longer holds"]
+    assert compare_builds(after, data).regressions() == []
+
+
+def test_from_nothing_is_a_regression_of_any_percent(data: dict[str, Any]) -> None:
+    after = copy.deepcopy(data)
+    data["operators"]["cpu"] = 0
+    found = compare_builds(data, after)
+    assert found.regressions(1e9) == ["operators.cpu 0 -> 1 (from 0)"]
+    assert found.to_json()["totals"]["operators.cpu"] == {"before": 0, "after": 1, "percent": None}
+
+
+def test_a_file_is_compared_as_far_as_it_tells(data: dict[str, Any], program: ethorch.Program) -> None:
+    found = compare_builds(data, ethorch.load(program.pte).to_json())
+    assert found.regressions() == []
+    unknown = {change.name for change in found.totals if change.after is None}
+    assert unknown >= {"total_cycles", "milliseconds", "operators.cpu"} and "ram_bytes" not in unknown
+
+
+def test_advice_has_figures_of_the_data(data: dict[str, Any]) -> None:
+    found = {one.id: one for one in advice(data)}
+    assert {"float-io", "cpu.operator.unknown"} <= found.keys()
+    size = sum(4 * 3 * 16 * 16 for _ in range(1)) + 4 * 4 * 16 * 8
+    assert found["float-io"].figure.startswith(f"{size / 1024:,.1f} KiB") and "--io int8" in found["float-io"].text
+    spent = sum(layer["op_cycles"] for layer in data["layers"] if layer["operators"] == ["aten.topk.default"])
+    assert f"{spent:,} CPU cycles" in found["cpu.operator.unknown"].figure
+    assert data["cpu"][0]["way_out"] in found["cpu.operator.unknown"].text
+    assert [one.weight for one in advice(data)] == sorted((one.weight for one in advice(data)), reverse=True)
+
+
+def test_advice_goes_when_its_reason_goes(data: dict[str, Any]) -> None:
+    data["settings"]["io"] = "int8"
+    data["cpu"] = []
+    assert not {"float-io", "cpu.operator.unknown"} & {one.id for one in advice(data)}
+
+
+def test_advice_on_memories_and_multipliers(data: dict[str, Any]) -> None:
+    npu = [layer for layer in data["layers"] if layer["where"] == "NPU"]
+    for layer in npu:
+        layer |= {"bound": "OffChipFlash", "op_cycles": 1_000_000, "npu_cycles": 1000}
+    (waits,) = [one for one in advice(data) if one.id == "waits.off_chip_flash"]
+    assert f"{999_000 * len(npu):,} cycles" in waits.figure and "Shared_Sram" in waits.text and "Sram_Only" in waits.text
+    for layer in npu:
+        layer |= {"bound": "compute", "npu_cycles": 1_000_000, "mac_count": 1_280_000, "util_mac_percentage": 1.0}
+    (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
+    assert f"{990_000 * len(npu):,} cycles" in idle.figure and "128 multipliers" in idle.text
+    for layer in npu:
+        layer |= {"bound": "transposes"}
+    (ends,) = [one for one in advice(data) if one.id == "transposes.io"]
+    assert "--nhwc-io" in ends.text
+    data["settings"]["nhwc_io"] = True
+    assert [one.id for one in advice(data) if one.id.startswith("transposes")] == ["transposes"]
+
+
+def test_verdict_follows_the_budgets(data: dict[str, Any]) -> None:
+    fits, fast, accurate = verdicts(data)
+    assert (fits.state, fast.state, accurate.state) == ("yes", "no", "yes")
+    assert "less than the limit of 64.0 KiB" in fits.answer and "The limit is 0.001 ms." in fast.answer
+    data["budgets"] = []
+    assert {one.state for one in verdicts(data)} == {"open"}
+    data |= {"milliseconds": None, "budgets": [{"name": "latency_ms", "limit": 1.0, "found": None, "holds": None}]}
+    assert verdicts(data)[1].state == "unknown"
+
+
+def test_markdown_is_escaped_and_complete(data: dict[str, Any]) -> None:
+    data["layers"][1] |= {"module": "a|b<script>`\n# x", "op_cycles": 10**9}
+    text = markdown(data, "both")
+    assert text.startswith("## both\n") and "\\|b&lt;script&gt;\\` \\# x" in text and "<script" not in text
+    for block in re.findall(r"(?:^\|.*\n?)+", text, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
+    assert "topk" in text and data["cpu"][0]["id"].replace("_", "\\_") in text
+    assert "--min-sqnr-db 10" in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(
+            "ethos-u85-256",
+            "a16w8",
+            {"head": "float", "stem": "int8"},
+            "int16",
+            True,
+            memory_mode="Sram_Only",
+            vela_flags=("--optimise=Size",),
+            ram=65536,
+            flash=2**20,
+            latency_ms=2.5,
+            min_sqnr_db=30,
+        ),
+    ],
+)
+def test_the_options_give_the_settings_back(settings: Settings) -> None:
+    words = iter(words_of(settings.to_json()))
+    lists: dict[str, Any] = {"module": [], "vela_flag": []}
+    given: dict[str, Any] = {}
+    for word in words:
+        name = word.removeprefix("--").replace("-", "_")
+        if name in lists:
+            lists[name].append(next(words))
+        else:
+            given[name] = True if name == "nhwc_io" else next(words)
+    for name in ("latency_ms", "min_sqnr_db"):
+        if name in given:
+            given[name] = float(given[name])
+    assert options.settings_of(**given, **lists) == settings
+
+
+def test_files(data: dict[str, Any], program: ethorch.Program, tmp_path: Path) -> None:
+    program.save(tmp_path / "both")
+    assert is_program_data(tmp_path / "both") and read_program_data(tmp_path / "both") == data
+    assert not is_program_data(tmp_path / "both" / "model.pte")
+    with pytest.raises(EthorchError, match="cannot read"):
+        read_program_data(tmp_path / "none.json")
+    for text in ("[" * 100_000, "{", "3", '{"layers": []}'):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(FormatError, match=r"other\.json is no"):
+            read_program_data(tmp_path / "other.json")
+
+
+def test_every_key_is_documented(data: dict[str, Any]) -> None:
+    text = (DOCS / "json.md").read_text()
+    sections = dict(re.findall(r"^## (\S.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+
+    def keys(section: str) -> set[str]:
+        first_cells = re.findall(r"^\| (`.*?) \|", sections[section], re.M)
+        return {key for cell in first_cells for key in re.findall(r"`([\w.]+)`", cell)}
+
+    operators = {f"operators.{name}" for name in data["operators"]}
+    assert keys("The program") == (data.keys() - {"operators"}) | operators
+    assert keys("memory_system") == data["memory_system"].keys()
+    assert keys("layers") == data["layers"][0].keys()
+    assert keys("memory") == data["memory"].keys()
+    assert keys("compare-reports") == {*compare_builds(data, data).to_json(), "regressions"}
+    for row, words in (
+        (data["memory"]["tensors"][0], sections["memory"]),
+        (data["memory"]["components"][0], sections["memory"]),
+        (data["cpu"][0], sections["The program"]),
+        (data["accuracy"], sections["The program"]),
+        (data["budgets"][0], sections["The program"]),
+        (data["inputs"][0], sections["The program"]),
+        (advice(data)[0].to_json(), sections["compare-reports"]),
+        (compare_builds(data, data).to_json()["layers"][0], sections["compare-reports"]),
+    ):
+        assert [key for key in row if f"`{key}`" not in words] == []
