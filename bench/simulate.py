@@ -1,12 +1,17 @@
-"""How fast the simulated NPU is, against the TOSA reference model on the same graph, whether both agree; and its memory.
+"""How fast the simulated NPU is, against PyTorch and the TOSA reference model, whether it agrees with that; and its memory.
 
 ``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
 
 Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and simulator
 and reference model take turns, so that whatever else the computer is doing falls on both. The simulator's first run decodes
 weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least of several runs.
+PyTorch runs the float model, eagerly, on one thread and one image, in turns with the simulator's later runs.
 Memory is what a process that does nothing else needs beyond its imports, program and regions included,
-against the sizes of the regions.
+against the sizes of the regions. ``share`` is how much of the program's work compiled code does.
+
+A batch (`ethorch.npu.run_many`) runs on one thread and on two. Images a second of CPU are what a thread does by itself;
+the speedup is the time by the clock, and says something only where two CPUs are idle. Memory for a further image is what
+the peak of the process grows by for each of BATCH_GROWTH further ones, against the bytes of its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,10 @@ from bench.implementation import memory_for, run_in_child, stdout_for_json
 from ethorch.formats.payload import DelegatePayload
 
 Record = dict[str, Any]
+TURNS = 4  # of the simulator and PyTorch for each input, and of batches on one and two threads
+BATCH_IMAGES = 2000  # at most
+BATCH_WORK = 2e10  # work units of a batch, a second or so
+BATCH_GROWTH = 64  # further images whose memory is measured
 
 
 def measure(model: str, target: str, runs: int = 5) -> Record:
@@ -63,6 +72,10 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         device(*sample)
         taken.append([recorder.inputs for recorder in recorders])
     by_payload = {delegate.payload: delegate for delegate in build.delegates}
+    eager = _eager(case, user.module)
+    batch: Record = {}
+    shares: list[tuple[float, int]] = []
+    eager_seconds = float("inf")
     gc.collect()
     gc.freeze()  # a collection among torch's objects from compiling takes 0.4 s, and would fall on any one run
     for number, recorder in enumerate(recorders):
@@ -73,11 +86,13 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         preparing += time.process_time() - started
         times, reference_times = [], []
         for inputs in (step[number] for step in taken):
-            for place, data in zip(delegate.payload.inputs, inputs, strict=True):
-                machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
-            started = time.process_time()
-            machine.run()
-            times.append(time.process_time() - started)
+            for _ in range(TURNS):
+                for place, data in zip(delegate.payload.inputs, inputs, strict=True):
+                    machine.region(place.region)[place.offset : place.offset + place.nbytes] = data
+                started = time.process_time()
+                machine.run()
+                times.append(time.process_time() - started)
+                eager_seconds = min(eager_seconds, eager())
             arrays = delegate_arrays(delegate, inputs)
             started = time.process_time()
             wanted, _ = tosa_reference_model.run(delegate.tosa, arrays)
@@ -87,6 +102,9 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
                 elements += expected.size
                 different += int((found != expected.ravel()).sum())
                 distinct |= set(np.unique(expected).tolist())
+        shares.append((machine.plan.share if machine.plan else 0.0, program.work))
+        if number == 0:
+            batch = measure_batch(program, delegate.payload, [step[0] for step in taken])
         first += times[0]
         later += min(times[1:])
         reference += min(reference_times)
@@ -94,6 +112,9 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         "first_seconds": preparing + first,
         "later_seconds": later,
         "reference_seconds": reference,
+        "eager_seconds": eager_seconds,
+        "share": sum(share * work for share, work in shares) / max(sum(work for _, work in shares), 1),
+        **batch,
         "elements": elements,
         "different": different,
         "distinct_values": len(distinct),
@@ -101,9 +122,55 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     }
 
 
+def _eager(case: Any, module: Any) -> Callable[[], float]:
+    """CPU seconds of one run of the float model; run before, so that it is warm."""
+    import torch
+
+    torch.set_num_threads(1)
+    inputs = case.example_inputs()
+    module.eval()
+
+    def once() -> float:
+        with torch.no_grad():
+            started = time.process_time()
+            module(*inputs)
+            return time.process_time() - started
+
+    for _ in range(TURNS):
+        once()
+    return once
+
+
+def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any]) -> Record:
+    """A delegate over a batch of its inputs: images a second of CPU, and speedup by the clock, of two threads over one."""
+    import numpy as np
+
+    from ethorch.npu import Place, run_many, staging_bytes
+
+    count = max(4, min(BATCH_IMAGES, int(BATCH_WORK // max(program.work, 1))))
+    given = [
+        (Place(t.region, t.offset, t.nbytes), np.stack([inputs[n % len(inputs)][k] for n in range(count)]).view(np.uint8))
+        for k, t in enumerate(payload.inputs)
+    ]
+    wanted = [Place(t.region, t.offset, t.nbytes) for t in payload.outputs]
+    best: dict[int, tuple[float, float]] = {}
+    for _ in range(TURNS):
+        for threads in (1, 2):
+            clock, cpu = time.perf_counter(), time.process_time()
+            run_many(program, given, wanted, payload.scratch_bytes, staging_bytes(program), threads=threads)
+            found = time.perf_counter() - clock, time.process_time() - cpu
+            best[threads] = min(best.get(threads, found)[0], found[0]), min(best.get(threads, found)[1], found[1])
+    return {
+        "images": count,
+        "images_per_cpu_second": count / best[1][1],
+        "images_per_cpu_second_of_two_threads": count / best[2][1],
+        "speedup_of_two_threads": best[1][0] / best[2][0],
+    }
+
+
 def memory(payloads: Sequence[DelegatePayload]) -> dict[str, int]:
     """memory_bytes and region_bytes of the delegate that needs most for its regions, each in a process of its own."""
-    worst = {"memory_bytes": 0, "region_bytes": 1}
+    worst = {"memory_bytes": 0, "region_bytes": 1, "image_bytes": 0, "io_bytes": 1}
     for payload in payloads:
         with tempfile.NamedTemporaryFile(suffix=".payload") as file:
             file.write(payload.pack())
@@ -135,7 +202,27 @@ def _memory_here(path: str) -> dict[str, int]:
     for _ in range(2):
         machine.run()
     regions = sum(region.size for region in machine.regions.values())
-    return {"memory_bytes": _resident_bytes("VmHWM") - before, "region_bytes": regions}
+    needed = _resident_bytes("VmHWM") - before
+    io_bytes = sum(t.nbytes for t in (*payload.inputs, *payload.outputs))
+    return {"memory_bytes": needed, "region_bytes": regions, "image_bytes": _per_image(program, payload), "io_bytes": io_bytes}
+
+
+def _per_image(program: Any, payload: DelegatePayload) -> int:
+    """What each further image of a batch needs, its inputs and outputs included."""
+    import numpy as np
+
+    from ethorch.npu import Place, run_many, staging_bytes
+
+    peaks = []
+    for count in (1, 1 + BATCH_GROWTH):
+        before = _resident_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        given = [(Place(t.region, t.offset, t.nbytes), np.ones((count, t.nbytes), np.uint8)) for t in payload.inputs]
+        wanted = [Place(t.region, t.offset, t.nbytes) for t in payload.outputs]
+        found = run_many(program, given, wanted, payload.scratch_bytes, staging_bytes(program), threads=1)
+        peaks.append(_resident_bytes("VmHWM") - before)
+        del given, found
+    return max(peaks[1] - peaks[0], 0) // BATCH_GROWTH
 
 
 def _resident_bytes(key: str) -> int:
@@ -144,24 +231,40 @@ def _resident_bytes(key: str) -> int:
 
 def table(records: Sequence[Record]) -> str:
     """Markdown: a line per network and target, ratios of CPU seconds against the reference model."""
-    head = ["model", "target", "first run, s", "later runs, s", "reference, s", "first", "later", "memory", "elements that differ"]
+    head = [
+        "model", "target", "first run, s", "later runs, ms", "PyTorch, ms", "reference, s", "later / PyTorch", "first / reference",
+        "memory / regions", "share", "images / CPU s", "of two threads", "speedup", "bytes / image, of I/O", "elements that differ",
+    ]  # fmt: skip
     rows = [head, ["---"] * len(head)]
     good = [r for r in records if "error" not in r]
     for r in records:
         if "error" in r:
             last = (r["error"]["message"].strip().splitlines() or [""])[-1]
-            rows.append([r["model"], r["target"], f"failed: {r['error']['type']}: {last[:120]}", *[""] * 6])
+            rows.append([r["model"], r["target"], f"failed: {r['error']['type']}: {last[:120]}", *[""] * (len(head) - 3)])
             continue
-        seconds = [f"{r[key]:.3f}" for key in ("first_seconds", "later_seconds", "reference_seconds")]
-        ratio = [f"{r[key] / r['reference_seconds']:.2f}" for key in ("first_seconds", "later_seconds")]
-        ratio.append(f"{r['memory_bytes'] / r['region_bytes']:.1f}")
-        rows.append([r["model"], r["target"], *seconds, *ratio, f"{r['different']} of {r['elements']}"])
+        rows.append(
+            [
+                r["model"],
+                r["target"],
+                f"{r['first_seconds']:.3f}",
+                f"{1e3 * r['later_seconds']:.2f}",
+                f"{1e3 * r['eager_seconds']:.2f}",
+                f"{r['reference_seconds']:.3f}",
+                f"{r['later_seconds'] / r['eager_seconds']:.2f}",
+                f"{r['first_seconds'] / r['reference_seconds']:.2f}",
+                f"{r['memory_bytes'] / r['region_bytes']:.1f}",
+                f"{r['share']:.1%}",
+                f"{r['images_per_cpu_second']:.0f}",
+                f"{r['images_per_cpu_second_of_two_threads']:.0f}",
+                f"{r['speedup_of_two_threads']:.2f}",
+                f"{r['image_bytes'] / r['io_bytes']:.1f}",
+                f"{r['different']} of {r['elements']}",
+            ]
+        )
     if good:
-        means = [
-            f"**{geometric_mean([r[key] / r['reference_seconds'] for r in good]):.2f}**"
-            for key in ("first_seconds", "later_seconds")
-        ]
-        rows.append(["geometric mean of ratios", "", "", "", "", *means, "", ""])
+        later = geometric_mean([r["later_seconds"] / r["eager_seconds"] for r in good])
+        first = geometric_mean([r["first_seconds"] / r["reference_seconds"] for r in good])
+        rows.append(["geometric mean", *[""] * 5, f"**{later:.2f}**", f"**{first:.2f}**", *[""] * (len(head) - 8)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Scaling:
 
     @cached_property
     def is_identity(self) -> bool:
+        if np.ndim(self.shift) == 0 and np.ndim(self.multiplier) == 0:
+            return int(self.multiplier) == 1 and int(self.shift) == 0
         return bool(np.all(self.multiplier == 1) and np.all(self.shift == 0))
 
     @cached_property
@@ -51,12 +53,12 @@ class Scaling:
 
         A scaling that keeps v adds nothing.
         """
-        make = None if self.is_identity else _ADDENDS[self.rounding]
-        shift = np.asarray(self.shift, np.int64)
-        if make is None:
-            return np.zeros_like(shift), np.zeros_like(shift)
-        above, below = (np.asarray(make(np.asarray(v, np.int64), self), np.int64) for v in (0, -1))
-        return np.broadcast_to(above, shift.shape), np.broadcast_to(below, shift.shape)
+        if self.is_identity:
+            nothing = np.zeros(np.shape(self.shift), np.int64)
+            return nothing, nothing
+        if np.ndim(self.shift) == 0:
+            return _addends_of(int(self.shift), self.rounding, self.double)
+        return _addends(self)
 
     def __call__(self, v: Ints) -> Ints:
         """int64 in, int64 out; the product wraps at 64 bits, which no legal program reaches."""
@@ -89,6 +91,20 @@ _ADDENDS: dict[str, Callable[[Ints, Scaling], Ints] | None] = {
     "TRUNCATE_TO_ZERO": lambda v, s: np.where(v >= 0, np.int64(0), (np.int64(1) << s.shift) - 1),
     "TRUNCATE_TO_LOWER": None,
 }
+
+
+def _addends(s: Scaling) -> tuple[Ints, Ints]:
+    make, shape = _ADDENDS[s.rounding], np.shape(s.shift)
+    if make is None:
+        return np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    above, below = (np.asarray(make(np.asarray(v, np.int64), s), np.int64) for v in (0, -1))
+    return np.broadcast_to(above, shape), np.broadcast_to(below, shape)
+
+
+@cache
+def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
+    """Those of one scaling for all, of which a stream has thousands."""
+    return _addends(Scaling(np.int64(1), np.int64(shift), rounding, double))
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -25,6 +25,13 @@ STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 def element_type(signed: int, precision: int) -> Dtype:
     """The NumPy type of a precision field: 0 8-bit, 1 16, 2 32, 3 64 (int48 values are stored in 64, npu-reference 2.5)."""
     return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
+
+
+@cache
+def type_range(dtype: Dtype) -> tuple[int, int]:
+    """The least and the largest value of an integer type."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +94,7 @@ class FeatureMap:
 
     @cached_property
     def value_range(self) -> tuple[int, int]:
-        info = np.iinfo(self.dtype)
-        return int(info.min), int(info.max)
+        return type_range(self.dtype)
 
     @cached_property
     def tiles(self) -> list[Tile]:

@@ -17,6 +17,7 @@ import pytest
 from ethorch.errors import HostError, MachineFault
 from ethorch.npu import Machine, Program
 from ethorch.npu.memory import Span
+from ethorch.npu.plan import layout
 from ethorch.npu.plan.constants import Constants
 from ethorch.npu.plan.ranges import exact_in_double, scaled
 from tests.npu.cases import CASES
@@ -86,6 +87,17 @@ def test_who_looks_at_single_operations_gets_numpy():
     machine = machine_with("conv_3x3_stride2", "u55-128")
     machine.run()
     assert machine.plan is not None and machine.plan.is_whole and machine.plan.share == 1
+
+
+@needs_compiler
+def test_products_that_nobody_reads_are_not_stored():
+    """A matrix product on U55: sums of products in one step each, but for the last, whose products stay in memory."""
+    program, model, arrays = compiled("matmul_deep", "u55-128")
+    plan = run_both_ways(lambda c: make_machine(program, model, compiled=c), lambda m: fill(m, model, arrays))
+    kinds = [struct.kind for part in plan.parts for struct in part.structs]
+    dots = kinds.count(layout.KINDS[layout.Dot])
+    assert dots > 1 and kinds.count(layout.KINDS[layout.Nothing]) == dots
+    assert any(kind == layout.KINDS[layout.Elementwise] for kind in kinds)
 
 
 @needs_compiler

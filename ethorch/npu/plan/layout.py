@@ -123,6 +123,16 @@ class Move(Structure):
     _fields_ = [("input", Map), ("stage", Stage)]
 
 
+class Dot(Structure):
+    _fields_ = [("a", Map), ("b", Map), ("stage", Stage), *_ints("spread depth add pad")]
+
+
+class Nothing(Structure):
+    """A step whose work another one does."""
+
+    _fields_ = _ints("pad")
+
+
 class Step(Structure):
     _fields_ = [*_ints("kind pad"), *_pointers("what")]
 
@@ -137,12 +147,13 @@ class Place(Structure):
 
 # In the order in which the library tells their sizes.
 SIZED: tuple[type[Structure], ...] = (
-    Map, Stage, Window, Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move, Step, Machine, Place,
+    Map, Stage, Window, Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move, Dot, Step, Machine, Place,
 )  # fmt: skip
 
 # Step.kind by the struct it points to.
 KINDS: dict[type[Structure], int] = {
-    kind: number for number, kind in enumerate((Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move))
+    kind: number
+    for number, kind in enumerate((Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move, Dot, Nothing))
 }
 
 TABLE_NONE, TABLE_DIRECT, TABLE_16_16, TABLE_16_32, TABLE_TANH, TABLE_SIGMOID = range(6)

@@ -48,7 +48,7 @@ class Context:
         own_bytes: how much the plan keeps between steps.
         kept_alive: arrays and structs that structs point at.
         filters: what became of a filter, by its key: stripes of a layer and steps of a recurrent network share one.
-        known: maps whose elements, as steps before have stored them, lie in narrower ranges than their types.
+        known: maps whose elements, as steps before have stored them, lie in narrower ranges than their types; by region and base.
         computed: what the step being packed will add to them.
     """
 
@@ -61,7 +61,7 @@ class Context:
     accumulator: tuple[tuple[int, int, int], int] | None = None
     kept_alive: list[object] = field(default_factory=list)
     filters: dict[Hashable, object] = field(default_factory=dict)
-    known: list[tuple[FeatureMap, Range]] = field(default_factory=list)
+    known: dict[tuple[int, int], tuple[FeatureMap, Range]] = field(default_factory=dict)
     computed: tuple[FeatureMap, Range] | None = None
     _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
@@ -159,7 +159,11 @@ class Context:
 
     def range_of(self, fm: FeatureMap) -> Range:
         """Of a feature map's elements, less the zero point: what its type holds, or less if the step that stored them is known."""
-        low, high = next((r for stored, r in self.known if stored.dtype == fm.dtype and same_place(stored, fm)), fm.value_range)
+        low, high = fm.value_range
+        if (fm.region, fm.bases[0]) in self.known:
+            stored, found = self.known[fm.region, fm.bases[0]]
+            if stored.dtype == fm.dtype and same_place(stored, fm):
+                low, high = found
         return low - fm.zero_point, high - fm.zero_point
 
     def ran(self, step: Step) -> None:
@@ -170,13 +174,16 @@ class Context:
         if step.prepared.scattered is not None:
             spans.append((step.prepared.scattered[1], 0, 1 << 62))
         if self.known and spans:
-            self.known = [
-                (fm, found)
-                for fm, found in self.known
-                if not any(fm.region == r and start < b and a < stop for r, start, stop in spans for a, b in self.reaches(fm))
+            gone = [
+                key
+                for key, (fm, _) in self.known.items()
+                if any(fm.region == r and start < b and a < stop for r, start, stop in spans for a, b in self.reaches(fm))
             ]
+            for key in gone:
+                del self.known[key]
         if self.computed is not None:
-            self.known.append(self.computed)
+            fm = self.computed[0]
+            self.known[fm.region, fm.bases[0]] = self.computed
             self.computed = None
 
     # Scalings.
@@ -253,6 +260,8 @@ def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
 
 def same_place(a: FeatureMap, b: FeatureMap) -> bool:
     """Whether element by element both maps lie at the same bytes."""
+    if a.region != b.region or a.bases[0] != b.bases[0] or a.shape != b.shape:
+        return False
 
     def laid_out(fm: FeatureMap) -> tuple[object, ...]:
         tiles = [(t.y, t.x, t.height, t.width, t.base) for t in fm.tiles]

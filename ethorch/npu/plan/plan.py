@@ -14,6 +14,7 @@ from ethorch.npu.memory import Memory
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.constants import Constants
 from ethorch.npu.plan.convolution import pack_convolution, pack_product
+from ethorch.npu.plan.dots import fuse_dots
 from ethorch.npu.plan.elementwise import pack_elementwise
 from ethorch.npu.plan.library import library
 from ethorch.npu.plan.packing import Context, NotKnown
@@ -59,6 +60,7 @@ class Plan:
         assert found is not None
         self.library = found
         packed, context, self.reasons = _packed(program, memory, found)
+        fuse_dots(context, packed)
         self._kept_alive = context.kept_alive
         self.own_bytes = context.own_bytes
         self.parts: list[Native | Step] = []

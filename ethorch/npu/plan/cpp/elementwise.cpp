@@ -182,6 +182,30 @@ void products(const Run &run, const Elementwise &e) {
         }
 }
 
+template <class A, class B>
+void dots(const Run &run, const Dot &d) {
+    const Stage &s = d.stage;
+    const uint8_t *a = run.at(d.a) + d.a.tile[0].base, *b = run.at(d.b) + d.b.tile[0].base;
+    const int depth = d.depth, za = (int)d.a.zero_point, zb = (int)d.b.zero_point;
+    int16_t *wide = run.buffers.of<int16_t>(run.buffers.rows, depth);
+    int32_t *sums = run.buffers.of<int32_t>(run.buffers.sums, s.width);
+    Output output(run, s);
+    for (int y = 0; y < s.height; y++) {
+        for (int x = 0; x < s.width; x++) {
+            const B *from = (const B *)(b + (d.spread & 1 ? 0 : y * d.b.sy) + (d.spread & 2 ? 0 : x * d.b.sx));
+            if (!(d.spread & 2) || !x)
+                for (int c = 0; c < depth; c++) wide[c] = (int16_t)(from[c] - zb);
+            const A *__restrict p = (const A *)(a + y * d.a.sy + x * d.a.sx);
+            const int16_t *__restrict w = wide;
+            int32_t sum = d.add;
+            for (int c = 0; c < depth; c++) sum += (int32_t)(int16_t)(p[c] - za) * (int32_t)w[c];
+            sums[x] = sum;
+        }
+        output.rows(y, 1, sums, 1);
+    }
+    output.close();
+}
+
 bool is_product(const Elementwise &e) {
     const Stage &s = e.stage;
     const bool stored = s.mode == SCALE_NOTHING && !s.clamps && s.table == TABLE_NONE && !s.whole && s.out.bytes == 4;
@@ -208,6 +232,11 @@ void pairs(const Run &run, const Elementwise &e) {
 }
 
 }  // namespace
+
+void run_dot(const Run &run, const Dot &d) {
+    d.a.is_signed ? d.b.is_signed ? dots<int8_t, int8_t>(run, d) : dots<int8_t, uint8_t>(run, d)
+                  : d.b.is_signed ? dots<uint8_t, int8_t>(run, d) : dots<uint8_t, uint8_t>(run, d);
+}
 
 bool run_elementwise(const Run &run, const Elementwise &e) {
     if (e.want != WANT_NOTHING && !fits(run, e)) return false;

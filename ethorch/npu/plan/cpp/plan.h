@@ -58,7 +58,7 @@ struct Window {
     int32_t kh, kw, sy, sx, dy, dx, top, left, size_h, size_w, padded_w, upscale;
 };
 
-enum { KIND_COPY, KIND_TRANSFER, KIND_CONV, KIND_DEPTHWISE, KIND_PRODUCT, KIND_POOL, KIND_ELEMENTWISE, KIND_RESIZE, KIND_MOVE };
+enum { KIND_COPY, KIND_TRANSFER, KIND_CONV, KIND_DEPTHWISE, KIND_PRODUCT, KIND_POOL, KIND_ELEMENTWISE, KIND_RESIZE, KIND_MOVE, KIND_DOT, KIND_NOTHING };
 
 struct Copy {
     int32_t from_region, to_region;
@@ -141,6 +141,13 @@ struct Resize {
 struct Move {
     Map in;
     Stage stage;
+};
+
+// Products of bytes, and their sums over channels, in one: nobody reads the products. spread: as of an Operand, of b.
+struct Dot {
+    Map a, b;
+    Stage stage;
+    int32_t spread, depth, add, pad;  // add: what is added to every sum
 };
 
 struct Step {

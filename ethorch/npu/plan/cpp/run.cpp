@@ -19,7 +19,9 @@ bool run_step(const Run &run, const Step &s) {
     case KIND_POOL: run_pool(run, *(const Pool *)s.what); return true;
     case KIND_ELEMENTWISE: return run_elementwise(run, *(const Elementwise *)s.what);
     case KIND_RESIZE: run_resize(run, *(const Resize *)s.what); return true;
-    default: run_move(run, *(const Move *)s.what); return true;
+    case KIND_MOVE: run_move(run, *(const Move *)s.what); return true;
+    case KIND_DOT: run_dot(run, *(const Dot *)s.what); return true;
+    default: return true;
     }
 }
 
@@ -79,6 +81,6 @@ EXPORT int64_t ethorch_run_images(
 // How large each struct is, in the order of ethorch/npu/plan/layout.py; 0 behind the last.
 EXPORT int ethorch_size(int which) {
     const int sizes[] = {sizeof(Map), sizeof(Stage), sizeof(Window), sizeof(Copy), sizeof(Transfer), sizeof(Conv), sizeof(Depthwise),
-        sizeof(Product), sizeof(Pool), sizeof(Elementwise), sizeof(Resize), sizeof(Move), sizeof(Step), sizeof(Machine), sizeof(Place)};
+        sizeof(Product), sizeof(Pool), sizeof(Elementwise), sizeof(Resize), sizeof(Move), sizeof(Dot), sizeof(Step), sizeof(Machine), sizeof(Place)};
     return which < (int)(sizeof sizes / sizeof *sizes) ? sizes[which] : 0;
 }
