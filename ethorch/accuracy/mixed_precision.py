@@ -19,6 +19,7 @@ from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class MixedPrecision:
     __str__ = table
 
 
+@quiet()
 def mixed_precision(
     model: nn.Module,
     spec: EthosUCompileSpec,

@@ -15,6 +15,7 @@ from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import TOSAQuantizer
+from ethorch.quiet import quiet
 from ethorch.target.compile_spec import ArmCompileSpec
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Sensitivity:
         figure.savefig(path)
 
 
+@quiet()
 def sensitivity(
     model: nn.Module,
     spec: ArmCompileSpec | TOSAQuantizer,

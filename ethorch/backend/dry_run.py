@@ -25,7 +25,7 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of
+from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
@@ -104,7 +104,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         refused |= {
             node: Reason("vela.refused", f"Vela refuses it: {self.declined[origin]}", "Please report it: a limit is missing.")
             for node in nodes_everywhere(program.graph)
-            if self.declined and (origin := origin_of(node)) in self.declined
+            if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
         while True:
             walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
@@ -121,7 +121,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         operators = [getattr(node.target, "_op", None) for node in left]
         whole = [node for node, op in zip(left, operators, strict=True) if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]
         for node in break_up(program, whole):
-            self.declined[origin_of(node)] = "it is a part of what Vela refuses"
+            self.declined[origin_of_codes(node)] = "it is a part of what Vela refuses"
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
         """Let the CPU pick rows of codes, where it picks rows of a quantized table."""

@@ -180,8 +180,9 @@ def origin_of(node: Node) -> Origin:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if frames:
         own = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
-        path, line = (own or frames)[-1]
-        source = f"{path.rsplit('/', 1)[-1]}:{line}"
+        if own or not module:  # a line of torch's says less than the name of the module that has it
+            path, line = (own or frames)[-1]
+            source = f"{path.rsplit('/', 1)[-1]}:{line}"
     target = op_name(node.target) if node.op == "call_function" else node.op
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
 

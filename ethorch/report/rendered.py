@@ -16,7 +16,7 @@ def as_text(renderable: RenderableType) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=_WIDTH, highlight=False, markup=False, color_system=None).print(renderable)
+    Console(file=out, width=_WIDTH, force_jupyter=False, highlight=False, markup=False, color_system=None).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -24,6 +24,6 @@ def as_html(renderable: RenderableType) -> str:
     """A ``<pre>`` with colours, for ``_repr_html_``."""
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, markup=False, record=True)
+    console = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, highlight=False, markup=False, record=True)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
