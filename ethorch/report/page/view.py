@@ -14,6 +14,7 @@ from ethorch.report.summary import head, kib, refusal_text, rows
 from ethorch.report.verdict import verdicts
 
 Data = Mapping[str, Any]
+_LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db")  # settings
 _DEPTH = 16  # of modules in modules; what lies deeper counts for the one that it is in
 _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 
@@ -42,7 +43,7 @@ def view(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: 
         "peaks": [_peak(memory, region) for region in sorted({tensor.region for tensor in memory.tensors})],
         "accuracy": None if comparison is None else _accuracy(comparison),
         "advice": advice(data),
-        "settings": None if data["settings"] is None else [(k, _plain(v)) for k, v in data["settings"].items()],
+        "settings": None if data["settings"] is None else [(k, _setting(k, v)) for k, v in data["settings"].items()],
         "command": None if data["settings"] is None else command(data["settings"]),
         "versions": list(data["versions"].items()),
     }
@@ -241,9 +242,9 @@ def _named(comparison: Data, key: str) -> str:
     return ""
 
 
-def _plain(value: Any) -> str:
+def _setting(name: str, value: Any) -> str:
     if value is None:
-        return "default"
+        return "no limit" if name in _LIMITS else "the target's own"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
     if isinstance(value, (list, tuple)):
