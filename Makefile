@@ -60,6 +60,14 @@ lint: $(VENV)/test.stamp
 docs: $(VENV)/test.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# A wheel that brings the simulator's compiled code along; docs/wheels.md says in which container it is built.
+PLATFORM ?= linux_x86_64
+wheel: $(VENV)/test.stamp
+	rm -rf build ethorch/prebuilt
+	CXX="g++ -static-libstdc++ -static-libgcc" $(BIN)/python -m ethorch.npu.prebuild ethorch/prebuilt
+	$(BIN)/pip wheel --no-deps -w dist --config-settings=--build-option=--plat-name=$(PLATFORM) .
+	rm -rf ethorch/prebuilt
+
 hooks: $(VENV)/test.stamp
 	$(BIN)/pre-commit install
 

@@ -187,7 +187,7 @@ def _memory_here(path: str) -> dict[str, int]:
     import numpy as np
 
     from ethorch.npu import Machine, Program, staging_bytes
-    from ethorch.npu.plan import library
+    from ethorch.npu.plan.library import library
     from ethorch.npu.weights import compiled
 
     compiled.library()

@@ -19,6 +19,9 @@ from pathlib import Path
 
 from ethorch.errors import HostError
 
+PREBUILT = Path(__file__).parent / "prebuilt"  # libraries that a wheel brings along, by the names that the cache gives them
+_unloadable: set[Path] = set()  # of these, what this computer refuses
+
 
 def cache_folder() -> Path:
     """Where built libraries are kept: ETHORCH_CACHE_DIR, else XDG_CACHE_HOME/ethorch, else ~/.cache/ethorch."""
@@ -30,7 +33,7 @@ def cache_folder() -> Path:
 def build(
     name: str, files: Sequence[Path], flags: Sequence[str], headers: Sequence[Path] = (), depends: str = "", purpose: str = ""
 ) -> Path:
-    """A shared library, compiled unless the cache has it whole.
+    """A shared library, compiled unless the cache or the wheel has it whole.
 
     It is written under a temporary name and renamed, so that any number of processes may do this at once.
 
@@ -47,12 +50,14 @@ def build(
     digest = hashlib.sha256(" ".join([depends, *flags]).encode())
     for file in (*files, *headers):
         digest.update(file.read_bytes())
-    start = f"{name}-{digest.hexdigest()[:20]}"
+    start = of_sources = f"{name}-{digest.hexdigest()[:20]}"
     folder = cache_folder()
     compiler = compiler_command()
     if compiler is not None:
         start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
     cached = _cached(folder, start, any_compiler=compiler is None)
+    if cached is None:
+        cached = _cached(PREBUILT, of_sources, any_compiler=True, keep=True)
     if cached is not None:
         return cached
     if compiler is None:
@@ -97,27 +102,33 @@ def load(build: Callable[[], Path]) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        _remove(path)
+        _unloadable.add(path)
+        if path.parent != PREBUILT:
+            _remove(path)
         try:
             return ctypes.CDLL(str(build()))
         except OSError as error:
             raise HostError(f"the compiled library cannot be loaded: {error}") from None
 
 
-def _cached(folder: Path, start: str, any_compiler: bool) -> Path | None:
-    """A library of the cache whose bytes are those that were built. Damaged ones are removed.
+def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) -> Path | None:
+    """A library of a folder whose bytes are those that were built. Damaged ones are removed.
 
     Args:
         start: its name up to the digest of its bytes; with ``any_compiler`` up to the digest of the compiler.
+        keep: leave damaged ones, and pass over those that could not be loaded: the folder is not ours.
     """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
+        if keep and path in _unloadable:
+            continue
         try:
             whole = path.stem.endswith(f"-{_content(path)}")
         except OSError:
             continue
         if whole:
             return path
-        _remove(path)
+        if not keep:
+            _remove(path)
     return None
 
 

@@ -71,6 +71,27 @@ def test_a_damaged_library_is_not_loaded(source, damage):
     assert path.read_bytes() == data
 
 
+def test_a_wheels_library_is_taken_without_a_compiler(source, tmp_path, monkeypatch):
+    """Whatever compiler built it; a damaged one, and one that cannot be loaded here, stay where they are."""
+    wheel = tmp_path / "prebuilt"
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(wheel))
+    path = build(source)
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(native, "PREBUILT", wheel)
+    assert build(source) == path
+    monkeypatch.setattr(native, "_unloadable", {path})
+    assert build(source).parent == tmp_path / "empty" and path.exists()
+    monkeypatch.setattr(native, "_unloadable", set())
+    (tmp_path / "empty").rename(tmp_path / "away")
+    path.write_bytes(path.read_bytes()[:4096])
+    assert build(source).parent == tmp_path / "empty" and path.exists()
+    (tmp_path / "empty").rename(tmp_path / "away too")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(HostError, match=r"no C\+\+ compiler was found"):
+        build(source)
+
+
 def test_without_a_compiler_a_damaged_library_is_none(source, monkeypatch):
     path = build(source)
     path.write_bytes(path.read_bytes()[:4096])

@@ -17,7 +17,7 @@ import pytest
 from ethorch.errors import HostError, MachineFault
 from ethorch.npu import Machine, Program
 from ethorch.npu.memory import Span
-from ethorch.npu.plan import layout
+from ethorch.npu.plan import layout, library
 from ethorch.npu.plan.constants import Constants
 from ethorch.npu.plan.ranges import exact_in_double, scaled
 from tests.npu.cases import CASES
@@ -25,7 +25,6 @@ from tests.support.both_ways import run_both_ways
 from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, fill, make_machine
 
 ROOT = Path(__file__).parent.parent.parent
-library = importlib.import_module("ethorch.npu.plan.library")
 needs_compiler = pytest.mark.skipif(library.library() is None, reason="there is no C++ compiler")
 # What runs as all of them: every kind of step, sums of all widths, all tables.
 EVERY_KIND = (
@@ -199,7 +198,7 @@ def test_structs_that_differ_from_the_header_are_refused():
 @pytest.mark.parametrize("variables", [{"ETHORCH_NPU_NUMPY": "1"}, {"PATH": "/nowhere", "CXX": "", "ETHORCH_CACHE_DIR": "EMPTY"}])
 def test_without_compiled_code_numpy_does_it(variables, tmp_path):
     """Switched off, or no compiler and nothing in the cache."""
-    script = "from ethorch.npu.plan import library; print(library())"
+    script = "from ethorch.npu.plan.library import library; print(library())"
     env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     if env.get("ETHORCH_CACHE_DIR") == "EMPTY":
         env["ETHORCH_CACHE_DIR"] = str(tmp_path)

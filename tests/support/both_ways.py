@@ -8,7 +8,8 @@ import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu import Machine
-from ethorch.npu.plan import Plan, library
+from ethorch.npu.plan import Plan
+from ethorch.npu.plan.library import library
 
 
 def run_both_ways(make: Callable[[bool], Machine], fill: Callable[[Machine], None], runs: int = 1) -> Plan | None:

@@ -6,8 +6,7 @@ worked out: decoded weights, scales, tables. Whatever cannot be proven when it i
 
 from __future__ import annotations
 
-from ethorch.npu.plan.library import library
 from ethorch.npu.plan.plan import Plan, plan_of
 from ethorch.npu.plan.planned import Images, Planned
 
-__all__ = ["Images", "Plan", "Planned", "library", "plan_of"]
+__all__ = ["Images", "Plan", "Planned", "plan_of"]

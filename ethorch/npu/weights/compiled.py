@@ -16,13 +16,18 @@ from ethorch.errors import HostError
 PADDING = 64  # bytes that must be readable behind a weight stream
 
 
+def build() -> Path:
+    """The library as a file; HostError where it cannot be built."""
+    return native.build("npu", [Path(__file__).with_name("weights.cpp")], ["-O2"])
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The library; None where it cannot be built, or when ETHORCH_NPU_NUMPY is set."""
     if os.environ.get("ETHORCH_NPU_NUMPY"):
         return None
     try:
-        found = native.load(lambda: native.build("npu", [Path(__file__).with_name("weights.cpp")], ["-O2"]))
+        found = native.load(build)
     except HostError:
         return None
     pointer = ctypes.POINTER(ctypes.c_void_p)
