@@ -7,6 +7,7 @@ from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .metrics import sqnr_db
 from .program.compile import compile, quantize
+from .program.evaluate import Evaluation, evaluate
 from .program.program import Program, load
 from .program.settings import Settings
 from .program.training import convert, freeze, prepare
@@ -29,6 +30,7 @@ __all__ = [
     "EthosUCompileSpec",
     "EthosUPartitioner",
     "EthosUQuantizer",
+    "Evaluation",
     "Program",
     "QuantizationConfig",
     "Settings",
@@ -42,6 +44,7 @@ __all__ = [
     "convert",
     "correct_bias",
     "equalize",
+    "evaluate",
     "freeze",
     "get_symmetric_a8w4_quantization_config",
     "get_symmetric_a16w8_quantization_config",

@@ -6,6 +6,7 @@ Exit status: 0 done; 1 it could not be done, the reason is on stderr; 2 wrong us
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import logging
@@ -160,15 +161,23 @@ def _top(
     pass
 
 
+#: Modules whose functions are subcommands.
+_MODULES = ("aot_arm_compiler", "eval_command", "file_commands", "model_commands", "report_commands", "table_commands")
+
+
+def register() -> None:
+    """Import the modules of subcommands: that is what registers them."""
+    for name in _MODULES:
+        importlib.import_module(f"ethorch.cli.{name}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    from ethorch.cli import aot_arm_compiler, file_commands, model_commands, report_commands, table_commands
+    register()
+    from ethorch.cli.aot_arm_compiler import with_mode
 
-    assert (
-        aot_arm_compiler and file_commands and model_commands and report_commands and table_commands
-    )  # importing them registers their subcommands
     try:
-        app(args=_joined(sys.argv[1:] if arguments is None else arguments, aot_arm_compiler.with_mode))
+        app(args=_joined(sys.argv[1:] if arguments is None else arguments, with_mode))
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else Status.DONE if error.code is None else Status.COULD_NOT
     except KeyboardInterrupt:

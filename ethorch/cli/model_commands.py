@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,15 +24,19 @@ PANEL = "A model"
 
 
 def _user_model(
-    model: str, shape: list[str] | None, weights: Path | None, calibrate: list[Path] | None, limit: int | None
+    model: str,
+    shape: list[str] | None,
+    weights: Path | None,
+    calibrate: list[Path] | None,
+    limit: int | None,
+    transform: Callable[[Any], Any] | None = None,
 ) -> UserModel:
     """The model that is named, with the inputs and weights that the options say."""
     from ethorch.program.compile import user_model
     from ethorch.program.model_options import loaded
 
-    return user_model(
-        loaded(model, shape, weights), calibration=[str(path) for path in calibrate] if calibrate else None, limit=limit
-    )
+    files = [str(path) for path in calibrate] if calibrate else None
+    return user_model(loaded(model, shape, weights), calibration=files, limit=limit, transform=transform)
 
 
 def compiled(
@@ -42,6 +47,7 @@ def compiled(
     calibrate: list[Path] | None,
     limit: int | None,
     dump: Path | None = None,
+    transform: Callable[[Any], Any] | None = None,
 ) -> Program:
     """The program of the model that is named."""
     from ethorch.user_code import find
@@ -49,9 +55,8 @@ def compiled(
     find(model)  # what is wrong is said before the seconds that the imports below take
     from ethorch.program.compile import compile as compile_model
 
-    return compile_model(
-        _user_model(model, shape, weights, calibrate, limit), settings=chosen, dump=None if dump is None else str(dump)
-    )
+    user = _user_model(model, shape, weights, calibrate, limit, transform)
+    return compile_model(user, settings=chosen, dump=None if dump is None else str(dump))
 
 
 @command("compile", PANEL)
@@ -64,6 +69,8 @@ def compile_(
     weights: options.Weights = None,
     calibrate: options.Calibrate = None,
     limit: options.Limit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
     scheme: options.Scheme = None,
     module: options.ModuleScheme = None,
     leave_out: options.LeaveOut = None,
@@ -91,7 +98,7 @@ def compile_(
         ram=ram, flash=flash, latency_ms=latency_ms, fps=fps, min_sqnr_db=min_sqnr_db,
     )  # fmt: skip
     check_writable(output)
-    program = compiled(chosen, model, shape, weights, calibrate, limit, dump)
+    program = compiled(chosen, model, shape, weights, calibrate, limit, dump, options.normalization(mean, std))
     program.save(output)
     if keep is not None:
         from ethorch.formats.files import write_whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,14 @@ Calibrate = Annotated[
     ),
 ]
 Limit = Annotated[int | None, _option("--limit", help="Take this many samples at most.", panel=QUANTIZATION, min=1)]
+Mean = Annotated[
+    str | None,
+    _option("--mean", help="Taken off pictures of 0..1 by channel: 0.485,0.456,0.406.", panel=QUANTIZATION, metavar="NUMBERS"),
+]
+Std = Annotated[
+    str | None,
+    _option("--std", help="What they are divided by then: 0.229,0.224,0.225.", panel=QUANTIZATION, metavar="NUMBERS"),
+]
 Io = Annotated[
     str | None,
     _option("--io", help="Type of float inputs and outputs: float32 (default), int8, uint8, int16.", panel=QUANTIZATION),
@@ -167,6 +176,25 @@ def settings_of(
     for flag, why in chosen.spec.flags_without_effect.items():
         print(f"the flag {flag} has no effect: {why}", file=sys.stderr)
     return chosen
+
+
+def normalization(mean: str | None, std: str | None) -> Callable[[Any], Any] | None:
+    """What --mean and --std do to each sample; None without them.
+
+    Raises:
+        SpecError: one of them is missing, or is no list of numbers.
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise SpecError("--mean and --std belong together: give both, or neither.")
+    from ethorch.data.transforms import Normalize
+
+    try:
+        numbers = [[float(word) for word in text.split(",")] for text in (mean, std)]
+    except ValueError:
+        raise SpecError(f"--mean is {mean!r} and --std {std!r}; they have to be numbers with commas between them.") from None
+    return Normalize(*numbers)
 
 
 def load_program(path: Path, method: str = "forward", dump: Path | None = None) -> Program:

@@ -10,13 +10,8 @@ from typing import get_args
 
 import typer
 
-from ethorch.cli import aot_arm_compiler, file_commands, model_commands, report_commands, table_commands
-from ethorch.cli.app import COMMANDS, Function
+from ethorch.cli.app import COMMANDS, Function, register
 from ethorch.formats.files import write_whole
-
-assert (
-    aot_arm_compiler and file_commands and model_commands and report_commands and table_commands
-)  # importing them registers their subcommands
 
 _HEAD = """# Command line
 
@@ -36,6 +31,7 @@ and messages go to standard error; progress is drawn where that is a terminal. `
 
 def page() -> str:
     """A section for each subcommand: what it does, its arguments, its options."""
+    register()
     lines = [_HEAD.rstrip()]
     for name, function in sorted(COMMANDS.items()):
         lines += ["", f"## ethorch {name}", "", " ".join((function.__doc__ or "").split()), ""]

@@ -361,10 +361,10 @@ class Program:
         with torch.no_grad(), in_eval_mode(self.model.module):
             for sample in samples:
                 wanted.append(pytree.tree_leaves(self.model.module(*sample)))
-                found.append(self._floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))
+                found.append(self.floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))
         return Accuracy(sqnr_db(wanted, found), len(samples))
 
-    def _floats(self, outputs: Sequence[Any]) -> list[Any]:
+    def floats(self, outputs: Sequence[Any]) -> list[Any]:
         """Flat outputs with codes as what they mean."""
         return [x if info.codes is None else info.codes.dequantize(x) for x, info in zip(outputs, self.outputs, strict=True)]
 

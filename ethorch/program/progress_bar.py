@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ethorch.progress import heard, listening
 
@@ -16,7 +25,8 @@ class ProgressBar:
     """A Listener: one line for each stage that runs; it goes when the stage is over."""
 
     def __init__(self) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        figures = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *figures
         self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
         self._tasks: list[TaskID] = []
 

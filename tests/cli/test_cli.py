@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ethorch import cli
 
 MODEL = """
 import torch
+from PIL import Image
 
 def small():
     torch.manual_seed(0)
@@ -329,3 +331,21 @@ def test_a_closed_pipe_is_no_error(folder: Path) -> None:
     child = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     assert child.stderr == ""
+
+
+def test_eval(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label in "ab":
+        (folder / "set" / label).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "set" / label / f"{number}.png")
+    arguments = ["--data", folder / "set", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
+    found = answer(capsys, "eval", f"{folder}/net.py:small", *arguments, "--limit", 5)
+    assert found["samples"] == 5 and set(found["results"]) == {"npu", "float", "quantized"}
+    assert sum(map(sum, found["confusion"]["npu"])) == 5
+    assert cli.main(["eval", f"{folder}/net.pte", *map(str, arguments), "--confusion"]) == 0
+    out = capsys.readouterr().out
+    assert "6 samples in" in out and "a row for each label" in out
+    assert "belong together" in complaint(capsys, "eval", folder / "net.pte", "--data", folder / "set", "--mean", "1", status=2)
+    assert "there is no file or folder" in complaint(capsys, "eval", folder / "net.pte", "--data", folder / "nowhere")
+    shutil.rmtree(folder / "set")

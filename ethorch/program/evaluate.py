@@ -1,0 +1,287 @@
+"""A data set through a program on the simulated NPU, the float and the fake-quantized model beside it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import joblib
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ethorch import host
+from ethorch.data.samples import Sample, samples
+from ethorch.errors import EthorchError, SpecError
+from ethorch.metrics import sqnr_db
+from ethorch.model_files import KeywordInputs, in_eval_mode
+from ethorch.program.meters import meter
+from ethorch.program.program import Program, load
+from ethorch.program.progress_bar import shown
+from ethorch.progress import stage
+from ethorch.quiet import quiet
+from ethorch.report.rendered import as_html, as_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NPU, FLOAT, QUANTIZED = "npu", "float", "quantized"
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """One sample: its name, its label, and what each column answered (flat outputs; codes as what they mean)."""
+
+    name: str
+    label: Any
+    outputs: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ``ethorch.evaluate`` found.
+
+    Attributes:
+        samples: how many were run.
+        seconds: of all columns together, on this computer.
+        results: column (``npu``, ``float``, ``quantized``) -> name of a figure -> its value. ``sqnr_db`` is against the float
+            model.
+        confusion: column -> rows of labels, columns of answers, for a classification with labels.
+        interrupted: somebody stopped it; the figures are of the samples so far.
+        kept: what became of each sample, where that was asked for.
+    """
+
+    samples: int
+    seconds: float
+    results: Mapping[str, Mapping[str, float]]
+    confusion: Mapping[str, Sequence[Sequence[int]]]
+    interrupted: bool = False
+    kept: tuple[SampleResult, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names. Kept samples are not among them."""
+        data = asdict(self)
+        del data["kept"]
+        return data
+
+    def rich(self) -> RenderableType:
+        """A table of Rich: a row for each column, a column for each figure."""
+        from rich.console import Group
+        from rich.table import Table
+
+        names = list(dict.fromkeys(name for figures in self.results.values() for name in figures))
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("")
+        for name in names:
+            table.add_column(name, justify="right")
+        for column, figures in self.results.items():
+            table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        last = f"{self.samples:,} samples in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
+        return Group(table, "", last + (", interrupted." if self.interrupted else "."))
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rich())
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2%}" if name.startswith(("top", "agreement")) else f"{value:,.4g}"
+
+
+def evaluate(
+    program: Program | str | os.PathLike[str],
+    dataset: Any,
+    *,
+    metric: Any = None,
+    postprocess: Callable[[Any], Any] | None = None,
+    against: Sequence[str] = (FLOAT, QUANTIZED),
+    transform: Callable[[Any], Any] | None = None,
+    limit: int | None = None,
+    batch: int = _BATCH,
+    workers: int | None = None,
+    keep: bool = False,
+    progress: bool | None = None,
+) -> Evaluation:
+    """Run a data set through the program on the simulated NPU, and say how good its answers are.
+
+    Where the float model is known, it and the fake-quantized one run the same samples, and ``sqnr_db`` and ``agreement`` (the
+    same answer as the float model's) are among the figures.
+
+    Args:
+        program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
+        dataset: samples with labels, in any form of ``ethorch.data.samples``: a Dataset, a DataLoader, a folder of classes, ...
+        metric: None takes top-1 and top-5 where there are labels; a function of (list of outputs, list of labels) that returns a
+            number or a dict of numbers; or an object of torchmetrics (``update`` and ``compute``).
+        postprocess: what the metric gets, made of a model's outputs: boxes of a detector's maps, for instance.
+        against: columns beside the NPU's.
+        transform: is called on each item of the data set first.
+        limit: take this many samples at most.
+        batch: samples that are handed on at once; memory grows with it, results do not change.
+        workers: processes; None runs here, in threads. joblib starts them, so that ``joblib.parallel_config(backend="dask")`` or
+            another backend takes over.
+        keep: keep every sample's outputs.
+        progress: draw progress on stderr; None: on a terminal.
+
+    Raises:
+        SpecError: a column is unknown.
+        EthorchError: the data set is empty, or a sample does not fit.
+    """
+    if not isinstance(program, Program):
+        program = load(program)
+    columns = _columns(program, against)
+    user = None if program.model is None else program.model.module
+    names = user.names if isinstance(user, KeywordInputs) else ()
+    source = samples(dataset, _example(program), keywords=names, transform=transform, limit=limit)
+    meters = {column: meter(metric) for column in columns}
+    kept: list[SampleResult] = []
+    closeness = _Closeness()
+    count, interrupted, started = 0, False, time.perf_counter()
+    total = _length(dataset, limit)
+    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad():
+        try:
+            for part, found in _on_npu(program, source, batch, workers):
+                for sample, outputs in zip(part, found, strict=True):
+                    answers = {NPU: program.floats(outputs)}
+                    for column in columns[1:]:
+                        answers[column] = pytree.tree_leaves(_beside(program, column, sample.inputs))
+                    for column, flat in answers.items():
+                        meters[column].add(postprocess(flat) if postprocess else flat, sample.label)
+                    closeness.add(answers)
+                    if keep:
+                        kept.append(SampleResult(sample.name, sample.label, answers))
+                    count += 1
+                    step()
+        except KeyboardInterrupt:
+            interrupted = True
+    if not count and not interrupted:
+        raise EthorchError("the data set holds no sample.")
+    results = {column: {**meters[column].figures(), **closeness.figures(column)} for column in columns}
+    confusion = {column: matrix for column in columns if (matrix := meters[column].confusion())}
+    return Evaluation(count, time.perf_counter() - started, results, confusion, interrupted, tuple(kept))
+
+
+def _columns(program: Program, against: Sequence[str]) -> list[str]:
+    for name in against:
+        if name not in (FLOAT, QUANTIZED):
+            raise SpecError(f"against has {name!r}; it can have {FLOAT!r} and {QUANTIZED!r}.")
+    known = {QUANTIZED} if program.quantized is not None else set()
+    if program.model is not None and not program.model.quantized:
+        known.add(FLOAT)
+    return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in known)]
+
+
+def _example(program: Program) -> tuple[Any, ...]:
+    """What samples look like: the model's example, or of a file its inputs, as floats where they are codes of floats."""
+    if program.model is not None:
+        return program.model.example_inputs
+    return tuple(
+        torch.zeros(info.shape, dtype=torch.float32 if info.codes is not None else getattr(torch, info.dtype))
+        for info in program.inputs
+    )
+
+
+def _length(dataset: Any, limit: int | None) -> int | None:
+    """How many samples there are, where that is known without reading them."""
+    if isinstance(dataset, (str, os.PathLike, Mapping)) or not hasattr(dataset, "__len__"):
+        return limit
+    count = len(dataset)
+    batch_size = getattr(dataset, "batch_size", None)
+    if batch_size is not None and hasattr(dataset, "dataset") and hasattr(dataset.dataset, "__len__"):
+        count = len(dataset.dataset)
+    return count if limit is None else min(count, limit)
+
+
+def _beside(program: Program, column: str, inputs: tuple[Any, ...]) -> Any:
+    assert program.model is not None or program.quantized is not None
+    if column == QUANTIZED:
+        assert program.quantized is not None
+        return program.quantized(*inputs)
+    assert program.model is not None
+    module: nn.Module = program.model.module
+    with in_eval_mode(module):
+        return module(*inputs)
+
+
+def _on_npu(
+    program: Program, source: Iterable[Sample], batch: int, workers: int | None
+) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
+    """(samples, flat outputs of each) for one part of the data set after the other, in order."""
+    parts = _parts(iter(source), max(batch, 1))
+    if workers is None:
+        for part in parts:
+            yield part, program.host.run_many([_flat(program, sample) for sample in part])
+        return
+    sent: list[list[Sample]] = []
+
+    def tasks() -> Iterator[Any]:
+        for part in parts:
+            sent.append(part)
+            yield joblib.delayed(_run)(program.pte, program.method, [_flat(program, sample) for sample in part])
+
+    for found in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
+        yield sent.pop(0), found
+
+
+def _parts(source: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
+    while part := list(itertools.islice(source, size)):
+        yield part
+
+
+def _flat(program: Program, sample: Sample) -> list[Any]:
+    return list(pytree.tree_leaves(program.as_taken(sample.inputs)))
+
+
+def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """A part of the data set, in a process of its own."""
+    return _loaded(data, method).run_many(inputs, threads=1)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(data: bytes, method: str) -> host.HostProgram:
+    return host.load(data, method)
+
+
+class _Closeness:
+    """How near each column is to the float model's: SQNR over all samples, and how often the first output's largest is the same."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, list[Any]] = {}
+        self._same: dict[str, int] = {}
+        self._count = 0
+
+    def add(self, answers: Mapping[str, Sequence[Any]]) -> None:
+        """One sample's answers."""
+        if FLOAT not in answers:
+            return
+        self._count += 1
+        wanted = answers[FLOAT]
+        for column, found in answers.items():
+            if column == FLOAT:
+                continue
+            sums = self._answers.setdefault(column, [0.0, 0.0])
+            for a, b in zip(wanted, found, strict=True):
+                if isinstance(a, torch.Tensor) and a.dtype.is_floating_point:
+                    sums[0] += float((a.double() ** 2).sum())
+                    sums[1] += float(((a.double() - b.double()) ** 2).sum())
+            if isinstance(wanted[0], torch.Tensor) and wanted[0].numel():
+                self._same[column] = self._same.get(column, 0) + int(wanted[0].argmax() == found[0].argmax())
+
+    def figures(self, column: str) -> dict[str, float]:
+        """``sqnr_db`` and ``agreement`` of a column; nothing of the float model itself."""
+        if column not in self._answers or not self._count:
+            return {}
+        signal, noise = self._answers[column]
+        one = torch.tensor([signal**0.5, 0.0], dtype=torch.float64)
+        other = torch.tensor([signal**0.5, noise**0.5], dtype=torch.float64)
+        return {"sqnr_db": sqnr_db(one, other), "agreement": self._same.get(column, 0) / self._count}
