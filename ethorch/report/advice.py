@@ -61,7 +61,7 @@ def advice(data: Data) -> list[Advice]:
             *_idle(data, layers),
             *_peak(data, memory),
         ]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {error}.") from None
     return sorted(found, key=lambda one: -one.weight)
 

@@ -203,7 +203,7 @@ def compare_builds(before: Data, after: Data) -> BuildComparison:
             _differences(before["versions"], after["versions"]),
             lost,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of two programs: {type(error).__name__}: {error}.") from error
 
 

@@ -93,6 +93,7 @@ def _cache() -> Check:
 
 #: Optional packages: name -> what they are for.
 _OPTIONAL = {
+    "plotly": "the charts of `ethorch report`",
     "pillow": "pictures as calibration samples",
     "torchvision": "models by the name torchvision:NAME",
     "timm": "models by the name timm:NAME",

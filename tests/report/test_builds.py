@@ -64,6 +64,14 @@ def test_less_accuracy_and_a_lost_budget_are_regressions(data: dict[str, Any]) -
     assert compare_builds(after, data).regressions() == []
 
 
+@pytest.mark.parametrize(
+    "broken", [{}, {"layers": 3}, {"layers": [{}]}, {"total_cycles": "many"}, {"operators": 5}, {"budgets": [7]}]
+)
+def test_other_data_is_refused(data: dict[str, Any], broken: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=r"^not "):
+        compare_builds(data, {**data, **broken} if broken else {})
+
+
 def test_from_nothing_is_a_regression_of_any_percent(data: dict[str, Any]) -> None:
     after = copy.deepcopy(data)
     data["operators"]["cpu"] = 0
