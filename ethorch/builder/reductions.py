@@ -19,6 +19,11 @@ from ethorch.tosa.layout import around, joined_axes
 
 #: A table's code for the lower and upper end of its piece; above it the table is flat. TOSA 1.0 TABLE, int16: 513 entries.
 _FIRST, _LAST = -32768, -32768 + 511 * 128
+#: How many bits of a mean of int16 are kept below its codes.
+REST_BITS = 6
+#: A row of more elements is summed in parts, and of how many elements at most: of 128 squares of 31 bits each keeps 24. So many
+#: sums are added at once, each without bits for which 32 have no room.
+_LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
 #: No INT32 is above it but for the few that a sum of squares stays away from.
 _HIGHEST = 2.0**31 - 4096
 
@@ -173,35 +178,86 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
     return b.rescale(wide, 1 / 64, dtype="INT16")
 
 
+def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
+    """(INT32 x - m of int16 x, for m the mean over the stored ``axes`` as a whole code; what the mean has beyond m, in 1/64).
+
+    Of a row whose deviations are small, the codes of the result are so many to one of x that half a code shows.
+    """
+    count = math.prod(x.value.shape[axis] for axis in axes)
+    total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
+    mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
+    whole = b.rescale(mean, 2.0**-REST_BITS, dtype="INT32")
+    rest = b.emit("SUB", mean, b.rescale(whole, 2.0**REST_BITS, dtype="INT32"))
+    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), whole), rest
+
+
+def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
+    """(INT32 sum of squares of exact deviations of x, which has so many codes; value of one of its steps in squared codes)."""
+    half = b.rescale(deviation, 0.5, dtype="INT32")  # times the other half it is d * d / 4, or a quarter less
+    square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
+    return square, 4 * unit
+
+
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
     """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``), see ``sum_of_products``."""
     one, two = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
     return sum_of_products(b, one, two, axes, largest)
 
 
-def sum_of_products(b: Builder, one: Value, two: Value, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """(INT32 sum of products, value of one of its steps in products): as fine as 32 bits allow.
+def sum_of_products(
+    b: Builder, one: Value, two: Value, axes: Sequence[int], largest: float, mean: float | None = None
+) -> tuple[Value, float]:
+    """(INT32 sum of products that are not negative, value of one of its steps in products): as fine as 32 bits allow.
 
-    ``largest`` is the largest root of a mean product; over several axes of more than 4096 elements, of any product.
-    Long rows are summed axis by axis, with a rescale in front of each where the sum needs one, so that squares keep their bits.
+    ``largest`` is the largest root of a product, ``mean`` that of a row's mean product. The sum of a short row is made at once: its
+    products have the bits that fit. A long row is summed in parts, with a rescale in front of each sum that needs one: so a row of
+    small products beside a row of large ones keeps its bits.
     """
-    extents = [one.shape[axis] for axis in axes]
-    staged = math.prod(extents) > 4096 and len(axes) > 1
-    first = extents[-1] if staged else math.prod(extents)
+    extents, mean = [one.shape[axis] for axis in axes], largest if mean is None else mean
+    count = math.prod(extents)
+    parts = [_parts(extent) if count > _LONG_ROW else [extent] for extent in extents]
+    first = parts[-1][0] if count > _LONG_ROW else count
     # A power of 2, since U55 has other shifts of INT32 as a pass; each product may be rounded up.
-    scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / first / largest**2)))
+    highest = first * min(largest**2, mean**2 * count / first)
+    scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / highest)))
     square, unit = b.emit("MUL", one, two, shift=0), 1 / scale
     if scale < 1:
         square = b.rescale(square, scale, dtype="INT32")
-    if not staged:
+    if count <= _LONG_ROW:
         return sum_axes(b, square, axes), unit
-    highest = scale * largest**2
-    for axis, extent in reversed(list(zip(axes, extents, strict=True))):
-        highest *= extent
-        if (needed := 2.0 ** math.floor(math.log2(2.0**31 / highest * 0.999))) < 1:
-            square, unit, highest = b.rescale(square, needed, dtype="INT32"), unit / needed, highest * needed
-        square = sum_axes(b, square, [axis])
+    summed, highest = 1, scale * largest**2 + 1
+    for axis, sizes in reversed(list(zip(axes, parts, strict=True))):
+        for size in sizes:
+            # A part of a row is at most the row. What a RESCALE halves it rounds up at each half: one, and no second one.
+            above = min(highest * size, count * mean**2 / unit + summed * size)
+            if summed > 1 and (needed := 2.0 ** math.floor(math.log2(2.0**31 / above * 0.999))) < 1:
+                square, unit, above = b.rescale(square, needed, dtype="INT32"), unit / needed, above * needed + size
+            square, summed, highest = _sum_of_parts(b, square, axis, size), summed * size, above
     return square, unit
+
+
+def _parts(extent: int) -> list[int]:
+    """How many elements are summed at a time: of a long axis a part, then so many sums, and so on. The last may be incomplete."""
+    if extent <= _LONG_ROW:
+        return [extent]
+    sizes = []
+    while extent > _FEW_SUMS:
+        size = max(size for size in range(1, _LARGEST_PART + 1) if extent % size == 0)
+        sizes.append(size if size >= _LARGEST_PART // 16 else min(_LARGEST_PART, extent))
+        extent = -(-extent // sizes[-1])
+    return [*sizes, extent]
+
+
+def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
+    """INT32 sums of each ``size`` elements along a stored axis; the last part is filled up with zeros."""
+    shape = value.shape
+    count = -(-shape[axis] // size)
+    outer, extent, inner = around(shape, axis)
+    value = b.reshape(value, (outer, extent, inner))
+    if count * size != extent:
+        value = b.emit("PAD", value, padding=(0, 0, 0, count * size - extent, 0, 0), pad_const=0)
+    value = b.emit("REDUCE_SUM", b.reshape(value, (outer * count, size, inner)), axis=1)
+    return b.reshape(value, [count if k == axis else e for k, e in enumerate(shape)])
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:

@@ -9,7 +9,7 @@ core applies them, and what is in between is calibrated: a 1x1 DEPTHWISE_CONV2D 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.builder.reductions import (
+    REST_BITS,
     deviations,
+    exact_deviations,
     geometric_bounds,
     in_finer_steps,
     int32_product,
     steps_per_code,
-    sum_axes,
-    sum_of_products,
+    sum_of_exact_squares,
     sum_of_squares,
     tabulated,
 )
@@ -43,9 +44,10 @@ aten = torch.ops.aten
 
 #: How often its beginning is the end of a piece of the table of reciprocal roots.
 _RATIO = 64.0
-#: How many bits of a mean of int16 are kept below its codes.
-_REST_BITS = 6
-#: A longer row's deviations may be so many standard deviations that the reciprocal root needs the bits that they would have more.
+#: How many bits of a reciprocal root of int16 are in a product of their own. A row of n elements has deviations of sqrt(n) standard
+#: deviations, so that the root has log2(n) / 2 bits less where the product of both fits in 32 bits: of 32,768 elements it had 8.
+_ROOT_BITS = 7
+#: A row of so many elements has a root of too few bits without them.
 _LONG = 1024
 
 
@@ -109,24 +111,22 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     - Sums are exact.
     - Deviations have 7 bits below the code of x; of int16 none, but the mean has 6, and what they add is added to the product.
     - Squares of deviations have as many bits as their sum leaves room for in 32: their mean is at most (range / 2) ** 2.
-    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range.
+    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. Of int16 its product with a deviation
+      is to fit in 32 bits; of a long row the root has 7 bits more, in a product of their own.
     """
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
     rows = math.prod(x.shape[x.rank - count :])
     zp, codes, int8 = x.qparams.zp, x.qparams.qmax - x.qparams.qmin + 1, x.value.dtype == "INT8"
-    fine = steps_per_code(codes, rows) if centred or int8 else 1.0
-    exact, rest = _exact_deviations(b, x, axes) if centred and not int8 and rows <= _LONG else (None, None)
-    if centred:
-        if exact is None:
-            deviation = deviations(b, x, axes, fine)
-            square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
-            units /= fine * fine
-        else:
-            half = b.rescale(exact, 0.5, dtype="INT32")  # times the other half it is d * d / 4, or a quarter less
-            square, units = sum_of_products(b, half, b.emit("SUB", exact, half), axes, (codes - 1) / 4)
-            units *= 4
+    fine = steps_per_code(codes, rows)
+    if centred and int8:
+        deviation = deviations(b, x, axes, fine)
+        square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
+        units /= fine * fine
+    elif centred:
+        deviation, rest = exact_deviations(b, x, axes)
+        square, units = sum_of_exact_squares(b, deviation, axes, codes)
     else:
-        deviation = in_finer_steps(b, x.value, zp, fine) if int8 else x.value
+        deviation = in_finer_steps(b, x.value, zp, fine) if int8 else b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32")
         square, units = sum_of_squares(b, x.value, zp, axes, codes if int8 else codes / 2)
     epsilon = eps / x.qparams.step**2
     lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
@@ -144,38 +144,54 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
         reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
         half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
         return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
-    fine = fine if exact is None else 1.0
-    unit = math.sqrt(rows) * fine * (2 if centred else 4) / 2.0**30
-    root = tabulated(b, square, lambda v: 1 / np.sqrt(variance(v)), bounds, unit)
-    wide = b.rescale(deviation, 1.0, input_zp=0 if centred else zp, dtype="INT32") if exact is None else exact
-    acc = b.emit("MUL", wide, root, shift=0)
-    if rest is not None:
-        acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-_REST_BITS, dtype="INT32"), shift=0))
-    return QTensor(b.requantize(acc, unit / fine, out), x.dims, out)
+    unit = math.sqrt(rows) * 2 / 2.0**30  # a deviation is at most sqrt(rows) standard deviations
+
+    def reciprocal(v: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return 1 / np.sqrt(variance(v))
+
+    if rows > _LONG:
+        root, below = _in_two_parts(b, square, reciprocal, bounds, unit)
+        part = b.rescale(b.emit("MUL", deviation, below, shift=0), 2.0**-_ROOT_BITS, dtype="INT32")
+        acc = b.emit("ADD", b.emit("MUL", deviation, root, shift=0), part)
+    else:
+        root = tabulated(b, square, reciprocal, bounds, unit)
+        acc = b.emit("MUL", deviation, root, shift=0)
+    if centred:
+        acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-REST_BITS, dtype="INT32"), shift=0))
+    return QTensor(b.requantize(acc, unit, out), x.dims, out)
 
 
-def _exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """(INT32 x - m of int16 x, for m the mean over the stored ``axes`` as a whole code; what the mean has beyond m, in 1/64).
+def _in_two_parts(
+    b: Builder,
+    v: Value,
+    function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    bounds: Sequence[float],
+    unit: float,
+) -> tuple[Value, Value]:
+    """(INT32 r, INT32 rest from -64 to 64): r + rest / 128 is function(v) / unit, for a function that falls.
 
-    Of a row whose deviations are small, the codes of the result are so many to one of x that half a code shows.
+    Where it is above 2**23 units, r has bits enough and there is no rest.
     """
-    count = math.prod(x.value.shape[axis] for axis in axes)
-    total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
-    mean = b.rescale(total, 2.0**_REST_BITS / count, dtype="INT32")
-    whole = b.rescale(mean, 2.0**-_REST_BITS, dtype="INT32")
-    rest = b.emit("SUB", mean, b.rescale(whole, 2.0**_REST_BITS, dtype="INT32"))
-    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), whole), rest
+    first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
+    both = tabulated(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
+    r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
+    rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))
+    if first:
+        end = function(np.asarray([bounds[first]]))
+        r = b.emit("ADD", r, tabulated(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit))
+    return r, rest
 
 
 def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
     """Bounds of variances in squared codes: the larger the deviation, the more bits it has, and the shorter is the piece.
 
     Lines between 511 entries over v to v * ratio are off by (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. That is to be a tenth
-    of a code of the deviation.
+    of a code of the deviation, and a quarter of a code of 15 bits of the result.
     """
+    fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
     bounds = [lowest]
     while bounds[-1] < highest:
-        bounds.append(bounds[-1] * min(_RATIO, 1 + math.sqrt(0.1 / 3.6e-7) / max(bounds[-1], 1.0) ** 0.25))
+        bounds.append(bounds[-1] * min(fine, 1 + math.sqrt(0.1 / 3.6e-7) / max(bounds[-1], 1.0) ** 0.25))
     return bounds
 
 
@@ -319,7 +335,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 
 @composite(
     "aten.group_norm.default",
-    bound16=5,
+    bound16=3,
     also={"aten.native_group_norm.default": lambda x, w, bias, n, c, hw, groups, eps: ((x, groups, w, bias, eps), {})},
     samples=[
         Sample(I8(1, 8, 5, 4), 2, W(8, low=0.5), W(8)),

@@ -16,9 +16,11 @@ from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.builder.reductions import (
     all_dims,
     deviations,
+    exact_deviations,
     geometric_bounds,
     reduced_tensor,
     steps_per_code,
+    sum_of_exact_squares,
     sum_of_squares,
     tabulated,
 )
@@ -38,6 +40,8 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
     codes = x.qparams.qmax - x.qparams.qmin + 1
     if not centred:
         return sum_of_squares(b, x.value, x.qparams.zp, axes, codes)
+    if x.value.dtype == "INT16":
+        return sum_of_exact_squares(b, exact_deviations(b, x, axes)[0], axes, codes)
     fine = steps_per_code(codes, math.prod(x.shape[d] for d in dims))
     square, unit = sum_of_squares(b, deviations(b, x, axes, fine), 0, axes, codes * fine)
     return square, unit / fine**2
@@ -45,8 +49,11 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
     """sqrt(square * unit) in codes of ``out``, by tables that reach down to half of its step. ``largest``: of square * unit."""
+    largest = min(largest, ((out.qmax - out.zp) * out.step * 1.01) ** 2)  # above it all is the highest code
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
-    bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, 64.0))]
+    # Lines between 511 entries over v to v * ratio are off by ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
+    ratio = 64.0 if out.dtype == "INT8" else 8.0
+    bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
     return b.requantize(tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction), fraction, out)
 

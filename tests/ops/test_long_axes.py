@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from ethorch.fx.node import constants_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk
 from ethorch.target.npus import TARGETS as TARGETS_BY_NAME
-from tests.support.ladder import climb, refusal_ids
+from tests.support.ladder import climb, climbed, refusal_ids
 from tests.support.quantized import quantized
 
 TARGETS = ["ethos-u55-128", "ethos-u85-256"]
@@ -52,6 +53,53 @@ def test_sums_over_extents_with_small_divisors(extent: int, target: str) -> None
     inputs = (torch.rand(2, extent) - 0.4,)
     config = get_symmetric_a16w8_quantization_config()
     climb(quantized(Total(), [inputs], config, target=target), inputs, target, tolerance=1)
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: str):
+        super().__init__()
+        self.norm = getattr(nn.functional, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x, x.shape[-1:])
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("extent", [4608, 4099])
+def test_norms_of_long_rows_of_int16(norm: str, extent: int) -> None:
+    """Large elements were 37 steps off, those of a row beside one with elements 200 times larger 11,646."""
+    inputs = (torch.randn(2, extent) * torch.tensor([[1.0], [0.005]]),)
+    q = quantized(Normed(norm), [inputs], get_symmetric_a16w8_quantization_config())
+    found = climbed(q, inputs)
+    off = np.abs(found.fake_quantized[0] - found.reference[0].reshape(2, extent))
+    assert not found.different
+    assert off[0].max() <= 2
+    assert off[1].max() <= 64
+
+
+class Deviation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.std(1)
+
+
+def test_deviations_of_long_rows_of_int16() -> None:
+    """Deviations of more than 4,096 elements were rounded to eight codes: the smallest was 41 steps of 323 off."""
+    inputs = (torch.randn(3, 8190) * torch.tensor([[1.0], [0.1], [0.01]]),)
+    climb(quantized(Deviation(), [inputs], get_symmetric_a16w8_quantization_config()), inputs, tolerance=2)
+
+
+class Enlarged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, (2, 12), mode="bilinear")
+
+
+def test_float64_says_where_a_long_image_is_read() -> None:
+    """PyTorch computes the places in float32: of 32,767 they are so far off that results are, the NPU's are not."""
+    inputs = (torch.rand(1, 2, 2, 32_767),)
+    q = quantized(Enlarged(), [inputs], get_symmetric_a16w8_quantization_config())
+    found = climbed(q, inputs)
+    assert found.steps_off > 8
+    assert found.beside(q.in_float64().output_codes(inputs)).steps_off <= 1
 
 
 class Rows(nn.Module):

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_map
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import (
@@ -49,6 +50,20 @@ def prepared(model: nn.Module, calibration: Sequence[Inputs], by: TOSAQuantizer,
     return graph
 
 
+class InFloat64(Interpreter):
+    """Runs a converted graph with float64 between the quantize nodes: what PyTorch rounds in float32 is not rounded."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = op_name(target)
+        if name in QUANTIZE and "per_tensor" in name:
+            x, scale, zero, low, high, dtype = args
+            return torch.clamp(torch.round(x.double() / scale) + zero, low, high).to(dtype)
+        if name in DEQUANTIZE and "per_tensor" in name:
+            return (args[0].double() - args[2]) * args[1]
+        args = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, args)
+        return super().call_function(target, args, kwargs)
+
+
 @dataclass
 class Quantized:
     """A converted module, its program, and the qparams where it meets the world."""
@@ -66,6 +81,10 @@ class Quantized:
         other = Quantized(function, self.example)
         other.program = self.program
         return other
+
+    def in_float64(self) -> Quantized:
+        """The same program, compared with PyTorch in float64."""
+        return self.computed_by(lambda *inputs: InFloat64(self.module).run(*inputs))
 
     def input_codes(self, inputs: Inputs) -> list[np.ndarray]:
         """What the first quantize nodes make of the inputs, in the TOSA graph's order of inputs."""
