@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ethorch.errors import FormatError
+from ethorch.figures.typed import check_types
 
 NPU, CPU = "NPU", "CPU"
 COMPUTE, TRANSPOSES = "compute", "transposes"  #: what can bound a layer, beside a memory
@@ -118,6 +119,8 @@ class Layer:
                 **{name: tuple(rest.pop(name)) for name in _TUPLES},
                 **{name: rest.pop(key) for name, key in _KEYS.items()},
             }
-            return cls(**found, **rest)
+            layer = cls(**found, **rest)
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"not a layer of ethorch's: {error}.") from None
+        check_types(layer)
+        return layer

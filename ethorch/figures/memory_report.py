@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ethorch.errors import EthorchError, FormatError
+from ethorch.figures.typed import check_types
 
 RAM, FLASH, SRAM, DRAM = "Ram", "Flash", "Sram", "Dram"
 
@@ -215,7 +216,7 @@ class MemoryReport:
             "temporary_bytes_desk", "layer_count",
         )  # fmt: skip
         try:
-            return cls(
+            report = cls(
                 tuple(Component(**entry) for entry in data["components"]),
                 tuple(TensorPlace(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]),
                 dict(data["regions"]),
@@ -224,6 +225,13 @@ class MemoryReport:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"not a report of ethorch's on memory: {error}.") from None
+        for component in report.components:
+            check_types(component)
+        for tensor in report.tensors:
+            check_types(tensor)
+            if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
+                raise FormatError(f"not a report of ethorch's on memory: tensor {tensor.name!r:.60} ends before it begins.")
+        return report
 
 
 def _sorted(tensors: Iterable[TensorPlace]) -> tuple[TensorPlace, ...]:

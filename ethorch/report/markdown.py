@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import command
@@ -47,6 +48,13 @@ def markdown(data: Data, title: str = "") -> str:
     Raises:
         FormatError: the data is something else.
     """
+    try:
+        return "\n".join(_lines(data, title))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
+
+
+def _lines(data: Data, title: str) -> list[str]:
     layers = [Layer.from_json(layer) for layer in data["layers"]]
     lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
     lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
@@ -83,4 +91,4 @@ def markdown(data: Data, title: str = "") -> str:
         lines += ["", "</details>"]
     if data["settings"] is not None:
         lines += ["", f"    {' '.join(command(data['settings']).split())}"]
-    return "\n".join(lines)
+    return lines

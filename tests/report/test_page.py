@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import html
 import json
+import math
+import random
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import pytest
 
 import ethorch
 from ethorch.errors import EthorchError, FormatError
+from ethorch.report.markdown import markdown
 from ethorch.report.page import page
 from tests.report.conftest import repeated
 
@@ -154,6 +159,32 @@ def test_accuracy_of_each_operator(data: dict[str, Any]) -> None:
     assert 'class="n no" data-v="2.0"' in section and 'class="n" data-v="0.0"' in section
     npu = json.loads(embedded(text, "charts"))["accuracy"]["data"][0]
     assert npu["y"] == [39.5, None]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to everything that is neither a list nor a dict; of a list to its first three."""
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(min(3, len(value))):
+            yield from leaves(value[key], (*path, key))
+    else:
+        yield path
+
+
+def test_a_value_of_another_type_is_shown_or_refused(data: dict[str, Any]) -> None:
+    """Nothing but FormatError comes out of a file that somebody changed."""
+    paths = list(leaves(data))
+    for _ in range(60):
+        broken = copy.deepcopy(data)
+        *way, last = random.choice(paths)
+        place: Any = broken
+        for key in way:
+            place = place[key]
+        place[last] = random.choice([None, "x", -1, 0, 10**9, 1e30, math.nan, [], {}, True])
+        for function in (page, markdown):
+            try:
+                assert function(broken)
+            except FormatError as error:
+                assert str(error).startswith("not ")
 
 
 @pytest.mark.parametrize("broken", [{}, {"layers": 3}, {"layers": [{}], "memory": {}}, {"layers": [], "memory": {"tensors": []}}])

@@ -40,6 +40,13 @@ def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
     try:
         layers = [Layer.from_json(layer) for layer in data["layers"]]
         memory = MemoryReport.from_json(data["memory"])
+        if memory.layer_count != len(layers):
+            raise FormatError(
+                f"not the data of a program: its memory counts {memory.layer_count} layers, and {len(layers)} are there."
+            )
+        system = data.get("memory_system")
+        if system is not None and not all(rate > 0 for rate in (system["macs_per_cycle"], *system["bytes_per_cycle"].values())):
+            raise FormatError("not the data of a program: a rate of its memory_system is not positive.")
         shown = view.view(data, layers, memory, comparison)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
