@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from ethorch.cli.app import command
 from ethorch.errors import SpecError
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 PANEL = "What there is"
@@ -59,14 +60,35 @@ def targets(
 
         return Answer(found, listed)
     differences = listings.target_differences(*diff)
+    return Answer(differences, lambda: _compared(differences))
 
-    def compared() -> Table:
-        table = _table("", *diff)
-        for name, values in differences.items():
-            table.add_row(name, *values)
-        return table
 
-    return Answer(differences, compared)
+def _compared(differences: dict[str, Any]) -> Group:
+    """Facts, operators that one lacks, limits: tables and lists."""
+    from rich.console import Group
+
+    from ethorch.report.listings import ABSENT
+
+    names = differences["targets"]
+    parts: list[Any] = []
+    for title in ("facts", "limits"):
+        if differences[title]:
+            table = _table("" if title == "facts" else "what a call may be", *names)
+            for name, values in differences[title].items():
+                if ABSENT not in values:
+                    table.add_row(name, *values)
+            parts += [table, ""]
+    for number, name in enumerate(names):
+        if absent := [operator for operator, values in differences["limits"].items() if values[number] == ABSENT]:
+            parts += [f"TOSA operators that {name} does not have: {', '.join(absent)}.", ""]
+    for name in names:
+        if differences["operators"][name]:
+            other = names[1] if name == names[0] else names[0]
+            parts.append(f"On {name} and not, or in fewer of the tested calls, on {other}:")
+            parts += [f"  {operator}" for operator in differences["operators"][name]]
+    if not any(differences["operators"].values()):
+        parts.append("Both run the same operators.")
+    return Group(*parts)
 
 
 @command("doctor", PANEL)

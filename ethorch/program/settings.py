@@ -101,7 +101,7 @@ class Settings:
                 raise unknown_name(f"scheme of module {module!r}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
-        assert self.spec  # refuses what it does not know
+        object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ethorch.formats.files import write_whole
 from ethorch.report import listings, messages
+from ethorch.report.limit_words import feature_words
+from ethorch.report.support import FAMILIES
 from ethorch.rewrite.vela_bugs import VELA_BUGS
 from ethorch.target.npus import TARGETS, Target
 
@@ -14,32 +16,44 @@ _WRITTEN = "<!-- Written by `python -m ethorch.report.docs`; the tests compare i
 
 
 def operators_page() -> str:
-    """A row for each operator: names, formula, quantization, where it lives."""
+    """A row for each operator: PyTorch's names, which NPUs run it in which type, what it computes; and what is refused."""
     rows = listings.operators()
     lines = [
         "# Operators",
         _WRITTEN,
         "",
-        f"{len(rows)} entries. `ethorch ops NAME` shows one with its samples. What a target cannot run is in",
-        "[targets.md](targets.md).",
+        f"{len(rows)} entries. Each was tried with a few calls on an NPU of each family, quantized to int8 and to int16, and of",
+        "floats for TOSA's FP profile: by a dry run of the lowering, as the partitioner makes it.",
         "",
-        "| kind | |",
-        "| --- | --- |",
-        "| operator | It is lowered as it is. |",
-        "| table | It is a lookup: it, and any chain of such operators on one tensor, is one pass. "
-        "Of int16 it is the sum of a few where the function is steep or jumps. |",
-        "| composite | It is made of other operators before calibration, so that what is inside is calibrated too. |",
+        "- **all**: every call runs on the NPU; **no**: none does.",
+        "- **3 of 5**: so many do, the others stay on the CPU for the reasons [below](#what-stays-on-the-cpu).",
+        "- **a / b**: int8 and int16, where they differ.",
         "",
-        "`FP`: the TOSA backend lowers it of floats too.",
+        "`ethorch ops NAME` shows one operator with limits, cost and an example.",
+        "[targets.md](targets.md) has the limits of each NPU.",
         "",
-        "| operator | also | what | kind | FP | source |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "An operator that is not here stays on the CPU; `ethorch explain` says what to use instead.",
+        "",
+        "| operator | in PyTorch | U55 | U65 | U85 | float | what |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         what = row["what"].replace("|", "\\|")
-        also = ", ".join(f"`{name.removeprefix('aten.')}`" for name in row["also"])
-        floats = "yes" if row["floats"] else "-"
-        lines.append(f"| `{row['name']}` | {also} | {what} | {row['kind']} | {floats} | {row['source'].rpartition(':')[0]} |")
+        names = ", ".join(f"`{name}`" for name in row["pytorch"])
+        families = " | ".join(listings.verdicts(row, family) for family in FAMILIES)
+        lines.append(f"| `{row['name']}` | {names} | {families} | {row['support']['TOSA FP']} | {what} |")
+    lines += ["", "## What stays on the CPU", "", "Of the calls that were tried.", ""]
+    for row in rows:
+        for refusal in row["refused"]:
+            calls = f"{refusal['refused']} of {row['calls']} calls, such as `{refusal['calls'][0]}`"
+            lines.append(
+                f"- `{row['name']}` on {', '.join(refusal['cases'])}, {calls}: {refusal['reason']} [{refusal['id']}] "
+                f"{refusal['way_out']}".rstrip()
+            )
+    lines += ["", "## Other spellings", "", "Names in exported graphs that are lowered as the operator before them.", ""]
+    for row in rows:
+        if row["also"]:
+            lines.append(f"- `{row['name']}`: {', '.join(f'`{name}`' for name in row['also'])}")
     return "\n".join(lines) + "\n"
 
 
@@ -64,12 +78,17 @@ def targets_page() -> str:
     choices = [listings.tuning_rows(target.tuning) for target in families.values()]
     for name in listings.tuning_names(*choices):
         lines.append(f"| {name} | " + " | ".join(rows.get(name, "-") for rows in choices) + " |")
+    same: dict[tuple[str, ...], list[str]] = {}
     for family, target in families.items():
-        lines += ["", f"## Limits on {family.upper()}", "", "| TOSA operator | limit | allowed |", "| --- | --- | --- |"]
+        found = []
         for name, limits in sorted(target.limits.items()):
-            lines += [f"| {name} | {feature} | {text} |" for feature, text in listings.limit_rows(limits)]
-        if not target.limits:
-            lines.append("| - | none that ethorch's lowering can reach | |")
+            for feature, text in listings.limit_rows(limits):
+                allowed = limits.ranges.get(feature) if limits.present else None
+                found.append(f"| {name} | {feature} | {text} | {'' if allowed is None else feature_words(feature, allowed)} |")
+        same.setdefault(tuple(found), []).append(family.upper())
+    for found_rows, names in same.items():
+        lines += ["", f"## Limits on {' and '.join(names)}", "", "| TOSA operator | limit | allowed | a call may have |"]
+        lines += ["| --- | --- | --- | --- |", *found_rows]
     return "\n".join(lines) + "\n"
 
 

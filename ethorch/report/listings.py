@@ -3,49 +3,138 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ethorch.report import support
+from ethorch.report.limit_words import limits_of, words
+from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.npus import TARGETS, Target, lookup
 from ethorch.target.tuning import Tuning
 from ethorch.tosa.limits import Limits
 
 Row = dict[str, Any]
+#: What ``target_differences`` says of a TOSA operator that a target does not have.
+ABSENT = "not there"
 
 
 def operators(pattern: str = "*") -> list[Row]:
-    """Operators with a name that contains ``pattern`` or, where it has wildcards, matches it; one row for each."""
-    from ethorch.ops.spec import OPS  # `ethorch targets` does without it and so without 2 seconds of torch
+    """Operators with a name that contains ``pattern`` or, where it has wildcards, matches it; one row for each.
 
+    A pattern may be PyTorch's name of it: ``torch.softmax``, ``nn.Softmax``, ``F.softmax``.
+    """
+    from ethorch.ops.spec import OPS  # `ethorch targets` does without it and so without 2 seconds of torch
+    from ethorch.report import pytorch_names  # 2 seconds of torch
+
+    specs = list({id(spec): spec for spec in OPS.values()}.values())
+    known = {spec.name: pytorch_names.names([*spec.names, *spec.adapters]) for spec in specs}
     wanted = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-    specs = {id(spec): spec for name, spec in OPS.items() if fnmatch.fnmatch(name, wanted)}
-    return [
-        {
-            "name": spec.name,
-            "also": [*spec.names[1:], *spec.adapters],
-            "source": spec.source,
-            "what": " ".join(spec.doc.partition("\n\n")[0].split()),
-            "doc": spec.doc,
-            "quantization": repr(spec.quant) if not callable(spec.quant) else "depends on its arguments",
-            "kind": spec.kind,
-            "floats": spec.takes_floats,
-            "samples": [str(sample) for sample in spec.samples],
-        }
-        for spec in sorted(specs.values(), key=lambda spec: spec.name)
+    found = [
+        spec
+        for spec in specs
+        if pattern.removeprefix("torch.") in [name.removeprefix("torch.") for name in known[spec.name]]
+        or any(fnmatch.fnmatch(name, wanted) for name in (*spec.names, *spec.adapters))
     ]
+    return [_operator(spec, known[spec.name]) for spec in sorted(found, key=lambda spec: spec.name)]
+
+
+def _operator(spec: Any, names: list[str]) -> Row:
+    from ethorch.report import pytorch_names  # 2 seconds of torch
+
+    tried = support.table()[spec.name]
+    call, tensors = pytorch_names.example(spec.name, spec.samples[0])
+    refused: dict[tuple[str, str], Row] = {}
+    for case, calls in tried.refused.items():
+        for one in calls:
+            text = re.sub(r" on ethos-u\d+-\d+", "", one.reason.text)
+            row = refused.setdefault((one.reason.id, text), {"id": one.reason.id, "reason": text, "way_out": one.reason.way_out})
+            if case not in row.setdefault("cases", []):
+                row["cases"].append(case)
+            shown = pytorch_names.example(spec.name, spec.samples[one.call])[0]
+            if shown not in row.setdefault("calls", []):
+                row["calls"].append(shown)
+            row["refused"] = sorted({*row.get("refused", []), one.call})
+    for row in refused.values():
+        row["refused"] = len(row["refused"])
+    return {
+        "name": spec.name,
+        "also": [*spec.names[1:], *spec.adapters],
+        "pytorch": names,
+        "source": spec.source,
+        "what": " ".join(spec.doc.partition("\n\n")[0].split()),
+        "doc": spec.doc,
+        "kind": spec.kind,
+        "floats": spec.takes_floats,
+        "calls": tried.calls,
+        "support": {case: tried.verdict(case) for case in support.CASES},
+        "refused": list(refused.values()),
+        "limits": [
+            {"families": families, "limits": phrases}
+            for families, phrases in limits_of(name for operators in tried.tosa.values() for name in operators)
+        ],
+        "cost": _cost(spec, tried),
+        "example": {"call": call, "tensors": tensors},
+    }
+
+
+def _cost(spec: Any, tried: support.Support) -> str:
+    """What it costs, in a sentence."""
+    if spec.absorbs:
+        return "nothing behind an operator that has an output scale of its own: it is a part of it; else one pass over the tensor."
+    if spec.kind == "table":
+        return "int8: one pass over the tensor, and none more for a chain of such functions. " + _becomes(tried)
+    if spec.moves:
+        return "no arithmetic: a copy, or nothing where its neighbours can read and write in place. " + _becomes(tried)
+    return _becomes(tried)
+
+
+def _becomes(tried: support.Support) -> str:
+    texts = []
+    for case, operators in tried.tosa.items():
+        if case.endswith(("int8", "int16")) and case.startswith(("U55", "U85")) and operators:
+            texts.append(f"{case}: {', '.join(operators)}")
+    return f"TOSA operators of the example, {'; '.join(texts)}." if texts else "no NPU runs the example."
 
 
 def operators_text(rows: list[Row]) -> str:
-    """All there is to say of one operator; of several, a line for each."""
+    """All that a user asks of one operator; of several, a line for each."""
     if len(rows) > 1:
         width = max(len(row["name"]) for row in rows)
-        return "\n".join(f"{row['name']:<{width}}  {row['what']}".rstrip() for row in rows)
+        lines = [f"{'':<{width}}  {'U55':<12}{'U65':<12}{'U85':<12}"]
+        lines += [f"{row['name']:<{width}}  {_three(row)}{row['what']}".rstrip() for row in rows]
+        return "\n".join(
+            [*lines, "", "`ethorch ops NAME` says more of one. int8/int16: how many of the tested calls the NPU runs."]
+        )
     (row,) = rows
-    lines = [row["name"], *(f"  {line}".rstrip() for line in row["doc"].splitlines())]
+    lines = [row["name"], *(f"  {line}".rstrip() for line in row["doc"].splitlines()), ""]
+    if row["pytorch"]:
+        lines.append(f"In PyTorch: {', '.join(row['pytorch'])}")
     if row["also"]:
-        lines.append(f"  also: {', '.join(row['also'])}")
-    lines += [f"  kind: {row['kind']}", f"  quantization: {row['quantization']}", f"  source: {row['source']}"]
-    return "\n".join(lines + [f"  sample: {sample}" for sample in row["samples"]])
+        lines.append(f"In exported graphs also: {', '.join(row['also'])}")
+    lines += ["", f"Runs on ({row['calls']} calls tested):"]
+    for family in support.FAMILIES:
+        lines.append(f"  {family}: " + ", ".join(f"{kind} {row['support'][f'{family} {kind}']}" for kind in support.ACTIVATIONS))
+    lines.append(f"  TOSA, float: {row['support']['TOSA FP']}")
+    for refusal in row["refused"]:
+        lines += [f"  Not on {', '.join(refusal['cases'])}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()]
+        lines += [f"    {call}" for call in refusal["calls"][:3]]
+        if len(refusal["calls"]) > 3:
+            lines.append(f"    and {len(refusal['calls']) - 3} more")
+    if row["limits"]:
+        lines += ["", "Limits:", *(f"  {entry['families']}: {'; '.join(entry['limits'])}" for entry in row["limits"])]
+    lines += ["", f"Cost: {row['cost']}", f"Example: {row['example']['call']}  # {row['example']['tensors']}"]
+    return "\n".join(lines)
+
+
+def verdicts(row: Row, family: str) -> str:
+    """``all``, ``no``, or int8 and int16 by themselves: ``all / 3 of 5``."""
+    found = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
+    return found[0] if found[0] == found[1] else " / ".join(found)
+
+
+def _three(row: Row) -> str:
+    return "".join(f"{verdicts(row, family):<12}" for family in support.FAMILIES)
 
 
 def targets() -> list[Row]:
@@ -62,19 +151,63 @@ def targets() -> list[Row]:
     ]
 
 
-def target_differences(a: str, b: str) -> dict[str, list[str]]:
-    """What differs between two targets: facts, choices of their tuning, limits of TOSA operators. SpecError for unknown names."""
-    first, second = lookup(a), lookup(b)
-    rows: dict[str, list[str]] = {}
-    for name in (field.name for field in fields(Target) if field.name not in ("name", "limits", "tuning")):
-        rows[name] = [str(getattr(target, name)) for target in (first, second)]
-    choices = [tuning_rows(target.tuning) for target in (first, second)]
-    for name in tuning_names(*choices):
-        rows[f"tuning.{name}"] = [found.get(name, "-") for found in choices]
-    limits = [_limits(target) for target in (first, second)]
-    for name in sorted(limits[0].keys() | limits[1].keys()):
-        rows[name] = [found.get(name, "no limit") for found in limits]
-    return {name: values for name, values in rows.items() if values[0] != values[1]}
+def target_differences(a: str, b: str) -> Row:
+    """What a model meets of two targets that differ.
+
+    Returns:
+        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it runs more tested calls of, with types;
+        ``limits``: TOSA operator -> what a call may be on each.
+
+    Raises:
+        SpecError: a name is unknown.
+    """
+    pair = lookup(a), lookup(b)
+    described = [_facts(target) for target in pair]
+    facts = {name: [described[0][name], described[1][name]] for name in described[0] if described[0][name] != described[1][name]}
+    limits = {}
+    for name in sorted(pair[0].limits.keys() | pair[1].limits.keys()):
+        texts = [_limits(target, name) for target in pair]
+        if texts[0] != texts[1]:
+            limits[name] = texts
+    more = {target.name: _runs_more(*order) for target, order in ((pair[0], pair), (pair[1], pair[::-1]))}
+    return {"targets": [target.name for target in pair], "facts": facts, "operators": more, "limits": limits}
+
+
+def _facts(target: Target) -> dict[str, str]:
+    memory = EthosUCompileSpec(target.name).memory_system
+    staging = memory.arena_cache_bytes if memory.staged else None
+    staged = "" if not memory.staged else f", staged in {memory.cache_area}"
+    clock = memory.core_clock_hz / 1e6
+    return {
+        "MACs per cycle": str(target.macs),
+        "cores": str(target.cores),
+        "clock of the default system config": f"{clock:g} MHz",
+        "peak at that clock": f"{2 * target.macs * clock / 1e6:g} TOPS",
+        "default system config": target.default_system_config,
+        "default memory mode": target.default_memory_mode,
+        "feature maps by default": f"in {memory.arena_area}{staged}",
+        "weights by default": f"in {'the same SRAM' if memory.constants_in_sram else memory.const_area}",
+        "staging memory": "none" if staging is None else f"{staging:,} bytes",
+        "addresses": f"{target.address_bits} bits",
+    }
+
+
+def _limits(target: Target, operator: str) -> str:
+    limits = target.limits.get(operator)
+    if limits is None:
+        return "any"
+    return "; ".join(words(limits)) if limits.present else ABSENT
+
+
+def _runs_more(target: Target, other: Target) -> list[str]:
+    """``aten.gather.default (int8, int16)``: operators of which ``target`` runs tested calls that ``other`` does not."""
+    names = target.family.upper(), other.family.upper()
+    found = []
+    for name, tried in support.table().items():
+        kinds = [k for k in support.ACTIVATIONS if len(tried.refused[f"{names[0]} {k}"]) < len(tried.refused[f"{names[1]} {k}"])]
+        if kinds:
+            found.append(f"{name} ({', '.join(kinds)})")
+    return found
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
@@ -99,10 +232,6 @@ def _choices(prefix: str, group: Any) -> dict[str, str]:
         else:
             rows[name] = f"{value:g}" if isinstance(value, float) else str(value)
     return rows
-
-
-def _limits(target: Target) -> dict[str, str]:
-    return {f"{op}.{name}": text for op, limits in target.limits.items() for name, text in limit_rows(limits)}
 
 
 def limit_rows(limits: Limits) -> list[tuple[str, str]]:

@@ -94,8 +94,9 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 
 
 def lookup(name: str) -> Target:
-    """The target called ``name``, in any case; SpecError with near misses and the whole list for anything else."""
-    found = TARGETS.get(name.lower()) if isinstance(name, str) else None
+    """The target called ``name``, in any case, with or without ``ethos-``; SpecError with near misses and the list for others."""
+    given = name.lower() if isinstance(name, str) else ""
+    found = TARGETS.get(given) or TARGETS.get(f"ethos-{given}")
     if found is None:
         raise unknown_name("target", str(name), TARGETS)
     return found

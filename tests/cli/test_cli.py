@@ -229,9 +229,39 @@ def test_run_names_the_operator_it_stops_at(
 
 def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
     (conv,) = answer(capsys, "ops", "aten.conv2d.default")
-    assert conv["source"].startswith("ops/conv.py:")
+    assert conv["source"].startswith("ops/conv.py:") and conv["support"]["U85 int16"] == "all" and "nn.Conv2d" in conv["pytorch"]
     assert len(answer(capsys, "targets")) == 11
-    assert answer(capsys, "targets", "--diff", "ethos-u55-64", "ethos-u55-128") == {"macs": ["64", "128"]}
+    found = answer(capsys, "targets", "--diff", "u55-64", "U55-128")
+    assert found["targets"] == ["ethos-u55-64", "ethos-u55-128"] and found["facts"]["MACs per cycle"] == ["64", "128"]
+    assert not found["limits"] and not any(found["operators"].values())
+
+
+def test_what_a_user_reads_of_an_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ops", "nn.Softmax"]) == 0
+    text = capsys.readouterr().out
+    for words in ("torch.softmax", "F.softmax", "U55: int8 all, int16 all", "Cost: ", "Example: torch.ops.aten.softmax.int(x, "):
+        assert words in text
+    assert cli.main(["ops", "bitwise_and"]) == 0
+    text = capsys.readouterr().out
+    assert "Not on U55 int8, U55 int16, U65 int8, U65 int16: there is no BITWISE_AND [BITWISE_AND.absent]" in text
+    assert "An ethos-u85 target has it" in text and "QuantRule" not in text and "I8(" not in text
+    assert cli.main(["ops", "conv*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["U55", "U65", "U85"] and any(line.startswith("aten.convolution.default") for line in lines)
+
+
+def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["targets", "--diff", "u55-128", "u85-256"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) < 180 and "{" not in text
+    for words in (
+        "500 MHz",
+        "1000 MHz",
+        "On ethos-u85-256 and not",
+        "aten.bitwise_and.Tensor (int8, int16)",
+        "a stride of at most 3",
+    ):
+        assert words in text
 
 
 @pytest.mark.parametrize(

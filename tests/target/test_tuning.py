@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.tuning import HEADER, MEASUREMENTS
-from ethorch.report.listings import target_differences
+from ethorch.report.listings import tuning_names, tuning_rows
 from ethorch.target import TARGETS, TUNING, Tuning
 from ethorch.target.tosa_spec import TosaCompileSpec
 from ethorch.target.tuning import UNTUNED
@@ -39,16 +39,15 @@ def test_targets_carry_their_familys_tuning() -> None:
 
 
 def test_differences_have_a_line_each() -> None:
-    differences = target_differences("ethos-u55-128", "ethos-u65-256")
-    assert differences["tuning.fold_strides.least_products"] == ["192", "1024"]
-    names = [name for name in differences if name.startswith("tuning.")]
-    assert names == [
-        "tuning.fold_strides.least_products",
-        "tuning.shuffles_by_nhwc",
-        "tuning.transpose_steps.of_single_elements",
-        "tuning.vela_family",
+    u55, u65, u85 = (tuning_rows(TUNING[family]) for family in ("u55", "u65", "u85"))
+    assert [name for name in tuning_names(u55, u65) if u55.get(name) != u65.get(name)] == [
+        "fold_strides.least_products",
+        "shuffles_by_nhwc",
+        "transpose_steps.of_single_elements",
+        "vela_family",
     ]
-    assert target_differences("ethos-u55-128", "ethos-u85-128")["tuning.fold_strides"] == ["FoldColumns", "FoldSquares"]
+    assert (u55["fold_strides.least_products"], u65["fold_strides.least_products"]) == ("192", "1024")
+    assert (u55["fold_strides"], u85["fold_strides"]) == ("FoldColumns", "FoldSquares")
 
 
 def test_the_measurements_are_those_of_the_benchmark() -> None:

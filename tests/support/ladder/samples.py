@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,23 @@ import torch
 
 from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.ops import OPS
-from ethorch.ops.samples import I8, Bools, Ints, Sample, W
+from ethorch.ops.sample_calls import INPUTS, Call, inputs_for, leaves
 from tests.support.quantized import Quantized, quantized
+
+__all__ = [
+    "CASES",
+    "CONFIGS",
+    "INPUTS",
+    "REFUSED",
+    "SPECS",
+    "TARGETS",
+    "WEIGHTED",
+    "Call",
+    "Export",
+    "export",
+    "inputs_for",
+    "leaves",
+]
 
 SPECS = {spec.name: spec for spec in OPS.values()}
 CASES = [(spec.name, index) for spec in SPECS.values() for index in range(len(spec.samples))]
@@ -27,70 +41,6 @@ REFUSED = {
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
 }
-
-
-#: What becomes an input of a sample's module, in order.
-INPUTS = (I8, Ints, Bools)
-
-
-class Call(torch.nn.Module):
-    """``torch.ops.<name>`` with a sample's arguments: W become parameters; I8, Ints and Bools inputs."""
-
-    def __init__(self, name: str, sample: Sample, seed: int = 0):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        namespace, packet, overload = (sample.overload or name).split(".")
-        self.function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-        self.sample = sample
-        self.kinds: list[I8] = []
-        for index, parameter in enumerate(leaves(sample, W)):
-            data = torch.rand(parameter.shape, generator=generator) + parameter.low
-            setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        tensors, counter = iter(inputs), iter(range(100))
-
-        def fill(arg: Any) -> Any:
-            if isinstance(arg, INPUTS):
-                return next(tensors)
-            if isinstance(arg, W):
-                return getattr(self, f"w{next(counter)}")
-            return [fill(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
-
-        keywords = {k: getattr(torch, a) if k == "dtype" else fill(a) for k, a in self.sample.kwargs.items()}
-        result = self.function(*[fill(a) for a in self.sample.args], **keywords)
-        result = result[0] if isinstance(result, tuple) else result
-        if isinstance(result, list):  # split and its kin: every piece
-            return tuple(result)
-        return result.to(torch.int32) if result.dtype == torch.int64 else result  # indices leave the NPU as int32
-
-
-def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    if isinstance(arg, kind):
-        yield arg
-    elif isinstance(arg, (list, tuple)):
-        for item in arg:
-            yield from leaves(item, kind)
-    elif isinstance(arg, Sample):
-        yield from leaves([*arg.args, *arg.kwargs.values()], kind)
-
-
-def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Uniform over each input's whole range, the ends included."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = []
-    for kind in leaves(sample, INPUTS):
-        x = torch.rand(kind.shape, generator=generator)
-        if isinstance(kind, Bools):
-            tensors.append(x < kind.chance)
-            continue
-        x = x * (kind.high - kind.low) + kind.low
-        flat = x.flatten()
-        if flat.numel():
-            flat[0], flat[-1] = kind.low, kind.high
-        x = flat.reshape(kind.shape)
-        tensors.append(x if isinstance(kind, I8) else x.round().to(getattr(torch, kind.dtype)))
-    return tuple(tensors)
 
 
 @dataclass(frozen=True)
