@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ethorch.target.npus import FAMILIES
 from ethorch.tosa.limits import Limits, Range
@@ -32,25 +32,30 @@ def feature_words(feature: str, allowed: Range) -> str:
     return _WORDS[feature].format(high=allowed.high)
 
 
-def words(limits: Limits) -> list[str]:
-    """What a call may be, a phrase for each limit; empty where the NPU has no such operator."""
-    found = [feature_words(feature, allowed) for feature, allowed in limits.ranges.items()] if limits.present else []
+#: Features of a window that moves: nothing to say of a call that has none, whatever it is made of.
+_OF_WINDOWS = frozenset(feature for feature in _WORDS if "stride" in feature or "kernel" in feature)
+
+
+def words(limits: Limits, windows: bool = True) -> list[str]:
+    """What a call may be, a phrase for each limit; empty where the NPU has no such operator.
+
+    Args:
+        windows: has the call a window, with a stride and padding?
+    """
+    ranges = limits.ranges.items() if limits.present else ()
+    found = [feature_words(feature, allowed) for feature, allowed in ranges if windows or feature not in _OF_WINDOWS]
     if limits.present and limits.dtypes is not None:
         found.append(f"{' or '.join(_DTYPES.get(dtype, dtype) for dtype in sorted(limits.dtypes))} alone")
     return found
 
 
-def limits_of(tosa: Iterable[str]) -> list[tuple[str, list[str]]]:
+def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
     """(families, phrases) of calls that become these TOSA operators: families with the same limits together."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
-        phrases = [phrase for operator in operators if operator in family.limits for phrase in words(family.limits[operator])]
+        phrases = [
+            phrase for operator in operators if operator in family.limits for phrase in words(family.limits[operator], windows)
+        ]
         by_phrases.setdefault(tuple(dict.fromkeys(phrases)), []).append(name.upper())
     return [(", ".join(families), list(phrases)) for phrases, families in by_phrases.items() if phrases]
-
-
-def without(operators: Sequence[str], family: str) -> list[str]:
-    """Those of the TOSA operators that the family does not have."""
-    limits = FAMILIES[family].limits
-    return [operator for operator in operators if operator in limits and not limits[operator].present]

@@ -71,11 +71,18 @@ def _operator(spec: Any, names: list[str]) -> Row:
         "refused": list(refused.values()),
         "limits": [
             {"families": families, "limits": phrases}
-            for families, phrases in limits_of(name for operators in tried.tosa.values() for name in operators)
+            for families, phrases in limits_of(
+                (name for operators in tried.tosa.values() for name in operators), _has_window(spec.name)
+            )
         ],
         "cost": _cost(spec, tried),
         "example": {"call": call, "tensors": tensors},
     }
+
+
+def _has_window(name: str) -> bool:
+    """Does the operator move a window, with a stride, over its input?"""
+    return any(part in name for part in ("conv", "pool", "im2col", "unfold"))
 
 
 def _cost(spec: Any, tried: support.Support) -> str:
