@@ -75,7 +75,7 @@ def stream_layers(part: Part, first: int) -> list[Layer]:
     Raises:
         MachineFault: the command stream is malformed.
     """
-    return [work.layer(first + number) for number, work in enumerate(_works(part))]
+    return [work.layer(first + number) for number, work in enumerate(works(part))]
 
 
 def stream_tensors(part: Part) -> list[StreamTensor]:
@@ -86,7 +86,7 @@ def stream_tensors(part: Part) -> list[StreamTensor]:
     for tensor in part.payload.inputs:
         tensors.given(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes))
     position = 0
-    for position, work in enumerate(_works(part)):
+    for position, work in enumerate(works(part)):
         for prepared in work.prepared:
             tensors.add(position, prepared)
     for tensor in part.payload.outputs:
@@ -94,7 +94,8 @@ def stream_tensors(part: Part) -> list[StreamTensor]:
     return tensors.finish()
 
 
-def _works(part: Part) -> Iterator[_Work]:
+def works(part: Part) -> Iterator[_Work]:
+    """What the commands do for each layer, in order. MachineFault: the command stream is malformed."""
     if part.npu is None:
         return
     work: _Work | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -158,6 +159,15 @@ class HostProgram:
                 os.replace(partial, target)
             finally:
                 partial.unlink(missing_ok=True)
+
+    def inspector(self) -> Any:
+        """``executorch.devtools.Inspector`` of what the runs so far have recorded; HostError as of ``write_etdump``."""
+        from executorch.devtools import Inspector  # a second of pandas
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "program.etdp"
+            self.write_etdump(path)
+            return Inspector(etdump_path=os.fspath(path))
 
 
 def load(

@@ -78,6 +78,10 @@ class Sources:
         index = bisect_left(self._offsets, offset)
         return self._sources[index] if index < len(self._sources) else None
 
+    def all(self) -> list[Source]:
+        """Each operator once, in the order of its last command."""
+        return list({id(source): source for source in self._sources}.values())
+
     def to_json(self) -> str:
         numbers: dict[int, int] = {}
         unique = [numbers.setdefault(id(s), len(numbers)) for s in self._sources]

@@ -27,6 +27,7 @@ from ethorch.metrics import sqnr_db
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
 from ethorch.program.explanation import Explanation, explanation
+from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
@@ -314,6 +315,15 @@ class Program:
         """What the whole application needs of RAM and flash, and where each tensor lies."""
         return figures.memory(self.build or self.pte, self.method)
 
+    @property
+    def command_sources(self) -> dict[int, Sources] | None:
+        """Which operator each NPU command works for, by the delegate's number in the file; None where nothing says it."""
+        if self.build is None:
+            return self._known_sources
+        known = {delegate.payload: delegate.sources for delegate in self.build.delegates}
+        blobs = {n: d.blob for n, d in enumerate(self.description.delegates) if d.id == BACKEND_ID}
+        return {number: known[payload] for number, blob in blobs.items() if (payload := DelegatePayload.unpack(blob)) in known}
+
     @cached_property
     def _known_sources(self) -> dict[int, Sources] | None:
         """Which operator each command works for, by the delegate's number in the file, where a folder says it."""
@@ -443,6 +453,33 @@ class Program:
             "settings": None if self.settings is None else self.settings.to_json(),
             "versions": versions(),
         }
+
+    def inspect(self, *inputs: Any, runs: int = 1) -> Inspection:
+        """Run with ExecuTorch's event tracer; its Inspector, and a table with the estimated cycles beside this computer's times.
+
+        ``print`` it, or take ``inspect(x).to_dataframe()``. Operators are named where ``command_sources`` knows them.
+
+        Args:
+            inputs: of one inference, as the program is called; the model's example inputs by default.
+            runs: how often; times are over all runs.
+
+        Raises:
+            HostError: the inputs are not the program's, or there are none to take.
+        """
+        if not inputs and self.inputs:
+            if self.model is None:
+                raise HostError(f"a .pte holds no inputs: give the {len(self.inputs)} that the program takes.")
+            inputs = self.model.example_inputs
+        sources = self.command_sources or {}
+        blobs = {number: delegate.blob for number, delegate in enumerate(self.description.delegates) if number in sources}
+        by_payload = {DelegatePayload.unpack(blob): sources[number] for number, blob in blobs.items()}
+        traced = host.load(
+            self.pte, self.method, etdump=True, machine=lambda payload: host.npu_machine(payload, None, by_payload.get(payload))
+        )
+        flat = pytree.tree_leaves(self.as_taken(inputs))
+        for _ in range(runs):
+            traced(*flat)
+        return Inspection(traced.inspector(), cycles_of(sources), cpu_cycles_of(self.layers), self.core_clock_hz)
 
     def trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the estimated time line of NPU, DMA and CPU as a Chrome trace, which Perfetto opens too.

@@ -1,0 +1,177 @@
+"""The graphs that Model Explorer draws, as plain data in its own schema.
+
+The program: a node for each NPU operation and each CPU operator, in groups by module, with cycles, bytes and what bounds it. And
+where its folder is known, the TOSA graph of each delegate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ethorch.figures.dataflow import dataflow
+from ethorch.figures.layer import CPU, Layer
+from ethorch.figures.subject import subject
+from ethorch.formats.files import write_whole
+from ethorch.program.program import Program, load
+
+Data = dict[str, Any]
+
+_CPU_COLOR, _HOT_COLOR = "#f6c9b8", "#f2d16b"
+_HOT = 0.1  # share of the cycles from which a node is coloured
+_OP = re.compile(r"^(?P<results>%.+?) = (?P<op>[A-Z0-9_]+) (?P<operands>[^{]*)\{(?P<attrs>.*?)\}(?:  # (?P<place>.*))?$")
+_VALUE = re.compile(r"%([^\s:,]+): ([A-Z0-9]+\[[\d, ]*\])")
+_PLACE = re.compile(r"^(?P<target>\S+?)(?: at (?P<module>[^\s(]+))?(?: \((?P<source>[^)]*)\))?$")
+
+
+def graphs(path: str | os.PathLike[str]) -> list[Data]:
+    """The graphs of a program's file or folder.
+
+    Args:
+        path: a ``.pte``; ``model.pte`` of a folder that ``Program.save`` wrote, or beside a folder ``delegates`` of
+            ``dump_intermediate_artifacts_to``: then operators, lines and cycles are known, and the TOSA graphs; or such a folder.
+
+    Raises:
+        EthorchError: there is no such file, or it is no program.
+    """
+    file = Path(path)
+    folder = file if file.is_dir() else file.parent
+    dump = folder / "delegates"
+    known = dump.is_dir() and (file.is_dir() or file.name == "model.pte")
+    program = load(folder if known else file, sources=dump if known else None)
+    return [program_graph(program), *(tosa_graphs(dump) if known else [])]
+
+
+def save(program: Program, path: str | os.PathLike[str]) -> Path:
+    """Write the program's graphs as JSON, which Model Explorer opens without the extension.
+
+    Of a program that ``ethorch.compile`` returned, the TOSA graphs are among them.
+    """
+    found = [program_graph(program)]
+    for number, delegate in enumerate(() if program.build is None else program.build.delegates):
+        found.append(tosa_graph(delegate.text, f"TOSA of delegate {number}"))
+    write_whole(path, json.dumps(found).encode())
+    return Path(path)
+
+
+def program_graph(program: Program) -> Data:
+    """The program: its ends, NPU operations, CPU operators, and what flows between them."""
+    flow = dataflow(subject(program.pte, program.method, sources=program.command_sources))
+    incoming: dict[str, list[str]] = {}
+    for source, target in flow.edges:
+        incoming.setdefault(target, []).append(source)
+    nodes = [_end(name, incoming) for name in flow.inputs]
+    nodes += [_layer(layer, incoming) for layer in flow.layers]
+    nodes += [_end(name, incoming) for name in flow.outputs]
+    target = f" for {program.target}" if program.target else ""
+    return {"id": f"{program.method}{target}", "nodes": nodes}
+
+
+def _end(name: str, incoming: dict[str, list[str]]) -> Data:
+    return {"id": name, "label": name, "namespace": "", "attrs": [], "incomingEdges": _edges(incoming.get(name, []))}
+
+
+def _edges(sources: list[str]) -> list[Data]:
+    return [{"sourceNodeId": source, "targetNodeInputId": str(number)} for number, source in enumerate(sources)]
+
+
+def _layer(layer: Layer, incoming: dict[str, list[str]]) -> Data:
+    attrs: dict[str, Any] = {
+        "runs on": layer.where if layer.delegate is None else f"{layer.where}, delegate {layer.delegate}",
+        "operation": layer.operator,
+        "PyTorch operators": ", ".join(layer.operators),
+        "TOSA operators": ", ".join(layer.tosa_operators),
+        "source": layer.source,
+        "cycles": layer.cycles,
+        "share of the cycles": None if layer.share is None else f"{layer.share:.2%}",
+        "bound by": layer.bound,
+        "MACs": layer.macs or None,
+        "MAC utilization": None if layer.utilization is None else f"{layer.utilization:.1%}",
+        "input shapes": ", ".join(str(list(shape)) for shape in layer.ifm_shapes),
+        "output shape": str(list(layer.ofm_shape)) if layer.ofm_shape else "",
+        "kernel library": layer.library,
+        **{f"bytes read from {memory}": count for memory, count in layer.read_bytes.items()},
+        **{f"bytes written to {memory}": count for memory, count in layer.written_bytes.items()},
+    }
+    node: Data = {
+        "id": str(layer.index),
+        "label": (layer.operators[0] if layer.operators else layer.operator).removeprefix("aten."),
+        "namespace": layer.module.replace(".", "/"),
+        "attrs": [{"key": key, "value": str(value)} for key, value in attrs.items() if value not in (None, "")],
+        "incomingEdges": _edges(incoming.get(str(layer.index), [])),
+        "outputsMetadata": _metadata(attrs["output shape"]),
+    }
+    if layer.where == CPU:
+        node["style"] = {"backgroundColor": _CPU_COLOR}
+    elif layer.share is not None and layer.share >= _HOT:
+        node["style"] = {"backgroundColor": _HOT_COLOR}
+    return node
+
+
+def _metadata(shape: str) -> list[Data]:
+    return [{"id": "0", "attrs": [{"key": "shape", "value": shape}]}] if shape else []
+
+
+def node_data(program: Program) -> Data:
+    """Figures to colour the nodes of ``program_graph`` by, in Model Explorer's format of node data: a graph's id -> its results."""
+    found = dataflow(subject(program.pte, program.method, sources=program.command_sources)).layers
+    graph = program_graph(program)["id"]
+    cycles = {str(layer.index): {"value": layer.cycles} for layer in found if layer.cycles is not None}
+    moved = {str(layer.index): {"value": sum(layer.read_bytes.values()) + sum(layer.written_bytes.values())} for layer in found}
+    gradient = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#e2571e"}]
+    return {
+        name: {graph: {"name": name, "results": results, "gradient": gradient}}
+        for name, results in (("cycles", cycles), ("bytes", moved))
+        if results
+    }
+
+
+def tosa_graphs(folder: Path) -> list[Data]:
+    """The TOSA graph of each delegate in a folder of artifacts."""
+    texts = sorted(folder.glob("delegate_*.txt"), key=lambda path: (len(path.name), path.name))
+    return [tosa_graph(path.read_text(), f"TOSA of {path.stem.replace('_', ' ')}") for path in texts]
+
+
+def tosa_graph(text: str, name: str) -> Data:
+    """A TOSA graph from its text; what control flow holds is not in it."""
+    nodes: list[Data] = []
+    maker: dict[str, tuple[str, str]] = {}  # value -> (node, dtype and shape)
+    for line in text.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word == "region":
+            break
+        if word in ("input", "const") and (match := _VALUE.match(rest)):
+            value, kind = match.groups()
+            maker[value] = (value, kind)
+            nodes.append(_tosa_node(value, f"{word} {value}" if word == "input" else "CONST", "", {"tensor": kind}, [], kind))
+        elif word == "output":
+            value = rest.strip()[1:]
+            nodes.append(_tosa_node(f"output {value}", f"output {value}", "", {}, [maker[value]], ""))
+        elif match := _OP.match(line.strip()):
+            results = _VALUE.findall(match["results"])
+            operands = [maker[part.strip()[1:]] for part in match["operands"].split(",") if part.strip()]
+            place = _PLACE.match(match["place"] or "")
+            module = (place["module"] or "") if place else ""
+            attrs = {
+                "PyTorch operator": place["target"] if place else "",
+                "source": (place["source"] or "") if place else "",
+                "attributes": match["attrs"],
+            }
+            node = results[0][0]
+            nodes.append(_tosa_node(node, match["op"], module.replace(".", "/"), attrs, operands, results[0][1]))
+            maker.update({value: (node, kind) for value, kind in results})
+    return {"id": name, "nodes": nodes}
+
+
+def _tosa_node(id: str, label: str, namespace: str, attrs: dict[str, str], operands: list[tuple[str, str]], result: str) -> Data:
+    return {
+        "id": id,
+        "label": label,
+        "namespace": namespace,
+        "attrs": [{"key": key, "value": value} for key, value in attrs.items() if value],
+        "incomingEdges": _edges([node for node, _ in operands]),
+        "outputsMetadata": [{"id": "0", "attrs": [{"key": "tensor", "value": result}]}] if result else [],
+    }
