@@ -54,8 +54,7 @@ def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
-        phrases = [
-            phrase for operator in operators if operator in family.limits for phrase in words(family.limits[operator], windows)
-        ]
+        limits = [family.limits[operator] for operator in operators if operator in family.limits]
+        phrases = [phrase for limit in limits for phrase in words(limit, windows)]
         by_phrases.setdefault(tuple(dict.fromkeys(phrases)), []).append(name.upper())
     return [(", ".join(families), list(phrases)) for phrases, families in by_phrases.items() if phrases]

@@ -43,6 +43,7 @@ def _operator(spec: Any, names: list[str]) -> Row:
     from ethorch.report import pytorch_names  # 2 seconds of torch
 
     tried = support.table()[spec.name]
+    emitted = [name for operators in tried.tosa.values() for name in operators]
     call, tensors = pytorch_names.example(spec.name, spec.samples[0])
     refused: dict[tuple[str, str], Row] = {}
     for case, calls in tried.refused.items():
@@ -69,12 +70,7 @@ def _operator(spec: Any, names: list[str]) -> Row:
         "calls": tried.calls,
         "support": {case: tried.verdict(case) for case in support.CASES},
         "refused": list(refused.values()),
-        "limits": [
-            {"families": families, "limits": phrases}
-            for families, phrases in limits_of(
-                (name for operators in tried.tosa.values() for name in operators), _has_window(spec.name)
-            )
-        ],
+        "limits": [{"families": families, "limits": phrases} for families, phrases in limits_of(emitted, _has_window(spec.name))],
         "cost": _cost(spec, tried),
         "example": {"call": call, "tensors": tensors},
     }
