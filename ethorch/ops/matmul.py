@@ -25,10 +25,15 @@ aten = torch.ops.aten
 def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
     """out[n] = factor * x[n] @ y[n], rounded once.
 
+    - Many columns of few rows, where the NPU takes the columns one by one: the transpose of y[n].T @ x[n].T.
     - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 of int16).
     - int16 on an NPU that multiplies int8 only: the four products of the operands' halves, added up in int32.
     """
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
+    fewest, rows, columns = b.tuning.fewest_columns_turned, x.shape[1], y.shape[2]
+    if fewest is not None and columns >= max(fewest, 16 * rows):
+        turned = _multiplied(b, _transposed(y), _transposed(x), factor, out)
+        return _transposed(turned)
     row = b.limits.get("MATMUL")
     if row is None or row.dtypes is None or "INT16" in row.dtypes or {x.value.dtype, y.value.dtype} != {"INT16"}:
         acc = b.emit("MATMUL", b.logical(x), b.logical(y), a_zp=x.qparams.zp, b_zp=y.qparams.zp)
@@ -44,6 +49,11 @@ def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams)
     high, between, low = (b.rescale(acc, weight * step / unit, dtype="INT32") for acc, weight in parts)
     total = b.emit("ADD", b.emit("ADD", low, between), high)
     return QTensor(b.requantize(total, unit, out), dims, out)
+
+
+def _transposed(x: QTensor) -> QTensor:
+    """x[N,H,C] as x[N,C,H], stored as it is."""
+    return QTensor(x.value, (x.dims[0], x.dims[2], x.dims[1]), x.q)
 
 
 def _halves(b: Builder, value: Value) -> tuple[Value, Value]:

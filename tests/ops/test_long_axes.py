@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import get_symmetric_a16w8_quantization_config
+from ethorch import (
+    EthosUCompileSpec,
+    QuantizationConfig,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    vela,
+)
 from ethorch.fx.node import constants_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk
 from ethorch.target.npus import TARGETS as TARGETS_BY_NAME
+from ethorch.tosa.serialize import serialize
 from tests.support.ladder import climb, climbed, refusal_ids
 from tests.support.quantized import quantized
 
@@ -100,6 +109,19 @@ def test_float64_says_where_a_long_image_is_read() -> None:
     found = climbed(q, inputs)
     assert found.steps_off > 8
     assert found.beside(q.in_float64().output_codes(inputs)).steps_off <= 1
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.bmm(x, y)
+
+
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+def test_products_of_few_rows_and_many_columns_are_turned(config: Callable[[], QuantizationConfig]) -> None:
+    """Vela makes two operations of each column: of 32,769 and int16 24 MiB of commands, and a stream may have 16."""
+    inputs = (torch.rand(2, 5, 3) - 0.4, torch.rand(2, 3, 4099) - 0.3)
+    graph, _ = climb(quantized(Product(), [inputs], config()), inputs)
+    assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 20_000
 
 
 class Rows(nn.Module):
