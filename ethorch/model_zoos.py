@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +43,7 @@ def _torchvision(name: str) -> Found:
     known = models.list_models(module=models)
     if name not in known:
         raise _no_model("torchvision", name, known)
-    return models.get_model(name, weights=None).eval(), (torch.zeros(1, 3, 224, 224),)
+    return models.get_model(name, weights=None).eval(), (made_up((1, 3, 224, 224)),)
 
 
 def _timm(name: str) -> Found:
@@ -52,7 +52,7 @@ def _timm(name: str) -> Found:
     if not timm.is_model(name):
         raise _no_model("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=False).eval()
-    return model, (torch.zeros(1, *model.default_cfg.get("input_size", (3, 224, 224))),)
+    return model, (made_up((1, *model.default_cfg.get("input_size", (3, 224, 224)))),)
 
 
 def _hugging_face(folder: str) -> Found:
@@ -67,6 +67,9 @@ def _hugging_face(folder: str) -> Found:
     kind = getattr(transformers, names[0], None)
     if kind is None:
         raise EthorchError(f"{folder} is a {names[0]}, which the installed transformers does not have.")
+    logging = getattr(getattr(transformers, "utils", None), "logging", None)
+    if logging is not None:
+        logging.disable_progress_bar()  # ethorch draws its own
     try:
         model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
     except Exception as error:  # whatever transformers raises for a folder that is not what its config says
@@ -77,6 +80,20 @@ def _hugging_face(folder: str) -> Found:
 
 
 _POSITIONS = 32
+
+
+def made_up(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An example input where the user has none: of rank 4 a smooth picture of about -2..2, else normal values; integers are 1.
+
+    The same one each time. Ranges that come from it fit no real input: calibrate.
+    """
+    if not dtype.is_floating_point:
+        return torch.ones(tuple(shape), dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    if len(shape) != 4:
+        return torch.randn(tuple(shape), generator=generator).to(dtype)
+    small = torch.randn(shape[0], shape[1], 8, 8, generator=generator)
+    return nn.functional.interpolate(small, tuple(shape[2:]), mode="bilinear").to(dtype)
 
 
 def _inputs_of(model: Any) -> Mapping[str, Any]:
@@ -90,7 +107,7 @@ def _inputs_of(model: Any) -> Mapping[str, Any]:
     if name == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return {name: torch.zeros(1, getattr(config, "num_channels", 3), height, width)}
+        return {name: made_up((1, getattr(config, "num_channels", 3), height, width))}
     raise EthorchError(
         f"{type(model).__name__} takes {name}, of which ethorch knows no example: write a file with a function that returns "
         "(model, example_inputs), and name it as FILE.py:function."

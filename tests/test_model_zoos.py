@@ -87,3 +87,11 @@ def test_a_module_that_is_installed_or_here(monkeypatch: pytest.MonkeyPatch, tmp
         assert load_model(f"package_of_mine.nets:{name}").example_inputs[0].shape == (1, 3)
     with pytest.raises(SpecError, match="has no function 'other'; it has: PAIR, made"):
         load_model("package_of_mine.nets:other")
+
+
+def test_made_up_inputs_are_the_same_each_time_and_smooth() -> None:
+    x = model_zoos.made_up((1, 3, 40, 60))
+    assert torch.equal(x, model_zoos.made_up((1, 3, 40, 60))) and x.std() > 0.3
+    assert (x[..., 1:] - x[..., :-1]).abs().max() < x.std(), "neighbouring pixels are alike"
+    assert model_zoos.made_up((2, 5)).std() > 0.3
+    assert model_zoos.made_up((1, 4), torch.int64).tolist() == [[1, 1, 1, 1]]

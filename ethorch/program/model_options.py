@@ -12,6 +12,7 @@ import torch
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.model_files import UserModel, load_model
+from ethorch.model_zoos import made_up
 from ethorch.program.program import Program
 
 
@@ -44,7 +45,7 @@ def _of_shape(like: Any, text: str) -> torch.Tensor:
         raise SpecError(f"--shape is {text!r}; it has to be extents with x between them, such as 1x3x96x96.")
     if not isinstance(like, torch.Tensor):
         raise SpecError("--shape: the model's example input is no tensor.")
-    return torch.zeros([int(part) for part in parts], dtype=like.dtype)
+    return made_up([int(part) for part in parts], like.dtype)
 
 
 def _load_weights(module: torch.nn.Module, path: Path) -> None:
