@@ -11,6 +11,7 @@ from ethorch.figures.stream_layers import works
 from ethorch.figures.stream_tensors import Range, accesses, extent
 from ethorch.figures.subject import Part, Subject
 from ethorch.formats.payload import IoTensor
+from ethorch.formats.pte_types import Move
 from ethorch.npu.memory import Access
 
 Ends = frozenset[str]
@@ -49,8 +50,13 @@ def dataflow(program: Subject) -> Dataflow:
     program = replace(program, parts=parts)
     found = runs(program)
 
+    moves: dict[int, list[int]] = {}  # what branches return -> what each of them computed
+    for step in (step for chain in program.method.chains for step in chain.instructions if isinstance(step, Move)):
+        moves.setdefault(step.target, []).append(step.source)
+
     def writers(number: int) -> Ends:
-        return written.get(number, frozenset([program.ends(number)]) if number in program.method.inputs else frozenset())
+        own = written.get(number, frozenset([program.ends(number)]) if number in program.method.inputs else frozenset())
+        return own.union(*(written.get(source, frozenset()) for source in moves.get(number, [])))
 
     for run in found:
         if run.call.delegate is None:

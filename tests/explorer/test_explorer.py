@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.explorer import graphs
 from ethorch.figures import layers
-from ethorch.figures.dataflow import dataflow
+from ethorch.figures.dataflow import Dataflow, dataflow
 from ethorch.figures.subject import subject
 from ethorch.program.program import Program
+from tests.figures.programs import built
 
 
 class Residual(nn.Module):
@@ -153,3 +154,16 @@ def test_the_layers_are_those_of_the_figures(program: Program) -> None:
     flow = dataflow(subject(program.pte))
     assert flow.layers == layers(program.pte) and flow.inputs == ("input 0",)
     assert all(int(a) < int(b) for a, b in flow.edges if a.isdigit() and b.isdigit()), "nobody reads what comes later"
+
+
+@pytest.mark.parametrize("name", ["picture_u65_dedicated_sram", "branches", "small_gru"])
+def test_everything_flows_from_the_inputs(name: str) -> None:
+    """Staging memory, branches whose results the runtime moves, and many small operations."""
+    flow = dataflow(subject(built(name).pte))
+    nodes = [{"id": end, "incomingEdges": [{"sourceNodeId": a} for a, b in flow.edges if b == end]} for end in _ends(flow)]
+    found = set().union(*(reachable({"nodes": nodes}, start) for start in flow.inputs))
+    assert found == {*(str(layer.index) for layer in flow.layers), *flow.outputs}
+
+
+def _ends(flow: Dataflow) -> list[str]:
+    return [*flow.inputs, *(str(layer.index) for layer in flow.layers), *flow.outputs]
