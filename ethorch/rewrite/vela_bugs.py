@@ -329,6 +329,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         assumed=("u65",),  # where constants lie in memory of their own, it is right
         versions=SINCE_5_2,
     ),
+    # --- what saturates -----------------------------------------------------------------------------------------------
+    VelaBug(
+        id="vela.narrowed-and-widened",
+        wrong="A RESCALE by 1 from INT32 to INT8 or INT16 and the one by 1 back go away together, and with them what saturates.",
+        operators=("RESCALE",),
+        which=do.is_rescaled_back,
+        instead=do.copy_operand,
+    ),
     # --- what lowerings do not emit ------------------------------------------------------------------------------------
     VelaBug(
         id="vela.sum-of-whole-scales",

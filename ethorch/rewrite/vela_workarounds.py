@@ -128,6 +128,25 @@ def is_lone(r: Rewriter, op: Op) -> bool:
     return before is None or not (before.name in _ACCUMULATING or takes_rescales(r, before))
 
 
+def is_rescaled_back(r: Rewriter, op: Op) -> bool:
+    """A RESCALE by 1 to INT32 with one reader that it is no part of, behind one by 1 from INT32 with one reader; perhaps RESHAPEs
+    between."""
+    value = op.operands[0]
+    while reshape := r.producer(value, "RESHAPE", sole=True):
+        value = reshape.operands[0]
+    before = r.producer(value, "RESCALE", sole=True)
+    if before is None or r.uses(op.result) != 1 or not is_lone(r, op) or value.dtype not in ("INT8", "INT16"):
+        return False
+    return {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
+
+
+def _is_by_one(op: Op) -> bool:
+    """Does a RESCALE change nothing but the dtype?"""
+    attrs = op.attrs
+    scales = {multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True)}
+    return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
+
+
 def takes_rescales(r: Rewriter, op: Op) -> bool:
     """Does Vela make the RESCALEs to INT32 that ``op`` reads part of it? An elementwise one's, if both are from INT8 or INT16."""
     wide = [r.producer(value, "RESCALE") for value in op.operands]

@@ -106,6 +106,18 @@ def by_constants(b: Builder, x: Value) -> Value:
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
+def narrowed_and_widened(name: str, dtype: str, shape: tuple[int, int] = (2, 12)) -> Make:
+    """Sums beyond ``dtype`` saturate, and what reads them has an operand of INT32 besides."""
+
+    def make(b: Builder) -> Value:
+        x, y = (int32(b, value, 2.0**14) for value in pair(b, dtype))
+        saturated = int32(b, b.reshape(b.rescale(b.emit("ADD", x, y), 1.0, dtype=dtype), shape))
+        other = b.input("z", shape, "INT32")
+        return b.emit(name, saturated, other, **({"shift": 0} if name == "MUL" else {}))
+
+    return make
+
+
 def padded_windows_of_a_batch(b: Builder) -> Value:
     x = b.emit("SLICE", b.input("x", (2, 9, 9, 6), "INT8"), start=(0, 0, 0, 1), size=(2, 9, 9, 4))
     return convolved(b, x, "CONV2D")
@@ -401,6 +413,12 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.transpose-of-constant": {"": transposed_constant},
     "vela.transposed-convolution-of-long-result": {
         "": Avoided(long_result(transposed=True), instead=long_result(transposed=False))
+    },
+    "vela.narrowed-and-widened": {
+        "MUL": narrowed_and_widened("MUL", "INT16"),
+        "SUB": narrowed_and_widened("SUB", "INT16"),
+        "MAXIMUM": narrowed_and_widened("MAXIMUM", "INT8"),
+        "reshaped": narrowed_and_widened("MUL", "INT16", (3, 8)),
     },
     "vela.sum-of-whole-scales": {"": Avoided(total(13), instead=total(14))},
     "vela.rescale-in-select": {"": Avoided(selected(added=False), instead=selected(added=True))},
