@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -442,8 +443,8 @@ class Program:
             "ram_bytes": self.memory.ram_bytes,
             "flash_bytes": self.memory.flash_bytes,
             "fits": self.fits,
-            "budgets": [asdict(budget) for budget in self.budgets],
-            "accuracy": asdict(self.__dict__["accuracy"]) if self.__dict__.get("accuracy") else None,
+            "budgets": [finite(asdict(budget)) for budget in self.budgets],
+            "accuracy": finite(asdict(self.__dict__["accuracy"])) if self.__dict__.get("accuracy") else None,
             "inputs": [asdict(info) for info in self.inputs],
             "outputs": [asdict(info) for info in self.outputs],
             "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
@@ -524,6 +525,11 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
+
+
+def finite(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for what is not finite, which JSON cannot say: the SQNR of outputs that are equal."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:

@@ -29,8 +29,9 @@ def summary(data: Data) -> RenderableType:
         for name in ("budget", "limit", "found", ""):
             budgets.add_column(name, justify="left" if name in ("budget", "") else "right")
         for row in data["budgets"]:
+            found = "equal" if row["found"] is None and row["holds"] else _figure(row["found"])  # SQNR of equal outputs
             verdict = "unknown" if row["holds"] is None else "holds" if row["holds"] else "does NOT hold"
-            budgets.add_row(row["name"], _figure(row["limit"]), _figure(row["found"]), verdict)
+            budgets.add_row(row["name"], _figure(row["limit"]), found, verdict)
         parts += ["", budgets]
     parts += [line for refusal in (*data["cpu"], *data["without_kernel"]) for line in ("", refusal_text(refusal))]
     return Group(*parts)
@@ -74,7 +75,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     yield "flash", kib(data["flash_bytes"]), "the .pte; code comes on top"
     accuracy = data["accuracy"]
     if accuracy:
-        yield "SQNR", f"{accuracy['sqnr_db']:.1f} dB", f"NPU against the float model, {accuracy['samples']} samples"
+        figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
+        yield "SQNR", figure, f"NPU against the float model, {accuracy['samples']} samples"
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import ethorch
 from ethorch.cli import options
@@ -130,6 +133,21 @@ def test_verdict_follows_the_budgets(data: dict[str, Any]) -> None:
     assert {one.state for one in verdicts(data)} == {"open"}
     data |= {"milliseconds": None, "budgets": [{"name": "latency_ms", "limit": 1.0, "found": None, "holds": None}]}
     assert verdicts(data)[1].state == "unknown"
+
+
+def test_outputs_that_are_equal_have_no_figure() -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(1, -1)
+
+    program = ethorch.compile(Same().eval(), (torch.arange(8, dtype=torch.int32).reshape(2, 4),), "ethos-u55-128", min_sqnr_db=10)
+    assert program.accuracy is not None and math.isinf(program.accuracy.sqnr_db)
+    data = json.loads(json.dumps(program.to_json(), allow_nan=False))
+    assert (
+        data["accuracy"] == {"sqnr_db": None, "samples": 1} and data["budgets"][0]["found"] is None and data["budgets"][0]["holds"]
+    )
+    assert verdicts(data)[2].state == "yes" and "equal to the float model's" in verdicts(data)[2].answer
+    assert "equal" in str(program) and "equal" in markdown(data)
 
 
 def test_markdown_is_escaped_and_complete(data: dict[str, Any]) -> None:

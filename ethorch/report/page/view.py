@@ -103,7 +103,8 @@ def _budget(row: Data) -> tuple[str, str, str, str]:
         return "unknown" if value is None else kib(int(value)) if sizes else f"{value:,.3f}"
 
     state = "unknown" if row["holds"] is None else "yes" if row["holds"] else "no"
-    return row["name"], figure(row["limit"]), figure(row["found"]), state
+    found = "equal" if row["found"] is None and row["holds"] else figure(row["found"])  # SQNR of equal outputs
+    return row["name"], figure(row["limit"]), found, state
 
 
 @dataclass(frozen=True)
