@@ -215,7 +215,9 @@ def sum_of_products(
     """
     extents, mean = [one.shape[axis] for axis in axes], largest if mean is None else mean
     count = math.prod(extents)
-    parts = [_parts(extent) if count > _LONG_ROW else [extent] for extent in extents]
+    # Sums of parts with other elements in between are what Vela transposes, or refuses to.
+    behind = [math.prod(e for k, e in enumerate(one.shape) if k > axis and k not in axes) for axis in axes]
+    parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, behind, strict=True)]
     first = parts[-1][0] if count > _LONG_ROW else count
     # A power of 2, since U55 has other shifts of INT32 as a pass; each product may be rounded up.
     highest = first * min(largest**2, mean**2 * count / first)
@@ -251,6 +253,8 @@ def _parts(extent: int) -> list[int]:
 def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
     """INT32 sums of each ``size`` elements along a stored axis; the last part is filled up with zeros."""
     shape = value.shape
+    if size == shape[axis]:
+        return sum_axes(b, value, [axis])
     count = -(-shape[axis] // size)
     outer, extent, inner = around(shape, axis)
     value = b.reshape(value, (outer, extent, inner))

@@ -97,6 +97,17 @@ def test_deviations_of_long_rows_of_int16() -> None:
     climb(quantized(Deviation(), [inputs], get_symmetric_a16w8_quantization_config()), inputs, tolerance=2)
 
 
+class Variances(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.var((1, -1))
+
+
+def test_variances_of_long_dims_with_others_behind() -> None:
+    """Vela could not run the transposes behind sums of parts of such a dim."""
+    inputs = (torch.rand(2, 32_767, 2, 2) - 0.3,)
+    climb(quantized(Variances(), [inputs]), inputs)
+
+
 class Enlarged(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, (2, 12), mode="bilinear")
