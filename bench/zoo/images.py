@@ -23,18 +23,21 @@ _TIMM: dict[str, int] = {
     "regnetx_002": 64, "regnety_002": 64, "seresnext26t_32x4d": 64, "res2net50_26w_4s": 64, "skresnet18": 64, "dla34": 64,
     "hrnet_w18_small": 64, "ese_vovnet19b_dw": 64, "cspdarknet53": 64, "selecsls42": 64, "rexnet_100": 64, "nf_resnet26": 64,
     "hgnetv2_b0": 64, "starnet_s1": 64, "fasternet_t0": 64, "repvit_m0_9": 64, "convnext_atto": 64, "convnextv2_atto": 64,
-    "inception_next_atto": 64, "mambaout_femto": 64, "poolformer_s12": 64,
+    "inception_next_atto": 64, "mambaout_femto": 64, "poolformer_s12": 64, "ghostnetv2_100": 64, "ghostnetv3_050": 64,
     # attention
     "vit_tiny_patch16_224": 64, "mobilevit_xxs": 64, "mobilevitv2_050": 64, "edgenext_xx_small": 64, "efficientvit_m0": 128,
     "efficientvit_b0": 64, "levit_128s": 224, "fastvit_t8": 64, "pvt_v2_b0": 64, "swin_tiny_patch4_window7_224": 56,
     "shvit_s1": 128, "efficientformerv2_s0": 224, "botnet26t_256": 256, "mixer_s32_224": 224, "resmlp_12_224": 224,
     "xcit_nano_12_p16_224": 64, "tiny_vit_5m_224": 224, "swiftformer_xs": 64,
+    "coat_tiny": 64, "convit_tiny": 64,
 }  # fmt: skip
-_WITH_IMAGE_SIZE = {"vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"}
+_WITH_IMAGE_SIZE = {"vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "coat_tiny", "convit_tiny"}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
     "vit_tiny_patch16_224": {"depth": 3},
     "xcit_nano_12_p16_224": {"depth": 3},
+    "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
+    "convit_tiny": {"depth": 2, "local_up_to_layer": 1},
 }
 _TORCHVISION = ("mobilenet_v3_large", "googlenet", "mnasnet0_5", "regnet_y_400mf", "shufflenet_v2_x0_5", "efficientnet_v2_s")
 
