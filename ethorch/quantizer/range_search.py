@@ -102,7 +102,7 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
         fine: rounding costs so little that an extreme which the histogram's share of the elements lacks counts by itself.
     """
     largest = max(float(extremes.max()), 0.0)
-    spread, freedom = _spread(extremes, counts.sum() * weight / inputs)
+    spread, freedom = _spread(extremes, counts.sum() * weight / inputs, fine)
     bounds = np.concatenate([np.linspace(0.2, 1.0, 65) * largest, largest + np.linspace(0.1, 8.0, 40) * spread])
     if largest == 0:
         bounds = np.unique(bounds)
@@ -120,15 +120,18 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
     return bounds, _CLIPPED * seen + inputs * unseen
 
 
-def _spread(extremes: Floats, elements: float) -> tuple[float, int]:
-    """(standard deviation of the extreme of an input of so many elements, degrees of freedom)."""
+def _spread(extremes: Floats, elements: float, fine: bool) -> tuple[float, int]:
+    """(standard deviation of the extreme of an input of so many elements, degrees of freedom).
+
+    Where codes are many (``fine``), room costs nothing and clipping much: extremes vary as they usually do, whatever was seen.
+    """
     found = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if found else 0.0
     if variance == 0 or elements < _MANY:
         return math.sqrt(variance), max(found, 3)
     usual = (_USUAL * float(extremes.mean())) ** 2
     freedom = found + _USUAL_INPUTS
-    share = _usual_probability(variance / usual, found) if usual else 1.0
+    share = _usual_probability(variance / usual, found) if usual and not fine else 1.0
     expected = share * (_USUAL_INPUTS * usual + found * variance) / freedom + (1 - share) * variance * (found + 2) / found
     return math.sqrt(expected), freedom
 
