@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import artifacts
 from ethorch.vela.compiled_model import CompiledModel, Performance
+
+logger = logging.getLogger(__name__)
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
@@ -84,6 +87,19 @@ def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
     )
 
 
+def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
+    """Warn where the user's limit does not hold: to Vela it is a wish."""
+    limit = spec.flags.get("--arena-cache-size")
+    found = compiled.scratch_fast_bytes or compiled.scratch_bytes
+    if limit is not None and found > limit:
+        logger.warning(
+            "the NPU's arena takes %s bytes, %s more than --arena-cache-size allows: Vela found no schedule that fits. "
+            "Program.memory.peak_owners names the tensors to make smaller. [vela.arena_exceeded]",
+            f"{found:,}",
+            f"{found - limit:,}",
+        )
+
+
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     """A rewritten TOSA graph through Vela.
 
@@ -93,6 +109,8 @@ def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     tosa = serialize(graph)
     try:
         with stage(f"Vela, {len(graph.ops)} TOSA operators"):
-            return Lowered(graph, tosa, vela.compile(tosa, spec))
+            compiled = vela.compile(tosa, spec)
+        _check_arena(compiled, spec)
+        return Lowered(graph, tosa, compiled)
     except VelaError as error:
         raise explained(error, graph, spec) from error

@@ -61,6 +61,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Quantize the program's float inputs and outputs by this config, whatever their readers and makers have.
 
         None leaves that to the operators: an input is quantized as its reader wants it, an output as its maker does.
+
+        This decides how they are quantized. The program still takes and gives floats, since ``convert_pt2e`` puts the quantize
+        nodes inside it; ``ethorch.compile(..., io="uint8")`` takes them off, and so do ExecuTorch's passes ``QuantizeInputs`` and
+        ``QuantizeOutputs``.
         """
         self._io = quantization_config
         return self

@@ -237,3 +237,14 @@ def test_a_saved_folder_knows_its_sources(tmp_path: Path, program: ethorch.Progr
     again = ethorch.load(program.save(tmp_path / "kept"))
     named = {layer.source.partition(":")[0] for layer in again.layers if layer.where == "NPU"}
     assert named and named == {layer.source.partition(":")[0] for layer in program.layers if layer.where == "NPU"}
+
+
+def test_an_arena_that_is_too_small_is_said(model: nn.Module, images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    program = ethorch.compile(model, images[0], calibration=images, vela_flags=["--arena-cache-size=1024"])
+    scratch = program.payloads[0].scratch_bytes
+    assert scratch > 1024
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"takes {scratch:,} bytes, {scratch - 1024:,} more than" in said and "[vela.arena_exceeded]" in said
+    caplog.clear()
+    ethorch.compile(model, images[0], calibration=images, vela_flags=["--arena-cache-size=65536"])
+    assert not caplog.records
