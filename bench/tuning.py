@@ -167,6 +167,17 @@ def _end() -> Any:
     return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
 
 
+def _product() -> Any:
+    """The first 16 columns of a matrix, turned, times the others."""
+    import torch
+
+    class Product(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :, :16].transpose(1, 2) @ x[:, :, 16:]
+
+    return Product()
+
+
 def _enlarged() -> Any:
     """The end of a network for super-resolution."""
     from torch import nn
@@ -320,6 +331,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "RESCALE of [1,2,2,16], INT8",
         of_operator("INT8", (1, 2, 2, 16), _rescaled),
         {U55: 1, U85: 1},
+    ),
+    Measurement(
+        "fewest_columns_turned",
+        "product of 16 rows and 1,024 columns over 32 places",
+        of_module(_product, 1, 32, 1040),
+        {U55: None},
     ),
 )
 

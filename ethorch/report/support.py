@@ -67,7 +67,10 @@ def table() -> dict[str, Support]:
 
 
 def _read(row: dict[str, Any]) -> Support:
-    refused = {case: tuple(Refused(call, Reason(*texts)) for call, *texts in row["refused"].get(case, [])) for case in CASES}
+    refused = {
+        case: tuple(Refused(call, Reason(id, text, way_out)) for call, id, text, way_out in row["refused"].get(case, []))
+        for case in CASES
+    }
     return Support(row["calls"], refused, {case: tuple(row["tosa"].get(case, ())) for case in CASES})
 
 
@@ -100,7 +103,7 @@ def _outcome(name: str, sample: Any, case: str) -> tuple[Reason | None, list[str
     try:
         return dry_run(module, inputs, FAMILIES.get(family, ""), activations)
     except QuantizationError as error:
-        return Reason(error.id, str(error).removesuffix(f" [{error.id}]"), ""), []
+        return Reason(error.id, str(error).removesuffix(f" [{error.id}]"), "The message says what is allowed."), []
 
 
 def _missing(known: dict[str, Any], specs: dict[str, Any]) -> Iterator[str]:

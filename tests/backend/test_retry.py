@@ -154,6 +154,10 @@ import importlib, logging, pkgutil, signal, sys, warnings
 import torch, torchao.quantization.pt2e.quantize_pt2e, executorch.exir, executorch.kernels.quantized, executorch.runtime
 from executorch.exir.backend.backend_api import to_backend
 import ethosu.regor, tosa_serializer
+try:
+    import model_explorer
+except ImportError:
+    pass
 
 def state():
     ethorchs = {name: (logger.handlers, logger.level) for name, logger in logging.root.manager.loggerDict.items()
