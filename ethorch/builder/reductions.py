@@ -57,14 +57,19 @@ def tabulated(
     unit: float,
     *,
     dtype: str = "INT32",
+    from_middle: bool = False,
 ) -> Value:
     """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there.
 
     One TABLE of 511 intervals per piece between ``bounds``, linear in between. The piece from a to b gives
     f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself. Entries lie at a and at b, since a line
     to an entry beyond is off where f is cut. For that a bound moves by a step or two.
+
+    ``from_middle``, of INT32 results: the last piece's entries count from the middle of what it gives, which is added at the end.
+    So its 16 bits are for how far f goes there, not for f, whose largest value may well be the largest code of a 16-bit result.
     """
     total: Value | None = None
+    offset = 0.0
     bounds = [*(bound for bound in bounds[:-1] if bound < _HIGHEST), min(bounds[-1], _HIGHEST)]
     high = bounds[0]
     for index, bound in enumerate(bounds[1:]):
@@ -74,7 +79,9 @@ def tabulated(
         scale = _FIRST / (low - centre)
         high = low + (_LAST - _FIRST) / scale
         grid = np.minimum(low + 128 * np.arange(513) / scale, high)
-        real = function(grid) - (0.0 if last else function(np.asarray([high])))
+        if last and from_middle:
+            offset = float(function(np.asarray([low, high])).mean())
+        real = function(grid) - (offset if last else function(np.asarray([high])))
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         table = b.const(np.rint(real / step).astype(np.int16), name="table")
         inside = v
@@ -87,6 +94,8 @@ def tabulated(
         part = b.rescale(b.rescale(looked_up, 1 / 128, dtype="INT16"), step / unit, dtype="INT32")
         total = part if total is None else b.emit("ADD", total, part)
     assert total is not None
+    if from_middle:
+        total = b.emit("ADD", total, b.const(np.full((1,) * total.rank, round(offset / unit), np.int32), name="middle"))
     return total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)
 
 

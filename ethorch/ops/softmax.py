@@ -29,6 +29,8 @@ _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
 #: Each piece of a reciprocal's table ends at so many times where it begins. At its beginning, where lines between entries are
 #: furthest off, that costs 1/80 of a step of int8, 1/4 of one of int16.
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
+#: The same of a logarithm. One step of the result is log(count) / 32767 where all of a row are alike: an entry has to be finer.
+_RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
 
 _SAMPLES = [
     Sample(I8(2, 4, 8, 8), -1), Sample(I8(5, 9), 1), Sample(I8(1, 6, 5, 4), 1), Sample(I8(12, 150, low=-14.0, high=4.0), -1),
@@ -168,8 +170,9 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     e = _exponentials(b, x, dim)
     count, step = x.shape[dim], x.qparams.step
     fraction = max(65536 * step if x.value.dtype == "INT16" else 256 * step, math.log(count)) / 2.0**28
-    bounds = [bound * e.one for bound in geometric_bounds(1.0, float(count), 32.0)]
-    log = tabulated(b, e.sums, lambda v: np.log(v / e.one), bounds, fraction)
+    int16 = x.value.dtype == "INT16"
+    bounds = [bound * e.one for bound in geometric_bounds(1.0, float(count), _RATIO_OF_LOG_INT16 if int16 else _RATIO_OF_LOG_INT8)]
+    log = tabulated(b, e.sums, lambda v: np.log(v / e.one), bounds, fraction, from_middle=int16)
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 
 

@@ -55,7 +55,9 @@ def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) 
     ratio = 64.0 if out.dtype == "INT8" else 8.0
     bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
-    return b.requantize(tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction), fraction, out)
+    int16 = out.dtype == "INT16"  # whose step may be that of a table of all roots
+    root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16)
+    return b.requantize(root, fraction, out)
 
 
 def _unbiased(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
