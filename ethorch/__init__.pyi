@@ -5,6 +5,7 @@ from .accuracy.mixed_precision import mixed_precision
 from .accuracy.sensitivity import sensitivity
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
+from .errors import EthorchError
 from .metrics import sqnr_db
 from .program.compile import compile, quantize
 from .program.evaluate import Evaluation, evaluate
@@ -26,6 +27,7 @@ __version__: str
 
 __all__ = [
     "ArmCompileSpecBuilder",
+    "EthorchError",
     "EthosUBackend",
     "EthosUCompileSpec",
     "EthosUPartitioner",

@@ -51,12 +51,14 @@ class Build:
         partition: which operators are on the NPU, and why the others are not.
         delegates: the parts on the NPU, in the order of the file.
         spec: what it was made for, with paths of ini files, which a file does not keep.
+        etrecord: ``executorch.devtools.etrecord.ETRecord`` of it; None where none was asked for.
     """
 
     pte: bytes = field(repr=False)
     partition: PartitionReport
     delegates: tuple[Lowered, ...]
     spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
+    etrecord: Any = field(default=None, repr=False, compare=False)
 
 
 def with_nhwc_io(model: UserModel) -> UserModel:
@@ -165,7 +167,7 @@ def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCom
     """
     assert isinstance(quantized, GraphModule)
     with reduced(quantized, spec) as made:
-        delegates, program = _through_executorch(exported(made.module, example_inputs), made.partitioner)
+        delegates, program, _ = _through_executorch(exported(made.module, example_inputs), made.partitioner)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates, spec)
 
@@ -180,14 +182,17 @@ def _any_batch(inputs: Inputs) -> Any:
 _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
 
 
-def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
+def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, *, etrecord: bool = False) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
     A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes. Of one with
     operators on the CPU, ExecuTorch is shown the CPU's part (``ethorch.backend.reduced``). What neither can take (control flow,
     channels last, what only Vela declines) ExecuTorch exports anew and partitions. The payloads are the same.
+
+    Args:
+        etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
     """
-    for way in (_built_directly, _built_reduced) if isinstance(quantized, GraphModule) else ():
+    for way in (_built_directly, _built_reduced) if isinstance(quantized, GraphModule) and not etrecord else ():
         try:
             with stage("compile"):
                 return way(quantized, example_inputs, spec)
@@ -195,20 +200,25 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec)
             logger.debug("%s: %s", way.__name__, error)
     partitioner = EthosUPartitioner(spec)
     with stage("compile"):
-        delegates, program = _through_executorch(exported(quantized, example_inputs), partitioner)
-    return Build(program, partitioner.report, delegates, spec)
+        graph = exported(quantized, example_inputs)
+        delegates, program, record = _through_executorch(graph, partitioner, etrecord=etrecord)
+    return Build(program, partitioner.report, delegates, spec, record)
 
 
 def _through_executorch(
-    exported: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner
-) -> tuple[tuple[Lowered, ...], bytes]:
-    """The delegates and the .pte."""
+    exported: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False
+) -> tuple[tuple[Lowered, ...], bytes, Any]:
+    """The delegates, the .pte, and the ETRecord if one is asked for."""
     with _executorch(partitioner.report), stage("lower the CPU's part"):
         edge = to_edge_transform_and_lower(
-            exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+            exported,
+            partitioner=[partitioner],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            generate_etrecord=etrecord,
         )
         delegates = tuple(lowered_delegates(edge.exported_program()))
-        return delegates, edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
+        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
+        return delegates, program.buffer, program.get_etrecord() if etrecord else None
 
 
 @contextmanager

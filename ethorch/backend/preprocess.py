@@ -46,13 +46,23 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
         check_call(edge_program, lowered.payload)
         if spec.path_for_intermediates:
             artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
-        return PreprocessResult(processed_bytes=lowered.payload.pack(), _delegate_info_meta=lowered)
+        return PreprocessResult(
+            processed_bytes=lowered.payload.pack(), debug_handle_map=_handles(edge_program, lowered), _delegate_info_meta=lowered
+        )
 
 
 def _ready(program: ExportedProgram) -> Lowered | None:
     """What a partitioner had compiled already and left on the nodes."""
     calls = (node for node in program.graph.nodes if node.op == "call_function")  # an input may come from another delegate
     return next((node.meta[READY] for node in calls if READY in node.meta), None)
+
+
+def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int, ...]]:
+    """Name of an event of the NPU -> debug handles of the edge operators it works for; what no operator asked for is left out."""
+    of_nodes = {node.name: node.meta.get("debug_handle") for node in program.graph.nodes}
+    of_tensors = {op.result.name: of_nodes.get(op.result.origin.node) for region in lowered.graph.regions() for op in region.ops}
+    found = {str(source): of_tensors.get(source.name) for source in lowered.sources.all()}
+    return {name: (handle,) for name, handle in found.items() if handle is not None}
 
 
 @final

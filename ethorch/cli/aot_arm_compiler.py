@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +46,9 @@ def aot_arm_compiler(
     output: Annotated[str, typer.Option("--output", "-o", help="File or folder; default: here.")] = "",
     intermediates: Annotated[str, typer.Option("--intermediates", "-i", help="Keep TOSA graphs there.", metavar="DIR")] = "",
     bundleio: Annotated[bool, typer.Option("--bundleio", help="Write a .bpte with inputs and expected outputs.")] = False,
-    etrecord: Annotated[bool, typer.Option("--etrecord", help="Accepted; no ETRecord is written.")] = False,
+    etrecord: Annotated[
+        bool, typer.Option("--etrecord", help="Write ExecuTorch's ETRecord beside the program, as NAME_etrecord.bin.")
+    ] = False,
     system_config: Annotated[str | None, typer.Option("--system_config", help="A section of vela.ini.")] = None,
     memory_mode: Annotated[str | None, typer.Option("--memory_mode", help="A section of vela.ini.")] = None,
     config: Annotated[str | None, typer.Option("--config", help="Your own vela.ini.")] = None,
@@ -66,18 +67,13 @@ def aot_arm_compiler(
     file = f"{_stem(model)}_arm_delegate_{target}.{'bpte' if bundleio else 'pte'}"
     path = Path(output) if Path(output).suffix in (".pte", ".bpte") else Path(output) / file
     chosen = options.settings_of(
-        target=target,
-        scheme=SCHEMES[quant_mode.upper()],
-        system_config=system_config,
-        memory_mode=memory_mode,
-        config_ini=config,
+        options.Quantization(target=target, scheme=SCHEMES[quant_mode.upper()]),
+        options.Compiler(system_config=system_config, memory_mode=memory_mode, config_ini=config),
     )
     if path.parent == Path(output):
         path.parent.mkdir(parents=True, exist_ok=True)  # as the script does
     check_writable(path)
     find(name)
-    if etrecord:
-        print("--etrecord has no effect: --intermediates keeps what `ethorch run --dump` needs to name operators.", file=sys.stderr)
     from ethorch.program.compile import compile as compiled
     from ethorch.program.compile import user_model
     from ethorch.program.model_options import inputs_from, loaded
@@ -88,7 +84,8 @@ def aot_arm_compiler(
     if model_input is not None:
         user = user_model(user, inputs_from([model_input], user.example_inputs))
     calibration = None if calibration_data is None else str(calibration_data)
-    program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None)
+    record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
+    program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None, etrecord=record)
     program.save(path)
     return Answer({"output": str(path), **program.to_json()}, lambda: options.with_line(program.rich(), f"wrote {path}"))
 

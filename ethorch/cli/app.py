@@ -12,9 +12,10 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, get_args
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -46,14 +47,18 @@ COMMANDS: dict[str, Function] = {}
 
 
 def command(name: str, panel: str) -> Callable[[Function], Function]:
-    """Decorator: the function is the subcommand ``name``; its docstring is the help, its parameters are the arguments."""
+    """Decorator: the function is the subcommand ``name``; its docstring is the help, its parameters are the arguments.
+
+    A parameter that is a dataclass stands for its fields, each an option of its own.
+    """
 
     def register(function: Function) -> Function:
         @functools.wraps(function)
         def run(*, as_json: bool, verbose: bool, quietly: bool, with_traceback: bool, **arguments: Any) -> None:
-            raise typer.Exit(_answered(name, functools.partial(function, **arguments), as_json, verbose, quietly, with_traceback))
+            given = functools.partial(function, **_bundled(function, arguments))
+            raise typer.Exit(_answered(name, given, as_json, verbose, quietly, with_traceback))
 
-        own = inspect.signature(function, eval_str=True).parameters.values()
+        own = parameters(function)
         taken = {flag for p in own for option in get_args(p.annotation)[1:] for flag in getattr(option, "param_decls", None) or ()}
         common = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_flag(*names, taken=taken, help=text))
@@ -66,6 +71,29 @@ def command(name: str, panel: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def parameters(function: Function) -> list[inspect.Parameter]:
+    """What a subcommand takes: the function's parameters, with the fields of a dataclass in place of the dataclass."""
+    found = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if not is_dataclass(kind):
+            found.append(parameter)
+            continue
+        hints = get_type_hints(kind, include_extras=True)
+        found += [parameter.replace(name=one.name, annotation=hints[one.name], default=one.default) for one in fields(kind)]
+    return found
+
+
+def _bundled(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as the function takes them: those that are fields of a dataclass together."""
+    found = dict(arguments)
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if is_dataclass(kind) and isinstance(kind, type):
+            found[parameter.name] = kind(**{one.name: found.pop(one.name) for one in fields(kind)})
+    return found
 
 
 def _flag(*names: str, taken: set[str], help: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,31 +23,23 @@ def evaluate(
         list[Path],
         typer.Option("--data", "-d", help="Folder of samples, a folder for each class; or files.", metavar="DIR|FILE"),
     ],
-    limit: Annotated[int | None, typer.Option(help="Take this many samples at most.", min=1)] = None,
+    samples: options.Samples,
+    quantization: options.Quantization,
     batch: Annotated[int, typer.Option(help="Samples that are handed on at once.", min=1)] = 32,
     workers: Annotated[int | None, typer.Option(help="Processes; default: threads of this one.", min=1)] = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
     confusion: Annotated[bool, typer.Option("--confusion", help="Show who was taken for whom.")] = False,
-    calibrate: options.Calibrate = None,
-    settings: options.SettingsFile = None,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    scheme: options.Scheme = None,
-    io: options.Io = None,
-    target: options.Target = None,
 ) -> Answer:
     """How good is it on a data set? The simulated NPU, with the float and the quantized model beside it where they are known."""
-    transform = options.normalization(mean, std)
-    chosen = options.settings_of(settings=settings, target=target, scheme=scheme, io=io)
+    transform = samples.transform()
+    chosen = options.settings_of(quantization)
     if model.endswith(".pte") or Path(model).is_dir():
         program = options.load_program(Path(model))
     else:
-        program = compiled(chosen, model, shape, weights, calibrate, None, None, transform)
+        program = compiled(chosen, model, replace(samples, limit=None))  # --limit is of --data
     from ethorch.program.evaluate import NPU
     from ethorch.program.evaluate import evaluate as evaluated
 
-    found = evaluated(program, [str(path) for path in data], transform=transform, limit=limit, batch=batch, workers=workers)
+    found = evaluated(program, [str(path) for path in data], transform=transform, limit=samples.limit, batch=batch, workers=workers)
 
     def text() -> str:
         lines = [str(found)]

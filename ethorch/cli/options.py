@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,25 +114,86 @@ Inputs = Annotated[
 ]
 
 
-def settings_of(
-    *,
-    settings: Path | None = None,
-    target: str | None = None,
-    scheme: str | None = None,
-    io: str | None = None,
-    module: list[str] | None = None,
-    leave_out: list[str] | None = None,
-    nhwc_io: bool = False,
-    system_config: str | None = None,
-    memory_mode: str | None = None,
-    config_ini: str | None = None,
-    vela_flag: list[str] | None = None,
-    ram: str | None = None,
-    flash: str | None = None,
-    latency_ms: float | None = None,
-    fps: float | None = None,
-    min_sqnr_db: float | None = None,
-) -> Settings:
+@dataclass(frozen=True)
+class Samples:
+    """Where the model's inputs, weights and calibration samples come from."""
+
+    shape: Shape = None
+    weights: Weights = None
+    calibrate: Calibrate = None
+    limit: Limit = None
+    mean: Mean = None
+    std: Std = None
+
+    def transform(self) -> Callable[[Any], Any] | None:
+        """What --mean and --std do to each sample; None without them.
+
+        Raises:
+            SpecError: one of them is missing, or is no list of numbers.
+        """
+        if self.mean is None and self.std is None:
+            return None
+        if self.mean is None or self.std is None:
+            raise SpecError("--mean and --std belong together: give both, or neither.")
+        from ethorch.data.transforms import Normalize
+
+        try:
+            numbers = [[float(word) for word in text.split(",")] for text in (self.mean, self.std)]
+        except ValueError:
+            raise SpecError(
+                f"--mean is {self.mean!r} and --std {self.std!r}; they have to be numbers with commas between them."
+            ) from None
+        return Normalize(*numbers)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the model is quantized, and for which NPU."""
+
+    settings: SettingsFile = None
+    scheme: Scheme = None
+    module: ModuleScheme = None
+    leave_out: LeaveOut = None
+    io: Io = None
+    target: Target = None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What Vela is told."""
+
+    nhwc_io: NhwcIo = False
+    system_config: SystemConfig = None
+    memory_mode: MemoryMode = None
+    config_ini: ConfigIni = None
+    vela_flag: VelaFlag = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the whole application may take."""
+
+    ram: Ram = None
+    flash: Flash = None
+    latency_ms: Latency = None
+    fps: Fps = None
+    min_sqnr_db: MinSqnr = None
+
+    def latency(self) -> float | None:
+        """Milliseconds that one inference may take, by either option; SpecError where they are wrong."""
+        if self.fps is None:
+            return self.latency_ms
+        if self.fps <= 0:
+            raise SpecError(f"--fps is {self.fps}; it has to be more than 0.")
+        if self.latency_ms is not None:
+            raise SpecError("--fps and --latency-ms say the same in two ways: give one of them.")
+        return 1000 / self.fps
+
+
+_COMPILER, _BUDGET = Compiler(), Budget()
+
+
+def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budget: Budget = _BUDGET) -> Settings:
     """The options as Settings; what a flag does not do is said on stderr.
 
     Raises:
@@ -140,61 +202,36 @@ def settings_of(
     from ethorch.program.settings import FLOAT, Settings
 
     kept = Settings()
-    if settings is not None:
+    if quantization.settings is not None:
         try:
-            kept = Settings.from_toml(settings.read_text(encoding="utf-8"), str(settings))
+            kept = Settings.from_toml(quantization.settings.read_text(encoding="utf-8"), str(quantization.settings))
         except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot read {settings}: {getattr(error, 'strerror', None) or error}.") from None
-    if fps is not None:
-        if fps <= 0:
-            raise SpecError(f"--fps is {fps}; it has to be more than 0.")
-        if latency_ms is not None:
-            raise SpecError("--fps and --latency-ms say the same in two ways: give one of them.")
-        latency_ms = 1000 / fps
+            raise SpecError(f"cannot read {quantization.settings}: {getattr(error, 'strerror', None) or error}.") from None
     modules = dict(kept.modules)
-    for entry in module or ():
+    for entry in quantization.module or ():
         name, equals, value = entry.partition("=")
         if not equals:
             raise SpecError(f"--module is {entry!r}; it has to be NAME=SCHEME, e.g. head=a16w8.")
         modules[name] = value
-    modules |= dict.fromkeys(leave_out or (), FLOAT)
+    modules |= dict.fromkeys(quantization.leave_out or (), FLOAT)
     chosen = kept.with_(
-        target=target,
-        scheme=scheme,
-        io=io,
+        target=quantization.target,
+        scheme=quantization.scheme,
+        io=quantization.io,
         modules=modules,
-        nhwc_io=nhwc_io or None,
-        system_config=system_config,
-        memory_mode=memory_mode,
-        config_ini=config_ini,
-        vela_flags=vela_flag,
-        ram=ram,
-        flash=flash,
-        latency_ms=latency_ms,
-        min_sqnr_db=min_sqnr_db,
+        nhwc_io=compiler.nhwc_io or None,
+        system_config=compiler.system_config,
+        memory_mode=compiler.memory_mode,
+        config_ini=compiler.config_ini,
+        vela_flags=compiler.vela_flag,
+        ram=budget.ram,
+        flash=budget.flash,
+        latency_ms=budget.latency(),
+        min_sqnr_db=budget.min_sqnr_db,
     )
     for flag, why in chosen.spec.flags_without_effect.items():
         print(f"the flag {flag} has no effect: {why}", file=sys.stderr)
     return chosen
-
-
-def normalization(mean: str | None, std: str | None) -> Callable[[Any], Any] | None:
-    """What --mean and --std do to each sample; None without them.
-
-    Raises:
-        SpecError: one of them is missing, or is no list of numbers.
-    """
-    if mean is None and std is None:
-        return None
-    if mean is None or std is None:
-        raise SpecError("--mean and --std belong together: give both, or neither.")
-    from ethorch.data.transforms import Normalize
-
-    try:
-        numbers = [[float(word) for word in text.split(",")] for text in (mean, std)]
-    except ValueError:
-        raise SpecError(f"--mean is {mean!r} and --std {std!r}; they have to be numbers with commas between them.") from None
-    return Normalize(*numbers)
 
 
 def load_program(path: Path, method: str = "forward", dump: Path | None = None) -> Program:

@@ -10,7 +10,7 @@ from typing import get_args
 
 import typer
 
-from ethorch.cli.app import COMMANDS, Function, register
+from ethorch.cli.app import COMMANDS, Function, parameters, register
 from ethorch.formats.files import write_whole
 
 _HEAD = """# Command line
@@ -42,7 +42,7 @@ def page() -> str:
 
 
 def _rows(function: Function) -> Iterator[str]:
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+    for parameter in parameters(function):
         kind, *infos = get_args(parameter.annotation)
         info = infos[0]
         written = [info.default] if isinstance(info.default, str) else []  # the first of them is Typer's first parameter

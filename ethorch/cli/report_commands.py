@@ -39,6 +39,10 @@ def data_of(source: str) -> Mapping[str, Any] | None:
 @command("report", PANEL)
 def report(
     model: Source,
+    samples: options.Samples,
+    quantization: options.Quantization,
+    compiler: options.Compiler,
+    budget: options.Budget,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write; default: report.html.", metavar="FILE.html")
     ] = None,
@@ -46,26 +50,6 @@ def report(
         bool, typer.Option("--markdown", help="Print a summary in GitHub's Markdown; no page without --output.")
     ] = False,
     inputs: options.Inputs = None,
-    settings: options.SettingsFile = None,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    calibrate: options.Calibrate = None,
-    limit: options.Limit = None,
-    scheme: options.Scheme = None,
-    module: options.ModuleScheme = None,
-    leave_out: options.LeaveOut = None,
-    io: options.Io = None,
-    target: options.Target = None,
-    nhwc_io: options.NhwcIo = False,
-    system_config: options.SystemConfig = None,
-    memory_mode: options.MemoryMode = None,
-    config_ini: options.ConfigIni = None,
-    vela_flag: options.VelaFlag = None,
-    ram: options.Ram = None,
-    flash: options.Flash = None,
-    latency_ms: options.Latency = None,
-    fps: options.Fps = None,
-    min_sqnr_db: options.MinSqnr = None,
 ) -> Answer:
     """One HTML page of all that is known: verdict, layers, cycles, time line, memory, roofline, accuracy, advice.
 
@@ -73,17 +57,13 @@ def report(
     """
     from ethorch.program.saving import check_folder
 
-    chosen = options.settings_of(
-        settings=settings, target=target, scheme=scheme, io=io, module=module, leave_out=leave_out, nhwc_io=nhwc_io,
-        system_config=system_config, memory_mode=memory_mode, config_ini=config_ini, vela_flag=vela_flag,
-        ram=ram, flash=flash, latency_ms=latency_ms, fps=fps, min_sqnr_db=min_sqnr_db,
-    )  # fmt: skip
+    chosen = options.settings_of(quantization, compiler, budget)
     target_file = output or (None if markdown else Path("report.html"))
     if target_file is not None:
         check_folder(target_file)
     data, comparison = data_of(model), None
     if data is None:
-        program = compiled(chosen, model, shape, weights, calibrate, limit)
+        program = compiled(chosen, model, samples)
         _ = program.accuracy  # measured now, so that to_json has it
         data = program.to_json()
         if inputs:
@@ -118,28 +98,15 @@ def report(
 @command("trace", PANEL)
 def trace(
     model: Source,
+    samples: options.Samples,
+    quantization: options.Quantization,
+    compiler: options.Compiler,
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace to write.", metavar="FILE.json")] = Path("trace.json"),
-    settings: options.SettingsFile = None,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    calibrate: options.Calibrate = None,
-    limit: options.Limit = None,
-    scheme: options.Scheme = None,
-    io: options.Io = None,
-    target: options.Target = None,
-    nhwc_io: options.NhwcIo = False,
-    system_config: options.SystemConfig = None,
-    memory_mode: options.MemoryMode = None,
-    config_ini: options.ConfigIni = None,
-    vela_flag: options.VelaFlag = None,
 ) -> Answer:
     """The estimated time line of NPU, DMA and CPU, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
     from ethorch.program.saving import check_folder
 
-    chosen = options.settings_of(
-        settings=settings, target=target, scheme=scheme, io=io, nhwc_io=nhwc_io,
-        system_config=system_config, memory_mode=memory_mode, config_ini=config_ini, vela_flag=vela_flag,
-    )  # fmt: skip
+    chosen = options.settings_of(quantization, compiler)
     check_folder(output)
     import json
 
@@ -148,7 +115,7 @@ def trace(
 
     data = data_of(model)
     if data is None:
-        data = compiled(chosen, model, shape, weights, calibrate, limit).to_json()
+        data = compiled(chosen, model, samples).to_json()
     events = trace_events([Layer.from_json(layer) for layer in data["layers"]], data["core_clock_hz"])
     write_whole(output, json.dumps(events).encode())
     count = sum(event["ph"] == "X" for event in events["traceEvents"])

@@ -25,6 +25,7 @@ from ethorch.formats.pte_types import Method
 from ethorch.host import many
 from ethorch.host.checks import check_input, check_kernel_calls, payloads
 from ethorch.host.delegate import MachineFactory, host_backend
+from ethorch.quiet import quiet
 from ethorch.redirect import COUT_LOCK
 from ethorch.vela import artifacts
 
@@ -160,14 +161,19 @@ class HostProgram:
             finally:
                 partial.unlink(missing_ok=True)
 
-    def inspector(self) -> Any:
-        """``executorch.devtools.Inspector`` of what the runs so far have recorded; HostError as of ``write_etdump``."""
+    def inspector(self, etrecord: str | os.PathLike[str] | None = None) -> Any:
+        """``executorch.devtools.Inspector`` of what the runs so far have recorded; HostError as of ``write_etdump``.
+
+        Args:
+            etrecord: the file that ``ethorch.compile(..., etrecord=...)`` wrote: events have operators and modules by it.
+        """
         from executorch.devtools import Inspector  # a second of pandas
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "program.etdp"
             self.write_etdump(path)
-            return Inspector(etdump_path=os.fspath(path))
+            with quiet():  # it warns of every operator's keyword arguments
+                return Inspector(etdump_path=os.fspath(path), etrecord=None if etrecord is None else os.fspath(etrecord))
 
 
 def load(

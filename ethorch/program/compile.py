@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -18,6 +20,7 @@ from ethorch.model_files import KeywordInputs, UserModel, in_eval_mode, is_quant
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
+from ethorch.program.saving import check_folder, save_etrecord
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import FLOAT, Settings
 from ethorch.progress import stage
@@ -53,6 +56,7 @@ def compile(
     transform: Callable[[Any], Any] | None = None,
     calibration_limit: int | None = None,
     dump: str | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Program:
     """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
@@ -88,6 +92,8 @@ def compile(
         transform: called on each calibration item first.
         calibration_limit: take this many samples at most.
         dump: a folder for TOSA graphs and payloads.
+        etrecord: a file for ExecuTorch's ETRecord, by which its Inspector maps events to operators. It holds graphs that only
+            ExecuTorch's own lowering makes, so the compilation takes that way, which is some times slower.
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
@@ -114,7 +120,7 @@ def compile(
     with quiet(), shown(progress):
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         with in_eval_mode(user.module):
-            return _compiled(user, chosen, config, dump)
+            return _compiled(user, chosen, config, dump, etrecord)
 
 
 def quantize(
@@ -205,7 +211,15 @@ def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig |
     raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")
 
 
-def _compiled(user: UserModel, settings: Settings, config: QuantizationConfig | None, dump: str | None) -> Program:
+def _compiled(
+    user: UserModel,
+    settings: Settings,
+    config: QuantizationConfig | None,
+    dump: str | None,
+    etrecord: str | os.PathLike[str] | None,
+) -> Program:
+    if etrecord is not None:
+        check_folder(Path(etrecord))
     spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
     if settings.nhwc_io:
         user = flow.with_nhwc_io(user)
@@ -216,7 +230,9 @@ def _compiled(user: UserModel, settings: Settings, config: QuantizationConfig | 
     if settings.io != "float32":
         taken = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
-    built = flow.build(taken, inputs, spec)
+    built = flow.build(taken, inputs, spec, etrecord=etrecord is not None)
+    if etrecord is not None:
+        save_etrecord(built.etrecord, Path(etrecord))
     if settings.io != "float32":
         built = replace(built, pte=with_constants(built.pte, codes))
     return Program(built.pte, settings=settings, build=built, model=user, quantized=quantized, config=config)

@@ -455,7 +455,7 @@ class Program:
             "versions": versions(),
         }
 
-    def inspect(self, *inputs: Any, runs: int = 1) -> Inspection:
+    def inspect(self, *inputs: Any, runs: int = 1, etrecord: str | os.PathLike[str] | None = None) -> Inspection:
         """Run with ExecuTorch's event tracer; its Inspector, and a table with the estimated cycles beside this computer's times.
 
         ``print`` it, or take ``inspect(x).to_dataframe()``. Operators are named where ``command_sources`` knows them.
@@ -463,6 +463,7 @@ class Program:
         Args:
             inputs: of one inference, as the program is called; the model's example inputs by default.
             runs: how often; times are over all runs.
+            etrecord: the file that ``ethorch.compile(..., etrecord=...)`` wrote with this program.
 
         Raises:
             HostError: the inputs are not the program's, or there are none to take.
@@ -480,7 +481,7 @@ class Program:
         flat = pytree.tree_leaves(self.as_taken(inputs))
         for _ in range(runs):
             traced(*flat)
-        return Inspection(traced.inspector(), cycles_of(sources), cpu_cycles_of(self.layers), self.core_clock_hz)
+        return Inspection(traced.inspector(etrecord), cycles_of(sources), cpu_cycles_of(self.layers), self.core_clock_hz)
 
     def trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the estimated time line of NPU, DMA and CPU as a Chrome trace, which Perfetto opens too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,3 +67,10 @@ def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Se
             file.unlink()
         for delegate in build.delegates:
             artifacts.write(delegates, delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
+
+
+def save_etrecord(record: Any, path: Path) -> None:
+    """Write an ``executorch.devtools.etrecord.ETRecord``, whole or not at all."""
+    written = BytesIO()
+    record.save(written)
+    write_whole(path, written.getvalue())
