@@ -1,0 +1,1 @@
+"""Firmware: what a .pte does, as a C project that needs no ExecuTorch."""

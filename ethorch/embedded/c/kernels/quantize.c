@@ -1,0 +1,84 @@
+/* Quantize and dequantize, by scale and zero point of a tensor or of each channel. */
+
+#include "arithmetic.h"
+
+/* clamp(nearest(x * inverse) + zero point, low, high). NaN and what an int64 does not hold, +inf too, is `low`, as on x86-64. */
+static int32_t quantized(float x, float inverse, int32_t zero_point, int32_t low, int32_t high) {
+  const float scaled = x * inverse;
+  const float code = etk_nearest(scaled) + (float)zero_point;
+  int32_t whole;
+  if (code >= 9223372036854775808.0F || !(code >= -2147483648.0F)) {
+    return low;
+  }
+  if (code >= 2147483648.0F) {
+    return high;
+  }
+  whole = (int32_t)code;
+  return (whole < low) ? low : (whole > high) ? high : whole;
+}
+
+/* Wraps as int32 arithmetic of two's complement does. */
+static float dequantized(int32_t code, int32_t zero_point, float scale) {
+  return (float)(int32_t)((uint32_t)code - (uint32_t)zero_point) * scale;
+}
+
+#define ETK_QUANTIZE(NAME, TYPE)                                                                                         \
+  void etk_quantize_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,    \
+                           const void *parameters) {                                                                     \
+    const etk_quantization *const q = parameters;                                                                        \
+    const uint8_t *x = in[0];                                                                                            \
+    int32_t i;                                                                                                           \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      *(TYPE *)(void *)out =                                                                                             \
+          (TYPE)quantized(*(const etk_f32 *)(const void *)x, q->scale, q->zero_point, q->low, q->high);                  \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+    }                                                                                                                    \
+  }                                                                                                                      \
+  void etk_dequantize_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,  \
+                             const void *parameters) {                                                                   \
+    const etk_quantization *const q = parameters;                                                                        \
+    const uint8_t *x = in[0];                                                                                            \
+    int32_t i;                                                                                                           \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      *(etk_f32 *)(void *)out = dequantized((int32_t) * (const TYPE *)(const void *)x, q->zero_point, q->scale);         \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+    }                                                                                                                    \
+  }                                                                                                                      \
+  void etk_quantize_channels_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS],          \
+                                    int32_t count, const void *parameters) {                                             \
+    const etk_quantization *const q = parameters;                                                                        \
+    const uint8_t *x = in[0], *scale = in[1], *zero = in[2];                                                             \
+    int32_t i;                                                                                                           \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      *(TYPE *)(void *)out = (TYPE)quantized(*(const etk_f32 *)(const void *)x,                                          \
+                                             1.0F / (float)*(const etk_f64 *)(const void *)scale,                        \
+                                             (int32_t) * (const etk_i64 *)(const void *)zero, q->low, q->high);          \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+      scale += step[2];                                                                                                  \
+      zero += step[3];                                                                                                   \
+    }                                                                                                                    \
+  }                                                                                                                      \
+  void etk_dequantize_channels_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS],        \
+                                      int32_t count, const void *parameters) {                                           \
+    const uint8_t *x = in[0], *scale = in[1], *zero = in[2];                                                             \
+    int32_t i;                                                                                                           \
+    (void)parameters;                                                                                                    \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      *(etk_f32 *)(void *)out = dequantized((int32_t) * (const TYPE *)(const void *)x,                                   \
+                                            (int32_t) * (const etk_i64 *)(const void *)zero,                             \
+                                            (float)*(const etk_f64 *)(const void *)scale);                               \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+      scale += step[2];                                                                                                  \
+      zero += step[3];                                                                                                   \
+    }                                                                                                                    \
+  }
+
+ETK_QUANTIZE(i8, etk_i8)
+ETK_QUANTIZE(u8, etk_u8)
+ETK_QUANTIZE(i16, etk_i16)
+ETK_QUANTIZE(u16, etk_u16)
+ETK_QUANTIZE(i32, etk_i32)

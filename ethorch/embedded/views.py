@@ -1,0 +1,208 @@
+"""Where the elements of a tensor lie, known before anything runs: views, and the axes that a C loop walks along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ethorch.formats.pte_types import ITEM_BYTES, Value
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor, or a part of one seen in another way, in memory whose address is known to the C compiler.
+
+    Attributes:
+        address: C expression of the tensor's first byte.
+        dtype: torch's name of it.
+        shape, strides: of the logical axes; strides in elements, 0 where an axis repeats, negative where it runs backwards.
+        offset: of the view's first element from the tensor's, in elements.
+    """
+
+    address: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, value: Value, address: str) -> View:
+        """A tensor of a .pte, its axes in memory in the order of ``value.dim_order``."""
+        strides, step = [0] * len(value.shape), 1
+        for axis in reversed(value.dim_order):
+            strides[axis] = step
+            step *= max(value.shape[axis], 1)
+        return cls(address, value.dtype, value.shape, tuple(strides))
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def rank(self) -> int:
+        """How many axes."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """How many elements."""
+        return prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Do the elements lie one after the other, in the order of the logical axes?"""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+    def axis(self, dim: int) -> int:
+        """An axis that may be counted from the end; of a scalar 0 and -1 are axis 0."""
+        return dim + max(self.rank, 1) if dim < 0 else dim
+
+    def permuted(self, order: Sequence[int]) -> View:
+        """The axes in another order."""
+        axes = [self.axis(dim) for dim in order]
+        return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
+
+    def swapped(self, first: int, second: int) -> View:
+        """Two axes change places."""
+        order = list(range(self.rank))
+        if order:
+            a, b = self.axis(first), self.axis(second)
+            order[a], order[b] = order[b], order[a]
+        return self.permuted(order)
+
+    def selected(self, dim: int, index: int) -> View:
+        """One index of an axis, which goes."""
+        at = self.axis(dim)
+        index += self.shape[at] if index < 0 else 0
+        return replace(
+            self,
+            shape=self.shape[:at] + self.shape[at + 1 :],
+            strides=self.strides[:at] + self.strides[at + 1 :],
+            offset=self.offset + index * self.strides[at],
+        )
+
+    def sliced(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
+        """``start:end:step`` of an axis, as Python takes it."""
+        at = self.axis(dim)
+        first, last, step = slice(start, end, step).indices(self.shape[at])
+        size, stride = len(range(first, last, step)), self.strides[at]
+        return self._with_axis(at, size, stride * step, first * stride if size else 0)
+
+    def flipped(self, dims: Sequence[int]) -> View:
+        """Some axes run backwards."""
+        view = self
+        for dim in dims:
+            at = self.axis(dim)
+            view = view._with_axis(at, self.shape[at], -self.strides[at], max(self.shape[at] - 1, 0) * self.strides[at])
+        return view
+
+    def expanded(self, shape: Sequence[int]) -> View | None:
+        """Broadcast to a shape; -1 keeps an axis. None where it does not fit."""
+        lead = len(shape) - self.rank
+        if lead < 0:
+            return None
+        own = (1,) * lead + self.shape
+        wanted = tuple(size if want == -1 else want for size, want in zip(own, shape, strict=True))
+        if any(size not in (1, want) for size, want in zip(own, wanted, strict=True)):
+            return None
+        strides = tuple(
+            0 if size != want else stride for size, want, stride in zip(own, wanted, (0,) * lead + self.strides, strict=True)
+        )
+        return replace(self, shape=wanted, strides=strides)
+
+    def reshaped(self, shape: Sequence[int]) -> View | None:
+        """The same elements in the order of the logical axes, under another shape; None where no strides can say it."""
+        wanted = tuple(shape)
+        if prod(wanted) != self.numel:
+            return None
+        if self.numel == 0:
+            return replace(self, shape=wanted, strides=(0,) * len(wanted))
+        groups = merged([(size, (stride,)) for size, stride in zip(self.shape, self.strides, strict=True)])
+        strides: list[int] = []
+        for size in reversed(wanted):  # each group of axes that lie one after the other is cut into wanted ones
+            while groups and groups[-1][0] == 1:
+                groups.pop()
+            if size == 1:
+                strides.append(0)
+                continue
+            have, (stride,) = groups.pop()
+            if have % size:
+                return None
+            strides.append(stride)
+            groups.append((have // size, (stride * size,)))
+        return replace(self, shape=wanted, strides=tuple(reversed(strides)))
+
+    def inserted(self, dim: int) -> View:
+        """One more axis, of size 1."""
+        at = dim + self.rank + 1 if dim < 0 else dim
+        return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
+
+    def windows(self, dim: int, size: int, step: int) -> View:
+        """Windows of an axis: it counts them, and a last axis goes through each."""
+        at = self.axis(dim)
+        if not self.rank:
+            return self.inserted(0)
+        stride = self.strides[at]
+        view = self._with_axis(at, max((self.shape[at] - size) // step + 1, 0), stride * step, 0)
+        return replace(view, shape=(*view.shape, size), strides=(*view.strides, stride))
+
+    def diagonal(self, offset: int, first: int, second: int) -> View:
+        """The diagonal of two axes, as a last axis."""
+        a, b = self.axis(first), self.axis(second)
+        size = max(min(self.shape[a] + min(offset, 0), self.shape[b] - max(offset, 0)), 0)
+        start = max(-offset, 0) * self.strides[a] + max(offset, 0) * self.strides[b]
+        rest = [axis for axis in range(self.rank) if axis not in (a, b)]
+        return replace(
+            self,
+            shape=(*(self.shape[axis] for axis in rest), size),
+            strides=(*(self.strides[axis] for axis in rest), self.strides[a] + self.strides[b]),
+            offset=self.offset + (start if size else 0),
+        )
+
+    def _with_axis(self, at: int, size: int, stride: int, offset: int) -> View:
+        shape = self.shape[:at] + (size,) + self.shape[at + 1 :]
+        return replace(
+            self, shape=shape, strides=self.strides[:at] + (stride,) + self.strides[at + 1 :], offset=self.offset + offset
+        )
+
+
+Axes = list[tuple[int, tuple[int, ...]]]
+
+
+def merged(axes: Axes) -> Axes:
+    """Fewer axes for the same walk: neighbours become one wherever, in every operand, the outer one goes on where the inner ends.
+
+    Args:
+        axes: size, and the stride in each operand, from the outermost on.
+    """
+    kept = [axis for axis in axes if axis[0] != 1]
+    result: Axes = kept[:1]
+    for size, strides in kept[1:]:
+        outer_size, outer = result[-1]
+        if all(wide == narrow * size for wide, narrow in zip(outer, strides, strict=True)):
+            result[-1] = (outer_size * size, strides)
+        else:
+            result.append((size, strides))
+    return result
+
+
+def in_order_of(views: Sequence[View]) -> Axes:
+    """The common axes of views of one shape, in bytes: in the order in which the first lies in memory, and merged.
+
+    For walks whose result does not depend on the order.
+    """
+    first = views[0]
+    order = sorted(range(first.rank), key=lambda axis: -abs(first.strides[axis]))
+    return merged([(first.shape[a], tuple(view.strides[a] * view.item_bytes for view in views)) for a in order])
+
+
+def is_run(axes: Axes, item_bytes: int) -> bool:
+    """Do the elements of the innermost axis lie one after the other in every operand?"""
+    return bool(axes) and all(stride == item_bytes for stride in axes[-1][1])

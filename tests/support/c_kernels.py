@@ -1,0 +1,154 @@
+"""Programs of CPU operators alone, run in ExecuTorch's runtime and as C made of ``ethorch.embedded``'s kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import executorch.kernels.quantized  # noqa: F401  registers the out variants of quantize and dequantize
+import numpy as np
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge
+from torch import Tensor, nn
+
+from ethorch import host
+from ethorch.embedded.kernels import SOURCE_FOLDER, KernelCall, kernel_call
+from ethorch.errors import Reason
+from ethorch.formats import pte
+from ethorch.formats.pte_types import Call, Method
+
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off"]
+
+
+def exported(module: nn.Module, inputs: Sequence[Tensor]) -> bytes:
+    """The .pte of a module without any delegate."""
+    program = torch.export.export(module.eval(), tuple(inputs), strict=False)
+    edge = to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    return bytes(edge.to_executorch().buffer)
+
+
+@dataclass
+class Program:
+    """One .pte, and the C function of its method."""
+
+    name: str
+    data: bytes
+    method: Method
+    contents: tuple[bytes | memoryview, ...]
+    mutable: tuple[bytes | memoryview, ...]
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Program:
+        """The program of a .pte with one method."""
+        program = pte.read(data)
+        (method,) = program.methods.values()
+        return cls(name, data, method, program.constants, program.mutable[0] if program.mutable else ())
+
+    def place(self, index: int) -> str:
+        """Where a value is: in the arena, or a constant."""
+        value = self.method.values[index]
+        if value.place is not None:
+            return f"(arena_{self.name} + {value.place[1]})"
+        return f"constant_{self.name}_{value.data}"
+
+    def calls(self) -> list[KernelCall]:
+        """Each instruction in C; an AssertionError with the reason where there is none."""
+        result = []
+        for number, step in enumerate(step for chain in self.method.chains for step in chain.instructions):
+            assert isinstance(step, Call), step
+            call = kernel_call(self.method, step, self.place, f"{self.name}_{number}")
+            assert not isinstance(call, Reason), f"{self.name}: {call}"
+            result.append(call)
+        return result
+
+    def text(self, calls: Sequence[KernelCall]) -> str:
+        """C of arena, constants and the function."""
+        arena = max(sum(self.method.memories), 16)
+        lines = [f"_Alignas(16) uint8_t arena_{self.name}[{arena}];"]
+        for index, content in enumerate(self.contents):
+            if index:
+                array = ", ".join(map(str, content)) or "0"
+                lines.append(f"_Alignas(16) static const uint8_t constant_{self.name}_{index}[] = {{{array}}};")
+        lines += [line for call in calls for line in call.constants]
+        body = [f"  {line}" for call in calls for line in call.lines]
+        return "\n".join([*lines, f"int run_{self.name}(void);", f"int run_{self.name}(void) {{", *body, "  return 0;", "}", ""])
+
+    def on_the_desk(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What ExecuTorch's runtime gives."""
+        return [torch.as_tensor(x).clone() for x in host.load(self.data)(*inputs)]
+
+
+class Library:
+    """C of several programs, compiled by this computer's compiler and loaded."""
+
+    def __init__(self, programs: Sequence[Program], folder: Path):
+        calls = {program.name: program.calls() for program in programs}
+        text = '#include "kernels.h"\n' + "\n".join(program.text(calls[program.name]) for program in programs)
+        source, library = folder / "programs.c", folder / "programs.so"
+        source.write_text(text)
+        files = sorted({file for some in calls.values() for call in some for file in call.sources})
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        assert compiler, "no C compiler"
+        command = [compiler, *FLAGS, "-fPIC", "-shared", "-I", str(SOURCE_FOLDER), "-o", str(library), str(source)]
+        subprocess.run([*command, *(str(SOURCE_FOLDER / file) for file in files)], check=True)
+        self.library = ctypes.CDLL(str(library))
+        for program in programs:  # the initial contents of buffers that change
+            arena = self.arena(program)
+            for value in program.method.values:
+                if value.place is not None and value.data:
+                    content = bytes(program.mutable[value.data])
+                    arena[value.place[1] : value.place[1] + len(content)] = np.frombuffer(content, np.uint8)
+
+    def arena(self, program: Program) -> np.ndarray:
+        """The bytes of a program's arena."""
+        size = max(sum(program.method.memories), 16)
+        memory = (ctypes.c_uint8 * size).in_dll(self.library, f"arena_{program.name}")
+        return np.frombuffer(memory, np.uint8)
+
+    def run(self, program: Program, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
+        """What the C function returns, and the outputs."""
+        arena, method = self.arena(program), program.method
+        for index, x in zip(method.inputs, inputs, strict=True):
+            value = method.values[index]
+            data = x.detach().permute(value.dim_order).contiguous().reshape(-1).view(torch.uint8).numpy()
+            assert value.place is not None
+            arena[value.place[1] : value.place[1] + value.nbytes] = data
+        status = self.library[f"run_{program.name}"]()
+        return status, [self._tensor(program, index) for index in method.outputs]
+
+    def _tensor(self, program: Program, index: int) -> Tensor:
+        value = program.method.values[index]
+        if value.place is None:
+            data = np.frombuffer(bytes(program.contents[value.data])[: value.nbytes], np.uint8)
+        else:
+            data = self.arena(program)[value.place[1] : value.place[1] + value.nbytes]
+        dtype = getattr(torch, value.dtype)
+        stored = torch.from_numpy(data.copy()).view(dtype) if value.nbytes else torch.empty(0, dtype=dtype)
+        order = value.dim_order
+        return stored.reshape([value.shape[axis] for axis in order]).permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Are they of one dtype and shape, equal to the bit? A NaN is a NaN whatever its bits."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return bool(((a.contiguous().view(whole) == b.contiguous().view(whole)) | (a.isnan() & b.isnan())).all())
+
+
+def steps_apart(a: Tensor, b: Tensor) -> int:
+    """The most floats of their dtype that lie between two of their elements; beyond 2^31 where one alone is NaN."""
+    whole = {4: torch.int32, 8: torch.int64}[a.element_size()]
+    x, y = (t.contiguous().view(whole).to(torch.int64) for t in (a, b))
+    low = -(2**31) if whole is torch.int32 else -(2**63)
+    x, y = (torch.where(t < 0, low - t, t) for t in (x, y))
+    apart = (x - y).abs()
+    apart[a.isnan() & b.isnan()] = 0
+    apart[a.isnan() != b.isnan()] = 2**32
+    return int(apart.max()) if apart.numel() else 0
