@@ -7,58 +7,29 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.backend import Lowered, lowered_delegates
-from ethorch.backend.partitioner import EthosUPartitioner
-from ethorch.backend.reduced import ReadyPartitioner, reduced
 from ethorch.direct import NotWhole, lower_whole, program_of
-from ethorch.errors import EthorchError, UserCodeError, VelaError
+from ethorch.direct.build import Build
+from ethorch.errors import EthorchError, VelaError
 from ethorch.formats.pte_writer import write
-from ethorch.lower.partition_report import PartitionReport
+from ethorch.fx.export import described, exported
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.user_code import at, explained, first_sentence, raised_in
 from ethorch.vela import artifacts
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["Build", "Inputs", "UserModel", "build", "quantize", "with_nhwc_io"]
-
-
-@dataclass(frozen=True)
-class Build:
-    """A finished program and what became of each operator.
-
-    Attributes:
-        pte: the ExecuTorch program.
-        partition: which operators are on the NPU, and why the others are not.
-        delegates: the parts on the NPU, in the order of the file.
-        spec: what it was made for, with paths of ini files, which a file does not keep.
-        etrecord: ``executorch.devtools.etrecord.ETRecord`` of it; None where none was asked for.
-    """
-
-    pte: bytes = field(repr=False)
-    partition: PartitionReport
-    delegates: tuple[Lowered, ...]
-    spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
-    etrecord: Any = field(default=None, repr=False, compare=False)
 
 
 def with_nhwc_io(model: UserModel) -> UserModel:
@@ -115,73 +86,6 @@ def quantize(
     return converted
 
 
-def described(inputs: Any) -> str:
-    """``float32[1, 3, 8, 8], int64[1, 4]``: the tensors of an input tuple."""
-    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves) or "no tensor"
-
-
-def exported(module: nn.Module, inputs: Inputs, any_batch: bool = False) -> ExportedProgram:
-    """``torch.export.export(module, inputs)``.
-
-    Args:
-        any_batch: the first dimension of each input may be another one later, where the model allows it.
-
-    Raises:
-        UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
-    """
-    try:
-        return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
-    except Exception as error:
-        with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
-            module(*inputs)
-        if any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT):
-            raise UserCodeError(
-                f"the model's way depends on the values of a tensor{at(error)}, and an exported model has one way only. Compute "
-                "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
-                "index) has to be a constant."
-            ) from error
-        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
-
-
-def _built_directly(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
-    """As ``build``.
-
-    Raises:
-        NotWhole, VelaError: as of ``lower_whole``.
-    """
-    assert isinstance(quantized, GraphModule)
-    whole = lower_whole(quantized, spec)
-    logger.info("%s", whole.partition.summary())
-    if spec.path_for_intermediates:
-        lowered = whole.lowered
-        artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
-    return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,), spec)
-
-
-def _built_reduced(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec) -> Build:
-    """As ``build``.
-
-    Raises:
-        NotWhole, VelaError: as of ``reduced``.
-    """
-    assert isinstance(quantized, GraphModule)
-    with reduced(quantized, spec) as made:
-        delegates, program, _ = _through_executorch(exported(made.module, example_inputs), made.partitioner)
-        made.partitioner.log()
-    return Build(program, made.partitioner.report, delegates, spec)
-
-
-def _any_batch(inputs: Inputs) -> Any:
-    """What torch.export wants to hear of inputs whose first dimension is not fixed."""
-    first = {0: torch.export.Dim.AUTO}
-    return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
-
-
-#: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
-_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
-
-
 def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, *, etrecord: bool = False) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
@@ -191,47 +95,36 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec,
 
     Args:
         etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
+
+    Raises:
+        EthorchError: ExecuTorch cannot make a program of it.
     """
-    for way in (_built_directly, _built_reduced) if isinstance(quantized, GraphModule) and not etrecord else ():
-        try:
-            with stage("compile"):
-                return way(quantized, example_inputs, spec)
-        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
-            logger.debug("%s: %s", way.__name__, error)
-    partitioner = EthosUPartitioner(spec)
     with stage("compile"):
-        graph = exported(quantized, example_inputs)
-        delegates, program, record = _through_executorch(graph, partitioner, etrecord=etrecord)
-    return Build(program, partitioner.report, delegates, spec, record)
+        if isinstance(quantized, GraphModule) and not etrecord:
+            try:
+                return _built_directly(quantized, spec)
+            except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+                logger.debug("not directly: %s", error)
+            from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
+
+            try:
+                return built_reduced(quantized, example_inputs, spec)
+            except (NotWhole, VelaError) as error:
+                logger.debug("not reduced: %s", error)
+        from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
+
+        return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord)
 
 
-def _through_executorch(
-    exported: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False
-) -> tuple[tuple[Lowered, ...], bytes, Any]:
-    """The delegates, the .pte, and the ETRecord if one is asked for."""
-    with _executorch(partitioner.report), stage("lower the CPU's part"):
-        edge = to_edge_transform_and_lower(
-            exported,
-            partitioner=[partitioner],
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-            generate_etrecord=etrecord,
-        )
-        delegates = tuple(lowered_delegates(edge.exported_program()))
-        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-        return delegates, program.buffer, program.get_etrecord() if etrecord else None
+def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:
+    """As ``build``.
 
-
-@contextmanager
-def _executorch(report: PartitionReport) -> Iterator[None]:
-    """What ExecuTorch raises inside becomes an EthorchError that names the operators without kernels; a bug of ethorch does not."""
-    try:
-        yield
-    except EthorchError:
-        raise
-    except Exception as error:
-        if raised_in(error, Path(__file__).parent):
-            raise
-        missing = " ".join(f"{refusal}" for refusal in report.without_kernel)
-        raise EthorchError(
-            f"ExecuTorch cannot make a program of the model{at(error)}: {first_sentence(error)} {missing}".rstrip()
-        ) from error
+    Raises:
+        NotWhole, VelaError: as of ``lower_whole``.
+    """
+    whole = lower_whole(quantized, spec)
+    logger.info("%s", whole.partition.summary())
+    if spec.path_for_intermediates:
+        lowered = whole.lowered
+        artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+    return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,), spec)

@@ -18,7 +18,7 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Origin
 
 if TYPE_CHECKING:
-    from ethorch.flow import Build  # 2 seconds of torch, for a type
+    from ethorch.direct.build import Build  # 1 second of torch, for a type
 
 #: Where a CPU operator's traffic goes: the plan of ExecuTorch's runtime does not say in which memory it lies.
 RAM = "Ram"

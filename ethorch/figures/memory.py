@@ -27,7 +27,7 @@ from ethorch.npu.staging import STAGING_REGION
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 if TYPE_CHECKING:
-    from ethorch.flow import Build  # 2 seconds of torch, for a type
+    from ethorch.direct.build import Build  # 1 second of torch, for a type
 
 
 def memory(

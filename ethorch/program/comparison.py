@@ -12,9 +12,9 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from ethorch import flow
 from ethorch.direct.whole import NotWhole
 from ethorch.errors import EthorchError
+from ethorch.fx.export import exported
 from ethorch.model_files import Inputs, in_eval_mode
 from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
@@ -121,6 +121,6 @@ def _prepared(program: Program, reference: nn.Module) -> GraphModule | None:
     assert program.settings is not None and program.model is not None
     config: QuantizationConfig | None = program.config
     with stage("prepare the float model"):
-        graph = flow.exported(reference, program.model.example_inputs).module(check_guards=False)
+        graph = exported(reference, program.model.example_inputs).module(check_guards=False)
         prepared: GraphModule = prepare_pt2e(graph, quantizer_for(program.settings, config))
     return prepared

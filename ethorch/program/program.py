@@ -41,7 +41,7 @@ from ethorch.vela import artifacts
 from ethorch.versions import versions
 
 if TYPE_CHECKING:
-    from ethorch.flow import Build  # 2 seconds of ExecuTorch, which only a compilation needs
+    from ethorch.direct.build import Build  # 1 second of torch, for a type
 
     # 2 seconds of torchao and ExecuTorch, which a file needs not
     from ethorch.quantizer.config import QuantizationConfig

@@ -15,7 +15,7 @@ from ethorch.program.settings import Settings
 from ethorch.vela import artifacts
 
 if TYPE_CHECKING:
-    from ethorch.flow import Build  # 2 seconds of ExecuTorch, which only a compilation needs
+    from ethorch.direct.build import Build  # 1 second of torch, for a type
 
 ENDINGS = (".pte", ".bpte", ".tosa")
 

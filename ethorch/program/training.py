@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e import allow_exported_model_train_eval, disable_observer
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-from ethorch import flow
 from ethorch.errors import QuantizationError
+from ethorch.fx.export import exported
 from ethorch.fx.node import op_name
 from ethorch.model_files import UserModel
 from ethorch.program.schemes import quantizer_for
@@ -52,7 +52,7 @@ def prepare(
         raise QuantizationError("config.not_qat", "the config is not made for training: make it with is_qat=True")
     settings = settings or Settings(target=target, scheme=scheme)
     user = UserModel(model, example_inputs)
-    graph = flow.exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
+    graph = exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, config, is_qat=True))
     allow_exported_model_train_eval(prepared)
     return prepared
@@ -103,5 +103,5 @@ def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
         return converted
     inputs = UserModel(converted, example_inputs).example_inputs
     with torch.no_grad():
-        made: GraphModule = flow.exported(converted, inputs).module(check_guards=False)
+        made: GraphModule = exported(converted, inputs).module(check_guards=False)
     return made

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import host
-from ethorch.backend import Lowered
-from ethorch.flow import Build
+from ethorch.direct.build import Build
 from ethorch.formats.payload import DelegatePayload, IoTensor
+from ethorch.lower.delegate import Lowered
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import Inputs
 from ethorch.report.compare_layers import LayerComparison, short_name

@@ -13,8 +13,9 @@ from torch import nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import flow, host
+from ethorch import host
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
+from ethorch.fx.export import exported
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -56,7 +57,7 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Quantize ``artifact``."""
-        graph = flow.exported(artifact, inputs).module(check_guards=False)
+        graph = exported(artifact, inputs).module(check_guards=False)
         prepared = prepare_pt2e(graph, self.quantizer)
         with torch.no_grad():
             for sample in self.calibration_samples or [inputs]:
@@ -70,7 +71,7 @@ class Export(harness.Export):  # type: ignore[misc]
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Export ``artifact``."""
         if self.dynamic_shapes is None:
-            self.exported_program = flow.exported(artifact, inputs)
+            self.exported_program = exported(artifact, inputs)
         else:
             self.exported_program = torch.export.export(artifact, inputs, dynamic_shapes=self.dynamic_shapes)
 

@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from typing_extensions import Self
 
-from ethorch import flow
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
+from ethorch.fx.export import exported
 from ethorch.fx.node import op_name
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.metrics import sqnr_db
@@ -258,8 +258,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _float_code(self) -> str:
         """The code of the module before it was quantized."""
         if not hasattr(self, "_original_code"):
-            exported = flow.exported(copy.deepcopy(self.original_module), self.example_inputs)
-            self._original_code = str(exported.graph_module.code)
+            graph = exported(copy.deepcopy(self.original_module), self.example_inputs)
+            self._original_code = str(graph.graph_module.code)
         return self._original_code
 
     def _fail(self, found: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, flow, host
+from ethorch.backend import through_executorch
 from ethorch.direct import NotWhole, lower_whole, program_of
 from ethorch.errors import VelaError
 from ethorch.formats import pte
@@ -134,7 +137,7 @@ def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> 
     q = quantized(model, [inputs], target=target)
     before = str(q.module.graph)
     spec = EthosUCompileSpec(target)
-    build = flow._built_reduced(q.module, inputs, spec)
+    build = through_executorch.built_reduced(q.module, inputs, spec)
     usual = by_executorch(q, target)
     ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
     assert ours.delegates == theirs.delegates
@@ -181,7 +184,8 @@ def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) ->
 
 def test_flow_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calibration = WHOLE["turned"]
-    monkeypatch.setattr(flow, "to_edge_transform_and_lower", lambda *_, **__: pytest.fail("ExecuTorch's way was taken"))
+    taken = pytest.fail
+    monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
     build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
     assert len(build.delegates) == 1
     assert build.partition.npu_operators == 3
@@ -251,3 +255,15 @@ class TwoSizes(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.small(x), self.big(x)
+
+
+def test_a_program_of_one_delegate_is_compiled_without_importing_executorch() -> None:
+    code = """
+import sys, torch, ethorch
+program = ethorch.compile(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.rand(1, 3, 8, 8))
+assert len(program.description.delegates) == 1 and str(program)
+print([name for name in sys.modules if name.split(".")[0] == "executorch"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,86 @@
+"""A quantized model to a .pte by ExecuTorch's own lowering: all of it, or only the part that runs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from ethorch.backend.partitioner import EthosUPartitioner
+from ethorch.backend.preprocess import lowered_delegates
+from ethorch.backend.reduced import ReadyPartitioner, reduced
+from ethorch.direct.build import Build
+from ethorch.errors import EthorchError
+from ethorch.fx.export import exported
+from ethorch.lower.delegate import Lowered
+from ethorch.lower.partition_report import PartitionReport
+from ethorch.progress import stage
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.user_code import at, first_sentence, raised_in
+
+
+def built_reduced(quantized: GraphModule, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec) -> Build:
+    """A program of which ExecuTorch is shown the CPU's part alone.
+
+    Raises:
+        NotWhole, VelaError: as of ``reduced``.
+        EthorchError: ExecuTorch cannot make a program of it.
+    """
+    with reduced(quantized, spec) as made:
+        delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner)
+        made.partitioner.log()
+    return Build(program, made.partitioner.report, delegates, spec)
+
+
+def built_by_executorch(
+    quantized: nn.Module, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec, *, etrecord: bool = False
+) -> Build:
+    """A program that ExecuTorch exports anew and partitions.
+
+    Args:
+        etrecord: make ExecuTorch's ETRecord too.
+
+    Raises:
+        EthorchError: ExecuTorch cannot make a program of it.
+    """
+    partitioner = EthosUPartitioner(spec)
+    delegates, program, record = _lowered(exported(quantized, example_inputs), partitioner, etrecord=etrecord)
+    return Build(program, partitioner.report, delegates, spec, record)
+
+
+def _lowered(
+    graph: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False
+) -> tuple[tuple[Lowered, ...], bytes, Any]:
+    """The delegates, the .pte, and the ETRecord if one is asked for."""
+    with _executorch(partitioner.report), stage("lower the CPU's part"):
+        edge = to_edge_transform_and_lower(
+            graph,
+            partitioner=[partitioner],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            generate_etrecord=etrecord,
+        )
+        delegates = tuple(lowered_delegates(edge.exported_program()))
+        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
+        return delegates, program.buffer, program.get_etrecord() if etrecord else None
+
+
+@contextmanager
+def _executorch(report: PartitionReport) -> Iterator[None]:
+    """What ExecuTorch raises inside becomes an EthorchError that names the operators without kernels; a bug of ethorch does not."""
+    try:
+        yield
+    except EthorchError:
+        raise
+    except Exception as error:
+        if raised_in(error, Path(__file__).parent.parent):
+            raise
+        missing = " ".join(f"{refusal}" for refusal in report.without_kernel)
+        raise EthorchError(
+            f"ExecuTorch cannot make a program of the model{at(error)}: {first_sentence(error)} {missing}".rstrip()
+        ) from error

@@ -1,0 +1,29 @@
+"""A finished program with what became of each operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ethorch.lower.delegate import Lowered
+from ethorch.lower.partition_report import PartitionReport
+from ethorch.target.compile_spec import EthosUCompileSpec
+
+
+@dataclass(frozen=True)
+class Build:
+    """A finished program and what became of each operator.
+
+    Attributes:
+        pte: the ExecuTorch program.
+        partition: which operators are on the NPU, and why the others are not.
+        delegates: the parts on the NPU, in the order of the file.
+        spec: what it was made for, with paths of ini files, which a file does not keep.
+        etrecord: ``executorch.devtools.etrecord.ETRecord`` of it; None where none was asked for.
+    """
+
+    pte: bytes = field(repr=False)
+    partition: PartitionReport
+    delegates: tuple[Lowered, ...]
+    spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
+    etrecord: Any = field(default=None, repr=False, compare=False)

@@ -1,0 +1,52 @@
+"""A module as torch.export sees it, and what is said where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ethorch.errors import UserCodeError
+from ethorch.user_code import at, explained, first_sentence
+
+
+def described(inputs: Any) -> str:
+    """``float32[1, 3, 8, 8], int64[1, 4]``: the tensors of an input tuple."""
+    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves) or "no tensor"
+
+
+def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False) -> ExportedProgram:
+    """``torch.export.export(module, inputs)``.
+
+    Args:
+        any_batch: the first dimension of each input may be another one later, where the model allows it.
+
+    Raises:
+        UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
+    """
+    try:
+        return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
+    except Exception as error:
+        with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
+            module(*inputs)
+        if any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT):
+            raise UserCodeError(
+                f"the model's way depends on the values of a tensor{at(error)}, and an exported model has one way only. Compute "
+                "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
+                "index) has to be a constant."
+            ) from error
+        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
+
+
+def _any_batch(inputs: tuple[Any, ...]) -> Any:
+    """What torch.export wants to hear of inputs whose first dimension is not fixed."""
+    first = {0: torch.export.Dim.AUTO}
+    return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
+
+
+#: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
+_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
