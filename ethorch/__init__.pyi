@@ -1,4 +1,4 @@
-from . import backend, host, nhwc, npu, target, tosa, vela
+from . import backend, board, host, nhwc, npu, target, tosa, vela
 from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
@@ -42,6 +42,7 @@ __all__ = [
     "TosaCompileSpec",
     "TosaSpecification",
     "backend",
+    "board",
     "compile",
     "convert",
     "correct_bias",

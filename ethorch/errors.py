@@ -10,9 +10,12 @@
     ├── VelaError            Vela declined a graph; holds Vela's own words
     ├── FormatError          a file or blob from outside is malformed                      (also a ValueError)
     │   ├── PayloadError     the delegate payload
-    │   └── ProgramError     the .pte
+    │   ├── ProgramError     the .pte
+    │   ├── BoardError       a board's TOML file: line and key
+    │   └── ElfError         firmware that is no ELF file for a Cortex-M, or does not fit the board
     ├── MachineFault         the NPU simulator stopped: command, offset, registers
-    └── HostError            the host runtime: no compiler, wrong inputs, ExecuTorch refused to load
+    ├── HostError            the host runtime: no compiler, wrong inputs, ExecuTorch refused to load
+    └── EmulatorError        a virtual board cannot run here: no emulator, no FVP
 
 ``Unsupported`` is an answer, collected and reported. Anything else raised by a lowering is a bug of ethorch and propagates.
 """
@@ -76,6 +79,14 @@ class ProgramError(FormatError):
     """The .pte file is malformed."""
 
 
+class BoardError(FormatError):
+    """A board's TOML file is wrong; the message names line and key, what was found and what is allowed."""
+
+
+class ElfError(FormatError):
+    """The firmware is no ELF file for a Cortex-M, is damaged, or does not fit the board."""
+
+
 class MachineFault(EthorchError):
     """The NPU simulator stopped: unknown command, access outside a region, malformed stream.
 
@@ -98,6 +109,10 @@ class MachineFault(EthorchError):
 
 class HostError(EthorchError):
     """The host runtime cannot be built, loaded or called that way."""
+
+
+class EmulatorError(EthorchError):
+    """A virtual board cannot run here: the emulator or FVP is not installed, or does not do what is asked of it."""
 
 
 @dataclass(frozen=True)

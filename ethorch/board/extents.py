@@ -1,0 +1,88 @@
+"""What a command stream touches in each region, before it runs: how far, whether it writes, and by which command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.memory import Span
+from ethorch.npu.prepared import Step
+from ethorch.npu.program import Program
+
+
+@dataclass
+class Extent:
+    """The bytes of a region that a stream touches.
+
+    Attributes:
+        start, end: lowest byte, and the one behind the highest.
+        writes: are there writes?
+        last: the command that goes as far as ``end``.
+        read, written: ranges (start, end), merged and in order.
+    """
+
+    start: int
+    end: int
+    writes: bool
+    last: str
+    read: list[tuple[int, int]]
+    written: list[tuple[int, int]]
+
+
+def extents(program: Program) -> dict[int, Extent]:
+    """The extent of each region, for a stream without branches.
+
+    A DMA with indices is left out: where it goes depends on data. MachineFault where an operation cannot be prepared.
+    """
+    found: dict[int, Extent] = {}
+    for step in program.steps():
+        for writes, accesses in ((False, step.prepared.reads), (True, step.prepared.writes)):
+            for access in accesses:
+                if (isinstance(access, FeatureMap) and not access.in_memory) or access.region < 0:
+                    continue
+                for start, end in _ranges(access):
+                    _add(found, access.region, start, end, writes, step)
+    for extent in found.values():
+        extent.read, extent.written = merged(extent.read), merged(extent.written)
+    return found
+
+
+def _add(found: dict[int, Extent], region: int, start: int, end: int, writes: bool, step: Step) -> None:
+    title = f"command {step.op.index} at byte {step.op.offset:#x}, {step.op.title}"
+    extent = found.get(region)
+    if extent is None:
+        extent = found[region] = Extent(start, end, writes, title, [], [])
+    if end > extent.end:
+        extent.end, extent.last = end, title
+    extent.start = min(extent.start, start)
+    extent.writes |= writes
+    (extent.written if writes else extent.read).append((start, end))
+
+
+def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
+    """(start, end) of a run of bytes, or of the tiles of a feature map."""
+    if isinstance(access, Span):
+        yield access.base, access.base + access.size_bytes
+        return
+    size = access.dtype.itemsize
+    stride_y, stride_x, stride_c = access.strides
+    for tile in access.tiles:
+        steps = [(tile.height - 1) * stride_y, (tile.width - 1) * stride_x]
+        if access.bricks:
+            steps.append((access.depth - 1) // 16 * stride_c)
+            tail = min(access.depth, 16) * size
+        else:
+            tail = access.depth * size
+        yield tile.base + sum(min(step, 0) for step in steps), tile.base + sum(max(step, 0) for step in steps) + tail
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as few ranges in order."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return result
