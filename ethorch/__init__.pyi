@@ -5,6 +5,7 @@ from .accuracy.mixed_precision import mixed_precision
 from .accuracy.sensitivity import sensitivity
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
+from .embedded.firmware import firmware
 from .errors import EthorchError
 from .metrics import sqnr_db
 from .program.compile import compile, quantize
@@ -48,6 +49,7 @@ __all__ = [
     "correct_bias",
     "equalize",
     "evaluate",
+    "firmware",
     "freeze",
     "get_symmetric_a8w4_quantization_config",
     "get_symmetric_a16w8_quantization_config",

@@ -190,7 +190,9 @@ def _top(
 
 
 #: Modules whose functions are subcommands.
-_MODULES = ("aot_arm_compiler", "eval_command", "file_commands", "model_commands", "report_commands", "table_commands")
+_MODULES = (
+    "aot_arm_compiler", "eval_command", "file_commands", "firmware_commands", "model_commands", "report_commands", "table_commands",
+)  # fmt: skip
 
 
 def register() -> None:

@@ -18,9 +18,7 @@ from ethorch.formats.pte_types import Call, Method, Value
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
 #: What every source includes, and the statements of a call need.
 HEADERS = ("kernels.h", "arithmetic.h")
-_WAY_OUT = (
-    "Quantize the module it is in, so that the NPU takes it, or link ExecuTorch with its portable kernels (docs/firmware.md)."
-)
+_WAY_OUT = "Quantize the module it is in, for the NPU to take it, or link ExecuTorch's portable kernels (docs/guides/firmware.md)."
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ ExecuTorch's own passes name them (``input0_scale``, ``input0_zp``, ``input0_qua
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,38 +18,13 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ethorch.errors import QuantizationError
+from ethorch.figures.boundary import Codes
 from ethorch.formats import pte
-from ethorch.formats.pte_types import DTYPES, Chain, Method, Program, Value
+from ethorch.formats.pte_types import DTYPES, Chain, Method, Value
 from ethorch.formats.pte_writer import write
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
 
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
-_METHOD = re.compile(r"(?P<side>input|output)(?P<index>\d+)_(?P<key>scale|zp|quant_min|quant_max|dtype)")
-
-
-@dataclass(frozen=True)
-class Codes:
-    """What the codes of one input or output mean: real value = (code - zero_point) * scale.
-
-    Attributes:
-        dtype: torch's name of their type.
-        low, high: the least and the largest code.
-    """
-
-    scale: float
-    zero_point: int
-    low: int
-    high: int
-    dtype: str
-
-    def quantize(self, values: Tensor) -> Tensor:
-        """float32 -> codes: round(values / scale) half to even, plus zero_point, clamped to low..high."""
-        codes = torch.round(values * (1.0 / self.scale)) + self.zero_point
-        return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
-
-    def dequantize(self, codes: Tensor) -> Tensor:
-        """codes -> float32."""
-        return (codes.to(torch.float32) - self.zero_point) * self.scale
 
 
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
@@ -171,22 +145,3 @@ def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
         ):
             methods[f"{name}_{key}"] = Method(f"{name}_{key}", (value,), (), (0,), (), (), (Chain(()),))
     return write(replace(parsed, methods=methods))
-
-
-def boundary_of(program: Program) -> dict[str, Codes]:
-    """What ``with_constants`` put into a program, or ExecuTorch's passes did: ``input0``, ... -> Codes."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, method in program.methods.items():
-        if (match := _METHOD.fullmatch(name)) and len(method.outputs) == 1:
-            found.setdefault(match["side"] + match["index"], {})[match["key"]] = method.values[method.outputs[0]].number
-    codes = {}
-    for name, keys in found.items():
-        if keys.keys() >= {"scale", "zp", "quant_min", "quant_max", "dtype"} and int(keys["dtype"]) in DTYPES:
-            dtype = DTYPES[int(keys["dtype"])][0]
-            codes[name] = Codes(keys["scale"], int(keys["zp"]), int(keys["quant_min"]), int(keys["quant_max"]), dtype)
-    return codes
-
-
-def is_constant(method: Method) -> bool:
-    """Is it no entry point but a figure that a program carries?"""
-    return not method.inputs and not method.calls and not method.delegates

@@ -19,6 +19,7 @@ from ethorch import figures, host
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
 from ethorch.figures import Layer, MemoryReport
+from ethorch.figures.boundary import Codes, boundary_of, is_constant
 from ethorch.figures.layer import CPU, NPU
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
@@ -29,7 +30,7 @@ from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
 from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
-from ethorch.program.integer_io import Codes, as_codes, boundary_of, is_constant
+from ethorch.program.integer_io import as_codes
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet

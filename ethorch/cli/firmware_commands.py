@@ -1,0 +1,55 @@
+"""Subcommands that bring a program onto a board: firmware, scratch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ethorch.cli import options
+from ethorch.cli.answers import Answer
+from ethorch.cli.app import command
+from ethorch.cli.model_commands import compiled
+
+PANEL = "Firmware"
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="MODEL|FILE", help="A model as `ethorch compile` takes it, a .pte, or a saved folder."),
+]
+
+
+@command("firmware", PANEL)
+def firmware(
+    model: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The project's folder.", metavar="DIR")],
+    samples: options.Samples,
+    quantization: options.Quantization,
+    compiler: options.Compiler,
+    board: Annotated[
+        str | None,
+        typer.Option(
+            help="A board's name, or the path of its .toml. Default: corstone-300; for U85, corstone-320.", metavar="BOARD"
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Stands before each symbol and file of the model.")] = "model",
+    data: Annotated[str, typer.Option(help="incbin (files of bytes) or arrays (C arrays, for any compiler).")] = "incbin",
+    method: options.Method = "forward",
+    inputs: options.Inputs = None,
+) -> Answer:
+    """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it."""
+    chosen = options.settings_of(quantization, compiler)
+    if model.endswith(".pte") or Path(model).is_dir():
+        program = options.load_program(Path(model), method)
+    else:
+        program = compiled(chosen, model, samples)
+    from ethorch.embedded.firmware import firmware as write
+
+    given = None
+    if inputs:
+        from ethorch.program.model_options import inputs_for
+
+        given = [inputs_for(program, inputs)]
+    made = write(program, output, board=board, name=name, inputs=given, data=data)
+    return Answer(made.to_json(), lambda: str(made))

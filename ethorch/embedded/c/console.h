@@ -1,0 +1,16 @@
+/* Prints without a C library, and ends the program. */
+#ifndef CONSOLE_H
+#define CONSOLE_H
+
+#include <stdint.h>
+
+void console_init(void);
+void console_text(const char *text);
+void console_number(uint32_t value);
+void console_signed(int32_t value);
+void console_hex(uint32_t value);
+
+/* Sends 0x04 and asks a debugger or an emulator, by semihosting, to end with this status; on its own it stays here for ever. */
+void firmware_exit(int status);
+
+#endif

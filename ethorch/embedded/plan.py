@@ -1,0 +1,425 @@
+"""What the firmware does, step by step, and where each tensor lies: the .pte's own plan, read for a C program.
+
+The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Three things are better than in the plan:
+
+- codes that go straight into the first delegate, or come straight out of the last, lie in the NPU's memory: they are not copied;
+- quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
+- inputs and outputs that the plan leaves to the application get a place behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ethorch.errors import EthorchError
+from ethorch.formats.payload import BACKEND_ID, DelegatePayload
+from ethorch.formats.pte_types import Call, JumpFalse, Method, Move, Program
+
+TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
+ALIGNMENT = 16
+VIEW = "executorch_prim::et_view.default"
+_QUANTIZE = "quantized_decomposed::quantize_per_tensor.out"
+_DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor.out"
+_WAY_OUT = "Run this program in ExecuTorch's runtime, with ethorch's delegate for Cortex-M (docs/guides/firmware.md)."
+
+
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of an alignment."""
+    return -(-size // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: a buffer of the firmware, and the first byte in it."""
+
+    buffer: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Bytes that go from one place to another around a delegate's run, or instead of an operator."""
+
+    source: Place
+    target: Place
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A call of an operator on the CPU: its number among the instructions, its name, its values."""
+
+    number: int
+    operator: str
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a delegate: which one; what is copied into the NPU's memory before it, and out of it after it."""
+
+    number: int
+    delegate: int
+    before: tuple[Copied, ...]
+    after: tuple[Copied, ...]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The codes of a float input or output: the value in the program that holds them, and what they mean."""
+
+    index: int
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """An input or output of the model.
+
+    Attributes:
+        index: of its value in the method.
+        codes: of floats that the firmware converts at its boundary, the codes; None where there are none.
+    """
+
+    side: str
+    number: int
+    index: int
+    codes: Codes | None
+
+    @property
+    def title(self) -> str:
+        """``input 0``."""
+        return f"{self.side} {self.number}"
+
+
+Step = Kernel | Run | Copied
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A method as firmware runs it.
+
+    Attributes:
+        method: as the file has it.
+        payloads: of its delegates, by number.
+        places: by value, of each tensor that has one.
+        convert_in, body, convert_out: steps in order; the first and the last only convert between floats and codes.
+        inputs, outputs: in order.
+        arena_bytes: of the NPU's feature maps (region 1): of the largest delegate.
+        tensors_bytes: of the CPU's tensors; ``codes_tensors_bytes`` where the firmware gives and takes codes.
+        constants: contents of constant tensors one after the other, each 16-aligned.
+        initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
+        keeps_state: does a run depend on runs before it?
+    """
+
+    method: Method
+    payloads: dict[int, DelegatePayload]
+    places: dict[int, Place]
+    convert_in: tuple[Kernel, ...]
+    body: tuple[Step, ...]
+    convert_out: tuple[Kernel, ...]
+    inputs: tuple[Boundary, ...]
+    outputs: tuple[Boundary, ...]
+    arena_bytes: int
+    tensors_bytes: int
+    codes_tensors_bytes: int
+    constants: bytes
+    initial: tuple[tuple[Place, bytes], ...]
+    keeps_state: bool
+
+    @property
+    def has_codes(self) -> bool:
+        """Are there floats at the boundary whose codes can be given instead?"""
+        return any(end.codes for end in (*self.inputs, *self.outputs))
+
+
+def plan(program: Program, method: Method) -> Plan:
+    """Read a method.
+
+    Raises:
+        EthorchError: the method has what firmware cannot do: control flow, inputs that are no tensors, shapes that change,
+            delegates of other backends.
+        PayloadError, ProgramError: a delegate is malformed.
+    """
+    return _Planner(program, method).plan()
+
+
+class _Planner:
+    def __init__(self, program: Program, method: Method):
+        self.program, self.method, self.values = program, method, method.values
+        self.payloads = {n: DelegatePayload.unpack(d.blob) for n, d in enumerate(method.delegates) if d.id == BACKEND_ID}
+        self.places: dict[int, Place] = {}
+        self.constants = b""
+
+    def plan(self) -> Plan:
+        self._check()
+        tensors_bytes = self._place_all()
+        calls = [step for chain in self.method.chains for step in chain.instructions if isinstance(step, (Call, Move))]
+        numbered = list(enumerate(calls))
+        first, body, last = self._split(numbered)
+        inputs = tuple(self._boundary("input", n, i, first) for n, i in enumerate(self.method.inputs))
+        outputs = tuple(self._boundary("output", n, i, last) for n, i in enumerate(self.method.outputs))
+        states = self._states(calls)
+        self._into_arena(inputs, outputs, body, last, set(states))
+        steps = tuple(step for number, call in body for step in self._steps(number, call))
+        used = self._extent(calls)
+        initial = tuple(
+            (self.places[index], bytes(self.program.mutable[value.extra.segment if value.extra else 0][value.data]))
+            for index, value in enumerate(self.values)
+            if value.kind == "tensor" and value.planned and value.data
+        )
+        return Plan(
+            self.method,
+            self.payloads,
+            self.places,
+            tuple(Kernel(number, call.operator, call.args) for number, call in first),
+            steps,
+            tuple(Kernel(number, call.operator, call.args) for number, call in last),
+            inputs,
+            outputs,
+            max((payload.scratch_bytes for payload in self.payloads.values()), default=0),
+            used if tensors_bytes else 0,
+            self._extent([call for _, call in body]),
+            self.constants,
+            initial,
+            bool(states),
+        )
+
+    # what firmware cannot do -------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        name = self.method.name
+        for number, delegate in enumerate(self.method.delegates):
+            if number not in self.payloads:
+                raise EthorchError(
+                    f"delegate {number} of method {name!r} is for {delegate.id}, not for an Ethos-U. Compile the model "
+                    f"for an Ethos-U alone. {_WAY_OUT}"
+                )
+        for chain in self.method.chains:
+            if any(isinstance(step, JumpFalse) for step in chain.instructions):
+                raise EthorchError(
+                    f"method {name!r} branches on the CPU (torch.cond or a loop that no delegate took), which firmware without "
+                    f"ExecuTorch does not do. {_WAY_OUT}"
+                )
+        for side, ends in (("input", self.method.inputs), ("output", self.method.outputs)):
+            for number, index in enumerate(ends):
+                value = self.values[index]
+                if value.kind != "tensor" or value.dynamism == 1:
+                    what = str(value) if value.kind != "tensor" else f"of a shape that changes, at most {value}"
+                    raise EthorchError(
+                        f"{side} {number} of method {name!r} is {what}; firmware takes and gives tensors of fixed shapes. Export "
+                        f"the model without it. {_WAY_OUT}"
+                    )
+        for call in self.method.calls:
+            if call.delegate is None:
+                continue
+            payload = self.payloads[call.delegate]
+            expected = [tensor.nbytes for tensor in (*payload.inputs, *payload.outputs)]
+            found = [self.values[arg].nbytes for arg in call.args if self.values[arg].kind == "tensor"]
+            if expected != found:
+                raise EthorchError(
+                    f"delegate {call.delegate} of method {name!r} is called with tensors of {found} bytes; its payload takes "
+                    f"{expected}. Whoever made the file lost a tensor: compile the model with ethorch."
+                )
+
+    # places ------------------------------------------------------------------------------------------------------------
+
+    def _place_all(self) -> int:
+        """Places by the plan; of constants; of what the plan leaves out. Returns the bytes of the CPU's buffer."""
+        starts = [0, *accumulate(aligned(size) for size in self.method.memories[1:])]
+        end = starts[-1]
+        shared: dict[int, int] = {}
+        for index, value in enumerate(self.values):
+            if value.kind != "tensor":
+                continue
+            if value.place is not None:
+                self.places[index] = Place(TENSORS, starts[value.place[0] - 1] + value.place[1])
+            elif value.extra and value.extra.external:
+                raise EthorchError(
+                    f"the program keeps {value.extra.name!r} in another file (.ptd). Compile it with its constants "
+                    f"inside. {_WAY_OUT}"
+                )
+            elif value.data:
+                if value.data not in shared:
+                    shared[value.data] = len(self.constants)
+                    content = bytes(self.program.constants[value.data])
+                    self.constants += content + bytes(aligned(len(content)) - len(content))
+                self.places[index] = Place(CONSTANTS, shared[value.data])
+        for index in dict.fromkeys((*self.method.inputs, *self.method.outputs)):
+            if index not in self.places and not self._is_view(index):
+                self.places[index] = Place(TENSORS, end)
+                end += aligned(self.values[index].nbytes)
+        for step in (step for chain in self.method.chains for step in chain.instructions):
+            if isinstance(step, Call) and step.operator == VIEW and step.args[-1] not in self.places:
+                self.places[step.args[-1]] = self.places[step.args[0]]
+            elif isinstance(step, Move) and self.values[step.target].kind == "tensor" and step.target not in self.places:
+                self.places[step.target] = self.places[step.source]
+        return end
+
+    def _is_view(self, index: int) -> bool:
+        return any(call.operator == VIEW and call.args[-1] == index for call in self.method.calls)
+
+    def _extent(self, calls: Sequence[Call | Move]) -> int:
+        """Bytes of the CPU's buffer that these calls, and what is kept between runs, reach."""
+        touched = {index for call in calls for index in (*self._reads(call), *self._writes(call))}
+        touched |= {index for index, value in enumerate(self.values) if value.kind == "tensor" and value.planned and value.data}
+        ends = [p.offset + self.values[i].nbytes for i in touched if (p := self.places[i]).buffer == TENSORS]
+        return aligned(max(ends, default=0))
+
+    # the order ---------------------------------------------------------------------------------------------------------
+
+    def _tensors(self, args: Sequence[int]) -> list[int]:
+        found = []
+        for arg in args:
+            value = self.values[arg]
+            items = value.items if value.kind.startswith("tensor") and value.kind != "tensor" else (arg,)
+            found += [item for item in items if item >= 0 and self.values[item].kind == "tensor" and item in self.places]
+        return found
+
+    def _writes(self, call: Call | Move) -> list[int]:
+        """What a call may write: a delegate its outputs, an operator any tensor that is listed at its end or again."""
+        if isinstance(call, Move):
+            return self._tensors([call.target])
+        if call.delegate is not None:
+            return self._tensors(call.args[len(self.payloads[call.delegate].inputs) :])
+        if call.operator in (_QUANTIZE, _DEQUANTIZE, VIEW):
+            return self._tensors(call.args[-1:])
+        return self._tensors(call.args)
+
+    def _reads(self, call: Call | Move) -> list[int]:
+        if isinstance(call, Move):
+            return self._tensors([call.source])
+        if call.delegate is not None:
+            return self._tensors(call.args[: len(self.payloads[call.delegate].inputs)])
+        if call.operator in (_QUANTIZE, _DEQUANTIZE, VIEW):
+            return self._tensors(call.args[:1])
+        return self._tensors(call.args)
+
+    def _overlap(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        def ends(index: int) -> tuple[str, int, int]:
+            place = self.places[index]
+            return place.buffer, place.offset, place.offset + max(self.values[index].nbytes, 1)
+
+        spans = [ends(index) for index in others]
+        return any(a == c and b < f and e < d for a, b, d in map(ends, some) for c, e, f in spans)
+
+    def _may_swap(self, one: Call | Move, other: Call | Move) -> bool:
+        writes, reads = self._writes(one), self._reads(one)
+        return not (self._overlap(writes, (*self._reads(other), *self._writes(other))) or self._overlap(reads, self._writes(other)))
+
+    def _split(
+        self, calls: list[tuple[int, Call | Move]]
+    ) -> tuple[list[tuple[int, Call]], list[tuple[int, Call | Move]], list[tuple[int, Call]]]:
+        """The calls that quantize inputs, all others, and those that dequantize outputs, as far as the order allows it."""
+        first: list[tuple[int, Call]] = []
+        body: list[tuple[int, Call | Move]] = []
+        for number, call in calls:
+            begins = isinstance(call, Call) and call.operator == _QUANTIZE and call.args[0] in self.method.inputs
+            if begins and all(self._may_swap(call, earlier) for _, earlier in body):
+                assert isinstance(call, Call)
+                first.append((number, call))
+            else:
+                body.append((number, call))
+        last: list[tuple[int, Call]] = []
+        for entry in reversed(body[:]):
+            number, call = entry
+            ends = isinstance(call, Call) and call.operator == _DEQUANTIZE and call.args[-1] in self.method.outputs
+            if ends and all(self._may_swap(call, later) for n, later in body if n > number):
+                assert isinstance(call, Call)
+                last.insert(0, (number, call))
+                body.remove(entry)
+        # An input that something else reads too as floats, and one that is quantized to two kinds of codes, stay floats.
+        for _, call in first[:]:
+            index = call.args[0]
+            others = [n for n, c in (*body, *last) if index in self._reads(c)]
+            if others or sum(c.args[0] == index for _, c in first) > 1:
+                moved = [entry for entry in first if entry[1].args[0] == index]
+                first = [entry for entry in first if entry not in moved]
+                body[:0] = [(number, c) for number, c in moved]
+        return first, body, last
+
+    def _boundary(self, side: str, number: int, index: int, converts: list[tuple[int, Call]]) -> Boundary:
+        at, end = (0, -1) if side == "input" else (-1, 0)
+        for _, call in converts:
+            if call.args[at] == index:
+                scale, zero_point = (self.values[call.args[n]].number for n in (1, 2))
+                return Boundary(side, number, index, Codes(call.args[end], float(scale), int(zero_point)))
+        return Boundary(side, number, index, None)
+
+    # codes in the NPU's memory ---------------------------------------------------------------------------------------------
+
+    def _into_arena(
+        self,
+        inputs: Sequence[Boundary],
+        outputs: Sequence[Boundary],
+        body: list[tuple[int, Call | Move]],
+        last: list[tuple[int, Call]],
+        kept: set[int],
+    ) -> None:
+        runs = [(n, call) for n, call in body if isinstance(call, Call) and call.delegate is not None]
+        if not runs:
+            return
+        number, call = runs[0]
+        payload = self.payloads[call.delegate or 0]
+        for end in inputs:
+            index = end.codes.index if end.codes else end.index
+            readers = [c for _, c in (*body, *last) if index in (*self._reads(c), *self._writes(c))]
+            at = [n for n, arg in enumerate(call.args[: len(payload.inputs)]) if arg == index]
+            if readers == [call] and len(at) == 1 and index not in self.method.outputs and index not in kept:
+                self.places[index] = Place(ARENA, payload.inputs[at[0]].offset)
+        number, call = runs[-1]
+        payload = self.payloads[call.delegate or 0]
+        for end in outputs:
+            index = end.codes.index if end.codes else end.index
+            others = [c for n, c in body if n != number and index in (*self._reads(c), *self._writes(c))]
+            at = [n for n, arg in enumerate(call.args[len(payload.inputs) :]) if arg == index]
+            if not others and len(at) == 1 and index not in self.method.inputs and index not in kept and not self._shared(index):
+                self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
+
+    def _shared(self, index: int) -> bool:
+        """Is a value a view of another, or has it a view? Then it stays where the plan has it."""
+        return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
+
+    def _states(self, calls: Sequence[Call | Move]) -> list[int]:
+        """Tensors that something reads before anything has written them: they are kept from run to run."""
+        written = set(self.method.inputs)
+        found: list[int] = []
+        for call in calls:
+            in_place = isinstance(call, Call) and call.delegate is None and call.operator not in (_QUANTIZE, _DEQUANTIZE, VIEW)
+            outs = set(self._tensors(call.args[-1:])) if in_place and isinstance(call, Call) else set()
+            mutates = in_place and isinstance(call, Call) and call.operator.split(".")[0].endswith("_")
+            for index in self._reads(call):
+                unset = self.values[index].planned and index not in written and index not in found
+                if unset and (index not in outs or mutates):
+                    found.append(index)
+            written.update(self._writes(call))
+        return found
+
+    # steps -------------------------------------------------------------------------------------------------------------
+
+    def _steps(self, number: int, call: Call | Move) -> list[Step]:
+        if isinstance(call, Move):
+            return self._copied(call.source, call.target) if self.values[call.source].kind == "tensor" else []
+        if call.operator == VIEW:
+            return self._copied(call.args[0], call.args[-1])
+        if call.delegate is None:
+            return [Kernel(number, call.operator, call.args)]
+        payload = self.payloads[call.delegate]
+        count = len(payload.inputs)
+        before = [
+            Copied(self.places[arg], Place(ARENA, io.offset), io.nbytes)
+            for arg, io in zip(call.args[:count], payload.inputs, strict=True)
+        ]
+        after = [
+            Copied(Place(ARENA, io.offset), self.places[arg], io.nbytes)
+            for arg, io in zip(call.args[count:], payload.outputs, strict=True)
+        ]
+        moved = [tuple(copied for copied in side if copied.source != copied.target) for side in (before, after)]
+        return [Run(number, call.delegate, *moved)]
+
+    def _copied(self, source: int, target: int) -> list[Step]:
+        one, other = self.places[source], self.places[target]
+        return [] if one == other else [Copied(one, other, self.values[target].nbytes)]
