@@ -172,7 +172,7 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
         Failed: ethorch is not installed here.
     """
     try:
-        from ethorch import board  # a project can be built where ethorch is not installed
+        from ethorch import board  # 1 second, and a project can be built where ethorch is not installed
     except ImportError as error:
         raise Failed(f'the virtual board is a part of ethorch: pip install "ethorch[firmware]" ({error}).') from None
     facts = described(project)
