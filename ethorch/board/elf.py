@@ -70,6 +70,7 @@ class Firmware:
             )
         self.entry: int = header["e_entry"] & ~1
         self.segments: tuple[Segment, ...] = self._safely(lambda: tuple(self._segments(len(content))))
+        self._line_tables: dict[int, list[tuple[int, int, str]]] = {}
         if not self.segments:
             raise ElfError(f"{path} has no bytes to load (no PT_LOAD segment); link it with a linker script.")
 
@@ -140,29 +141,45 @@ class Firmware:
         return f"{name} ({line})" if line else name
 
     def _line(self, address: int) -> str:
-        """``ethosu.c:140`` from the debug information; empty without."""
-        for low, high, line in self._line_table:
-            if low <= address < high:
-                return line
+        """``ethosu.c:140`` from the debug information; empty without, or where that is damaged: it is for messages alone."""
+        try:
+            for number, ranges in enumerate(self._unit_ranges):
+                if any(low <= address < high for low, high in ranges):
+                    for low, high, line in self._line_table(number):
+                        if low <= address < high:
+                            return line
+        except ElfError:
+            pass
         return ""
 
     @cached_property
-    def _line_table(self) -> list[tuple[int, int, str]]:
-        def read() -> list[tuple[int, int, str]]:
-            if not self._file.has_dwarf_info():
-                return []
-            found = []
-            dwarf = self._file.get_dwarf_info()
-            for unit in dwarf.iter_CUs():
-                program = dwarf.line_program_for_CU(unit)
-                if program is not None:
-                    found += _lines(program)
-            return found
+    def _units(self) -> list[Any]:
+        return self._safely(lambda: list(self._file.get_dwarf_info().iter_CUs()) if self._file.has_dwarf_info() else [])
 
-        try:
-            return self._safely(read)
-        except ElfError:
-            return []  # debug information is for messages alone
+    @cached_property
+    def _unit_ranges(self) -> list[list[tuple[int, int]]]:
+        """The addresses of each compilation unit: its lines are decoded only when one of them is asked for."""
+        return self._safely(lambda: [_ranges(self._file.get_dwarf_info(), unit) for unit in self._units])
+
+    def _line_table(self, number: int) -> list[tuple[int, int, str]]:
+        if number not in self._line_tables:
+            unit = self._units[number]
+            program = self._safely(lambda: self._file.get_dwarf_info().line_program_for_CU(unit))
+            self._line_tables[number] = [] if program is None else self._safely(lambda: _lines(program))
+        return self._line_tables[number]
+
+
+def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
+    """(first address, address behind) of what a unit has; everything where it does not say."""
+    found = unit.get_top_DIE().attributes
+    low, high = found.get("DW_AT_low_pc"), found.get("DW_AT_high_pc")
+    if low is not None and high is not None:
+        return [(low.value, high.value if high.form == "DW_FORM_addr" else low.value + high.value)]
+    if "DW_AT_ranges" in found and unit["version"] < 5:
+        rows = dwarf.range_lists().get_range_list_at_offset(found["DW_AT_ranges"].value, cu=unit)
+        base = 0 if low is None else low.value
+        return [(base + row.begin_offset, base + row.end_offset) for row in rows if hasattr(row, "begin_offset")]
+    return [(0, 1 << 32)]
 
 
 def _lines(program: Any) -> list[tuple[int, int, str]]:
@@ -174,6 +191,8 @@ def _lines(program: Any) -> list[tuple[int, int, str]]:
         state = entry.state
         if state is None:
             continue
+        if state.line == 0 and before is not None and not state.end_sequence:
+            continue  # the compiler's own code: it belongs to what is before
         if before is not None and not before.end_sequence and state.address > before.address:
             at = before.file - first
             name = files[at].name.decode(errors="replace") if 0 <= at < len(files) else "?"

@@ -369,6 +369,8 @@ class UnicornBoard:
             self._on_problem(problem)
         elif self._interrupt is not None:
             self._on_stop(self._interrupt)
+        elif self.hooks.instructions < self.hooks.stop_at and self._sleeps():
+            self._sleep()  # a WFI stops the emulator, a WFE is an instruction that it does not know
         if self._end is None:
             self._on_time()
             self._take_exception()
@@ -402,6 +404,10 @@ class UnicornBoard:
             self._sleep()
             return
         code = self._code(self._pc)
+        if not self._register("XPSR") >> 24 & 1:
+            self._report("cpu.exception", f"The CPU stops at {code}: Arm instead of Thumb state, as by a jump to an even address.")
+            self._end = _End("fault")
+            return
         self._report(
             "cpu.instruction",
             f"The CPU cannot execute {code} ({error}); unicorn knows Armv8-M with single-precision floats.",

@@ -19,7 +19,7 @@ import pytest
 import ethorch
 from ethorch import board
 from ethorch.formats.payload import DelegatePayload
-from ethorch.npu import Machine, Program
+from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.staging import staging_bytes
 
 FIRMWARE = Path(__file__).parent / "firmware"
@@ -35,7 +35,8 @@ TARGET = [
     BYTE_ACCESS, WRITE_ID,
     END_BY_UART, WILD_READ, WRITE_CODE, UNDEFINED, BREAKPOINT, NO_ENABLE, SLEEP_FOR_EVER, SPIN_FOR_EVER, NO_HANDLER,
     HANDLER_IDLES, SPIN_ON_FLAG, CLEAN_BY_SET, EVENTS, ABSENT_PERIPHERAL, SYSTICK, SEMIHOSTING, FLOATS, PEEK_EARLY, RESET_SYSTEM,
-) = (1 << bit for bit in range(30))  # fmt: skip
+    ARM_STATE,
+) = (1 << bit for bit in range(31))  # fmt: skip
 
 PARAMETERS, STREAM, WEIGHTS, INPUT = 0x70000000, 0x70001000, 0x70100000, 0x70800000
 ARENA, STAGING = 0x31000000, 0x31100000
@@ -75,6 +76,7 @@ class Model:
     sent: bytes
     wanted: bytes
     staging: int
+    sources: Sources | None
 
     @property
     def digest(self) -> str:
@@ -102,7 +104,9 @@ def model(target: str) -> Model:
     machine.run()
     wanted = machine.region(1)[out.offset : out.offset + out.nbytes].tobytes()
     header = whole.header
-    return Model(target, payload, payload.commands[header.start : header.stop], sent, wanted, staging)
+    return Model(
+        target, payload, payload.commands[header.start : header.stop], sent, wanted, staging, (program.command_sources or {}).get(0)
+    )
 
 
 @dataclass(frozen=True)

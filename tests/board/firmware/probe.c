@@ -10,7 +10,7 @@ enum {
     END_BY_UART = 1 << 11, WILD_READ = 1 << 12, WRITE_CODE = 1 << 13, UNDEFINED = 1 << 14, BREAKPOINT = 1 << 15,
     NO_ENABLE = 1 << 16, SLEEP_FOR_EVER = 1 << 17, SPIN_FOR_EVER = 1 << 18, NO_HANDLER = 1 << 19, HANDLER_IDLES = 1 << 20,
     SPIN_ON_FLAG = 1 << 21, CLEAN_BY_SET = 1 << 22, EVENTS = 1 << 23, ABSENT_PERIPHERAL = 1 << 24, SYSTICK = 1 << 25,
-    SEMIHOSTING = 1 << 26, FLOATS = 1 << 27, PEEK_EARLY = 1 << 28, RESET_SYSTEM = 1 << 29,
+    SEMIHOSTING = 1 << 26, FLOATS = 1 << 27, PEEK_EARLY = 1 << 28, RESET_SYSTEM = 1 << 29, ARM_STATE = 1 << 30,
 };
 
 struct parameters {
@@ -101,7 +101,7 @@ void npu_handler(void)
 
 void tick_handler(void) { ticks++; }
 
-static uint32_t adler(uint32_t at, uint32_t bytes)
+__attribute__((noinline)) static uint32_t adler(uint32_t at, uint32_t bytes)
 {
     uint32_t a = 1, b = 0;
     for (uint32_t i = 0; i < bytes; i++) {
@@ -118,8 +118,9 @@ static void trouble(uint32_t flags, uint32_t npu)
     if (flags & WRITE_ID) REG(npu) = 1;
     if (flags & ABSENT_PERIPHERAL) REG(0x40F00000) = REG(0x40F00004) + 1;
     if (flags & WILD_READ) (void)REG(0x90000000);
-    if (flags & WRITE_CODE) REG(0x00000400) = 0;
+    if (flags & WRITE_CODE) REG(0x08000400) = 0;
     if (flags & UNDEFINED) __asm__ volatile("udf #1");
+    if (flags & ARM_STATE) ((void (*)(void))((uint32_t)&hang & ~1u))();
     if (flags & BREAKPOINT) __asm__ volatile("bkpt 1");
     if (flags & SLEEP_FOR_EVER) for (;;) __asm__ volatile("wfi");
     if (flags & SPIN_FOR_EVER) hang();
@@ -192,7 +193,7 @@ void Reset_Handler(void)
         REG(npu + 8) = 0xD;
         if (flags & WRITE_WHILE_RUNNING) REG(npu + 0x3C) = 0;
         if (flags & RUN_TWICE) REG(npu + 8) = 0xD;
-        if (flags & PEEK_EARLY) say("EARLY", adler(p->output_at, p->output_bytes));
+        if (flags & PEEK_EARLY) say("EARLY", REG(p->output_at));
         if (flags & BY_INTERRUPT) {
             while (!done)
                 if (!(flags & SPIN_ON_FLAG)) __asm__ volatile("wfe");
