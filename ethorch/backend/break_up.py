@@ -42,7 +42,7 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
         traced = make_fx(function, decomposition_table=table)(*values)
         traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
     body = [inner for inner in traced.graph.nodes if inner.op not in ("placeholder", "output")]
-    if any(inner.op != "call_function" for inner in body) or [inner.target for inner in body] == [call]:
+    if any(inner.op != "call_function" for inner in body) or call in [inner.target for inner in body]:
         return []
     copies: dict[Node, Any] = dict(zip((inner for inner in traced.graph.nodes if inner.op == "placeholder"), inputs, strict=True))
     made: list[Node] = []
@@ -55,10 +55,21 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
             copies[inner].meta["val"] = inner.meta["val"]
             made.append(copies[inner])
     (result,) = (inner.args[0] for inner in traced.graph.nodes if inner.op == "output")
-    node.replace_all_uses_with(copies[result])
+    if isinstance(result, Node):
+        _replace(node, copies[result])
+        return made
+    for user in list(node.users):  # of several results each is read by a getitem
+        _replace(user, copies[result[user.args[1]]])
     module.graph.erase_node(node)
-    copies[result].name = node.name  # the program's signature knows its outputs by name
     return made
+
+
+def _replace(node: Node, by: Node) -> None:
+    """The program's signature knows its outputs by name, so ``by`` takes over the name."""
+    name = node.name
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+    by.name = name
 
 
 def _edge(target: torch._ops.OpOverload) -> Any:

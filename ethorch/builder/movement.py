@@ -9,7 +9,7 @@ from ethorch.builder.qparams import QParams, QTensor
 from ethorch.target.tuning import UNTUNED, Tuning
 from ethorch.tosa.emitter import Emitter
 from ethorch.tosa.ir import Value
-from ethorch.tosa.layout import Dims, around, arrangement, contiguous, refine
+from ethorch.tosa.layout import MAX_RANK, Dims, around, arrangement, coarsest, contiguous, refine
 from ethorch.tosa.limits import Limits
 
 
@@ -43,8 +43,24 @@ class MovementBuilder(Emitter):
             perms = (*(axis for axis in range(value.rank) if axis not in order), *order)
             moved = self.emit("TRANSPOSE", value, perms=perms)
         elif move is not None:
-            moved = self.emit("TRANSPOSE", self.reshape(value, move[0]), perms=move[1])
+            moved = self._turned(self.reshape(value, move[0]), move[1])
         return self.reshape(moved, shape)
+
+    def _turned(self, value: Value, order: Sequence[int]) -> Value:
+        """``value`` with its axes in ``order``, as whatever shape: a TRANSPOSE, or several of ``MAX_RANK`` axes at most.
+
+        Each brings two more axes to their places. What lies before and between those moves as one.
+        """
+        shape, now = value.shape, list(range(value.rank))
+        done = 0
+        while now != list(order):
+            done = len(shape) if len(shape) <= MAX_RANK or len(shape) - done < MAX_RANK else done + 2
+            wanted = [*order[:done], *(axis for axis in now if axis not in order[:done])]
+            step = arrangement(tuple(shape[axis] for axis in now), [now.index(axis) for axis in wanted])
+            if step is not None:
+                value = self.emit("TRANSPOSE", self.reshape(value, step[0]), perms=step[1])
+            now = wanted
+        return value
 
     def sliced(self, value: Value, axis: int, start: int, size: int) -> Value:
         """value[start : start + size] along a stored axis; left out where that is all of it. TOSA 1.0 SLICE."""
@@ -95,9 +111,14 @@ class MovementBuilder(Emitter):
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor; data moves only where no stored order can express the new shape."""
+        """Reshape the logical tensor; data moves only where no stored order of up to ``MAX_RANK`` axes can express the new shape.
+
+        A shape of more dims than that has as many stored axes; it is there to be permuted, and viewed once more.
+        """
         refined = refine(x.value.shape, x.dims, shape)
-        if refined is None:
+        if refined is not None and len(refined[0]) > MAX_RANK:
+            refined = coarsest(*refined)
+        if refined is None or len(refined[0]) > MAX_RANK >= len(shape):
             return QTensor(self.reshape(self.logical(x), shape), contiguous(shape), x.q)
         stored, dims = refined
         return QTensor(self.reshape(x.value, stored), dims, x.q)

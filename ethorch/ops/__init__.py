@@ -24,6 +24,7 @@ from ethorch.ops import (
     pool2d,
     pool_composites,
     recurrent,
+    resample,
     resize,
     rounding,
     scatter,

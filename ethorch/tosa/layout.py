@@ -8,11 +8,14 @@ axis of extent > 1 belongs to exactly one logical dimension; axes of extent 1 ma
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 
 Dims = tuple[tuple[int, ...], ...]
 Shape = tuple[int, ...]
+#: How many axes a stored array may have: TOSA 1.0, level 8K, MAX_RANK, which Vela keeps to.
+MAX_RANK = 6
 
 
 def contiguous(shape: Sequence[int]) -> Dims:
@@ -59,6 +62,16 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
             index[axis, piece] = len(new_stored)
             new_stored.append(size)
     return tuple(new_stored), tuple(tuple(index[member] for member in members) for members in plan)
+
+
+def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
+    """The same tensor with as few stored axes as say it: neighbours joined that are neighbours in a logical dimension too."""
+    after = {one: other for axes in dims for one, other in itertools.pairwise(axes) if other == one + 1}
+    starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
+    place = {axis: index for index, axis in enumerate(starts)}
+    ends = [*starts[1:], len(stored)]
+    shape = tuple(math.prod(stored[start:end]) for start, end in zip(starts, ends, strict=True))
+    return shape, tuple(tuple(place[axis] for axis in axes if axis in place) for axes in dims)
 
 
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:

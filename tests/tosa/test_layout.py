@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ethorch.tosa.layout import arrangement, contiguous, joined_axes, refine
+from ethorch.tosa.layout import arrangement, coarsest, contiguous, joined_axes, refine
 
 pytestmark = pytest.mark.core
 
@@ -40,6 +40,9 @@ def test_refine_is_a_view(extents: list[int], random, data) -> None:
     assert refined is not None, "a shape that only joins and splits whole factors needs no move"
     shape, new_dims = refined
     np.testing.assert_array_equal(logical(stored.reshape(shape), new_dims), tensor.reshape(new_shape))
+    fewer, joined = coarsest(shape, new_dims)
+    assert len(fewer) <= len(shape)
+    np.testing.assert_array_equal(logical(stored.reshape(fewer), joined), tensor.reshape(new_shape))
 
 
 def _factors(extent: int) -> list[int]:
@@ -56,6 +59,12 @@ def _joined(draw, factors: list[int]) -> list[int]:
         if draw(st.booleans()):
             shape.append(1)
     return shape or [1]
+
+
+def test_coarsest_joins_what_lies_side_by_side() -> None:
+    assert coarsest((2, 3, 4, 5), ((0, 1), (3,), (2,))) == ((6, 4, 5), ((0,), (2,), (1,)))
+    assert coarsest((2, 3, 1, 4), ((0, 1), (3,))) == ((6, 1, 4), ((0,), (2,)))  # axis 2 is left out, and stays
+    assert coarsest((2, 3), ((1, 0),)) == ((2, 3), ((1, 0),))
 
 
 @given(EXTENTS, st.randoms(use_true_random=False))
