@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,6 +213,12 @@ def _check_range(what: str, low: int, high: int, bits: int) -> None:
         )
 
 
+@functools.cache
+def _made(kind: Any, /, **arguments: Any) -> Any:
+    """``kind.with_args(**arguments)``, the same object for the same arguments: two configs made alike are equal."""
+    return kind.with_args(**arguments)
+
+
 def _activation(
     dtype: torch.dtype,
     qscheme: torch.qscheme,
@@ -227,19 +234,19 @@ def _activation(
     check_method(calibration, ACTIVATION_METHODS)
     common = {"dtype": dtype, "quant_min": qmin, "quant_max": qmax, "qscheme": qscheme, "eps": eps}
     if is_dynamic and is_qat:
-        observer: Any = FakeQuantize.with_args(
-            observer=MovingAverageMinMaxObserver.with_args(averaging_constant=1, is_dynamic=True), **common
+        observer: Any = _made(
+            FakeQuantize, observer=_made(MovingAverageMinMaxObserver, averaging_constant=1, is_dynamic=True), **common
         )
     elif is_dynamic:
-        observer = PlaceholderObserver.with_args(**common, is_dynamic=True)
+        observer = _made(PlaceholderObserver, **common, is_dynamic=True)
     elif is_qat:
-        observer = FusedMovingAvgObsFakeQuantize.with_args(
-            observer=MovingAverageMinMaxObserver, averaging_constant=averaging_constant, **common
+        observer = _made(
+            FusedMovingAvgObsFakeQuantize, observer=MovingAverageMinMaxObserver, averaging_constant=averaging_constant, **common
         )
     else:
         ActivationObserver(calibration, percentile)  # an argument that it refuses is refused here, not in prepare_pt2e
-        observer = ActivationObserver.with_args(
-            method=calibration, percentile=percentile, averaging_constant=averaging_constant, eps=eps
+        observer = _made(
+            ActivationObserver, method=calibration, percentile=percentile, averaging_constant=averaging_constant, eps=eps
         )
     return QuantizationSpec(
         dtype=dtype, quant_min=qmin, quant_max=qmax, qscheme=qscheme, is_dynamic=is_dynamic, observer_or_fake_quant_ctr=observer
@@ -277,11 +284,11 @@ def _with_weights(
 
 def _weight_observer(is_qat: bool, is_per_channel: bool, qmin: int, qmax: int, eps: float, method: str) -> Any:
     if not is_qat:
-        return (PerChannelWeightObserver if is_per_channel else WeightObserver).with_args(method=method, eps=eps)
+        return _made(PerChannelWeightObserver if is_per_channel else WeightObserver, method=method, eps=eps)
     scheme = torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric
     if method == "mse":
         observer = PerChannelTrainedWeightObserver if is_per_channel else TrainedWeightObserver
     else:
         following = MovingAveragePerChannelMinMaxObserver if is_per_channel else MovingAverageMinMaxObserver
-        observer = following.with_args(averaging_constant=1.0)  # the weight as it is now, not the largest it ever was
-    return FakeQuantize.with_args(observer=observer, dtype=torch.int8, quant_min=qmin, quant_max=qmax, qscheme=scheme, eps=eps)
+        observer = _made(following, averaging_constant=1.0)  # the weight as it is now, not the largest it ever was
+    return _made(FakeQuantize, observer=observer, dtype=torch.int8, quant_min=qmin, quant_max=qmax, qscheme=scheme, eps=eps)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR
+from ethorch.ops.spec import find
 from ethorch.quantizer.config import QuantizationConfig
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class Settings:
         node name; node finder (the last one set); node target; module name (the innermost module); module type (the
         innermost module); global.
 
-        A node that a composite operator became is found under that operator's name and target.
+        A node that a composite operator became is found under that operator's name and target. What only moves data (cat, a
+        view, a permute) and has the global config by that takes the one that all around it have: between two modules in 16
+        bits nothing is to be rounded to 8.
 
         Args:
             warn: log settings that match nothing, with near misses.
@@ -65,23 +68,30 @@ class Settings:
         if warn:
             self.warn(model)
 
-        def config_of(node: Node) -> Config:
+        def set_for(node: Node) -> tuple[Config] | None:
+            """The config that a setting other than the global one has for the node."""
             name, target = node.meta.get(MADE_FOR, (node.name, node.target))
             for key, table in ((node.name, self.names), (name, self.names), (node.name, found), (name, found)):
                 if key in table:
-                    return table[key]
+                    return (table[key],)
             if target in self.targets:
-                return self.targets[target]
+                return (self.targets[target],)
             if node not in paths:  # made after the graph was looked at
                 paths[node] = module_path(node)
             for module_name, _ in reversed(paths[node]):
                 if module_name in self.module_names:
-                    return self.module_names[module_name]
+                    return (self.module_names[module_name],)
             for _, kind in reversed(paths[node]):
                 for module_type, config in self.module_types.items():
                     if _is_type(kind, module_type):
-                        return config
-            return self.everything
+                        return (config,)
+            return None
+
+        def config_of(node: Node) -> Config:
+            own = set_for(node)
+            if own is None and _moves_data(node):
+                own = _of_neighbours(node, set_for)
+            return self.everything if own is None else own[0]
 
         return config_of
 
@@ -104,6 +114,30 @@ class Settings:
         for target in self.targets:
             if target not in targets:
                 _nothing("set_node_target", str(target), "node", sorted(map(str, targets)))
+
+
+def _moves_data(node: Node) -> bool:
+    spec = find(node.target) if node.op == "call_function" else None
+    return spec is not None and (spec.rule(node).output == "same" or spec.rule(node).joins)
+
+
+def _of_neighbours(node: Node, set_for: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
+    """The config of all that gives to ``node`` and takes from it, past others that only move data; None if they differ.
+
+    What the program returns has none.
+    """
+    seen, waiting, around = {node}, [node], list[tuple[Config] | None]()
+    while waiting:
+        at = waiting.pop()
+        for neighbour in (*at.all_input_nodes, *at.users):
+            if neighbour in seen or neighbour.op in ("get_attr", "output"):
+                continue
+            seen.add(neighbour)
+            if (found := set_for(neighbour)) is None and _moves_data(neighbour):
+                waiting.append(neighbour)
+            else:
+                around.append(found)
+    return around[0] if around and all(other == around[0] for other in around) else None
 
 
 def _nothing(setter: str, wanted: str, kind: str, known: Sequence[str]) -> None:

@@ -416,3 +416,9 @@ def test_nan_while_calibrating_is_an_error_that_names_the_value() -> None:
     graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
     with pytest.raises(QuantizationError, match=r"x is NaN for a calibration input.*\[calibration\.nan\]"):
         graph(torch.full(IMAGE, float("nan")))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_configs_that_were_made_alike_are_equal(training: bool) -> None:
+    made = get_symmetric_quantization_config(is_qat=training), get_symmetric_quantization_config(is_qat=training)
+    assert made[0] == made[1] != get_symmetric_quantization_config(is_qat=training, act_qmin=-127)

@@ -120,3 +120,29 @@ def test_two_schemes_in_one_model() -> None:
     calibration = samples(IMAGE)
     built = agree(quantized(Small(), calibration, q).module, calibration, None)
     assert not built.partition.refusals
+
+
+class Between(nn.Module):
+    """Two modules whose results are joined and turned by code that belongs to neither, and a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.first(x), self.second(x)], 1).permute(0, 1, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("modules", "joined"), [(("first", "second", "last"), 16), (("first", "second"), 8), (("first", "last"), 8)]
+)
+def test_what_only_moves_data_takes_the_scheme_of_all_around_it(modules: Sequence[str], joined: int) -> None:
+    q = quantizer()
+    for name in modules:
+        q.set_module_name(name, get_symmetric_a16w8_quantization_config())
+    calibration = samples(IMAGE)
+    graph = quantized(Between(), calibration, q).module
+    (cat,) = [node for node in graph.graph.nodes if node.target is torch.ops.aten.cat.default]
+    (after,) = cat.users
+    assert torch.iinfo(after.args[-1]).bits == joined
+    agree(graph, calibration, None)
