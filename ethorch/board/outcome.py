@@ -33,7 +33,9 @@ class Run:
         inferences: runs of the NPU.
         seconds: that all took here.
         notes: what was left out, as accesses to peripherals that the board file does not have.
-        measured_cycles: NPU cycles that the firmware printed as its PMU's, None where it printed none.
+        measured_cycles: NPU cycles that the firmware printed as its PMU's, on a back end that measures; else None.
+        expected_cycles: the sum of the ``cycles`` that the caller gave, to be held against what was measured.
+        cpu_clock_hz, npu_clock_hz: of the board.
     """
 
     board: str
@@ -48,6 +50,7 @@ class Run:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     measured_cycles: int | None = None
+    expected_cycles: int | None = None
     cpu_clock_hz: float = 1e6
     npu_clock_hz: float = 1e6
     _read: Callable[[int, int], bytes] | None = field(default=None, repr=False, compare=False)
@@ -61,6 +64,13 @@ class Run:
     def npu_cycles(self) -> int | None:
         """Estimated cycles of all runs of the NPU; None where nothing is known of them, as on an FVP."""
         return sum(i.cycles for i in self.inferences) if self.inferences else None
+
+    @property
+    def measured_ratio(self) -> float | None:
+        """Measured cycles by expected ones; None where one of them is not known."""
+        if self.measured_cycles is None or not self.expected_cycles:
+            return None
+        return self.measured_cycles / self.expected_cycles
 
     @property
     def cpu_seconds(self) -> float:
@@ -114,6 +124,7 @@ class Run:
             "instructions": self.instructions,
             "npu_cycles": self.npu_cycles,
             "measured_cycles": self.measured_cycles,
+            "expected_cycles": self.expected_cycles,
             "bytes_by_region": self.bytes_by_region,
             "inferences": [inference.to_json() for inference in self.inferences],
             "seconds": self.seconds,

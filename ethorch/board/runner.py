@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from ethorch.board import fvp
 from ethorch.board.description import Board, NpuSlot
 from ethorch.board.elf import Firmware
 from ethorch.board.loading import load
@@ -88,7 +89,10 @@ def run(
         inject=tuple(inject),
         on_text=on_text,
     )
-    return UnicornBoard(described, Firmware(elf), settings).run()
+    firmware = Firmware(elf)
+    if backend == "fvp":
+        return fvp.run(described, firmware, settings)
+    return UnicornBoard(described, firmware, settings).run()
 
 
 def chosen(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:

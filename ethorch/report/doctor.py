@@ -99,6 +99,9 @@ _OPTIONAL = {
     "timm": "models by the name timm:NAME",
     "transformers": "models by the name hf:FOLDER",
     "safetensors": "weights from .safetensors files",
+    "ziglang": "firmware: a compiler for Cortex-M from PyPI",
+    "unicorn": "the virtual board's CPU",
+    "pyelftools": "reading firmware",
 }
 
 
@@ -113,8 +116,11 @@ def _optional() -> Iterator[Check]:
 #: Optional commands: name -> what they are for, and how to get them.
 _TOOLS = {
     "arm-none-eabi-gcc": "Firmware by GNU's compiler: apt-get install gcc-arm-none-eabi",
+    "armclang": "Firmware by Arm Compiler for Embedded: developer.arm.com, under Arm's licence",
+    "clang": "Firmware by a clang with an Arm back end: apt-get install clang lld",
     "qemu-system-arm": "Firmware on QEMU's mps3-an547: apt-get install qemu-system-arm",
     "FVP_Corstone_SSE-300_Ethos-U55": "Arm's fixed virtual platform of Corstone-300: developer.arm.com, under Arm's licence",
+    "FVP_Corstone_SSE-300_Ethos-U65": "Arm's fixed virtual platform of Corstone-300, with a U65: developer.arm.com, Arm's licence",
     "FVP_Corstone_SSE-320": "Arm's fixed virtual platform of Corstone-320, with a U85: developer.arm.com, under Arm's licence",
 }
 
@@ -122,4 +128,18 @@ _TOOLS = {
 def _tools() -> Iterator[Check]:
     for name, advice in _TOOLS.items():
         place = shutil.which(name)
-        yield Check(name, "missing", "", advice) if place is None else Check(name, "ok", place)
+        yield Check(name, "missing", "", advice) if place is None else Check(name, "ok", _with_version(place))
+
+
+def _with_version(place: str) -> str:
+    """The path of a command, and the first line of what it says of its version; an FVP is not started for that."""
+    if "FVP_" in place:
+        return place
+    try:
+        said = subprocess.run(
+            [place, "--version"], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return place
+    line = said.stdout.partition("\n")[0].strip()
+    return f"{place}: {line}" if line else place

@@ -342,6 +342,8 @@ def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[s
         "report",
         "trace",
         "compare-reports",
+        "boards",
+        "run-firmware",
     ],
 )
 def test_help_of_each_subcommand(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
