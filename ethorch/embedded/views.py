@@ -193,13 +193,16 @@ def merged(axes: Axes) -> Axes:
     return result
 
 
-def in_order_of(views: Sequence[View]) -> Axes:
-    """The common axes of views of one shape, in bytes: in the order in which the first lies in memory, and merged.
+def in_order_of(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
+    """The common axes of views of one shape, in bytes, merged.
 
-    For walks whose result does not depend on the order.
+    Args:
+        order: of the axes, from the outermost on; None takes that in which the first view lies in memory, for walks whose result
+            does not depend on the order.
     """
     first = views[0]
-    order = sorted(range(first.rank), key=lambda axis: -abs(first.strides[axis]))
+    if order is None:
+        order = sorted(range(first.rank), key=lambda axis: -abs(first.strides[axis]))
     return merged([(first.shape[a], tuple(view.strides[a] * view.item_bytes for view in views)) for a in order])
 
 

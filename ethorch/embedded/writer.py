@@ -123,8 +123,22 @@ class Writer:
         value = self.numbers([number], out.dtype)
         self._map(f"etk_fill_{out.item_bytes}", "copy.c", in_order_of([out]), value, [pointer(out)])
 
-    def map(self, function: str, file: str, views: Sequence[View], parameters: str = "0") -> None:
-        """Calls a function of a row for all rows of the output (the first view); the others broadcast to it."""
+    def map(
+        self,
+        function: str,
+        file: str,
+        views: Sequence[View],
+        parameters: str = "0",
+        order: Sequence[int] | None = None,
+        in_parts: bool = False,
+    ) -> None:
+        """Calls a function of a row for all rows of the output (the first view); the others broadcast to it.
+
+        Args:
+            order: of the axes where it matters, from the outermost on.
+            in_parts: some elements of a row are read before the first is written; so a row that writes one element again and
+                again is cut into rows of one.
+        """
         out, *inputs = views
         if not out.numel:
             return
@@ -132,7 +146,10 @@ class Writer:
             shapes = " and ".join(str(list(view.shape)) for view in inputs)
             raise Refused("shape", f"{shapes} do not broadcast to {list(out.shape)}", "Report it: no such call is known.")
         wide = [view.expanded(out.shape) or view for view in inputs]
-        self._map(function, file, in_order_of([out, *wide]), parameters, [pointer(out), *map(source, wide)])
+        axes = in_order_of([out, *wide], order)
+        if order and in_parts and (out.shape[order[-1]] == 1 or out.strides[order[-1]] == 0):
+            axes.append((1, ()))
+        self._map(function, file, axes, parameters, [pointer(out), *map(source, wide)])
 
     def _map(self, function: str, file: str, axes: Axes, parameters: str, addresses: list[str]) -> None:
         self.sources.add("map.c")

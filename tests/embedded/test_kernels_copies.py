@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import host
-from tests.support.c_kernels import Library, Program, exported, same_bits
+from tests.support.c_kernels import Library, Program, Several, exported, floats, same_bits
 
 Q = torch.ops.quantized_decomposed
-EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 3e20, -3e20, 1e10, -1e10, 2.0**31, -(2.0**31), 0.0, -0.0, 1e-45, -1e-45,
-            0.05, 0.15, 0.25, -0.05, -0.15, -0.25, 0.5, 1.5, 2.5, -0.5, -1.5, 8388607.5, -8388609.0]  # fmt: skip
 CODES = {
     torch.int8: (-128, 127),
     torch.uint8: (0, 255),
@@ -35,29 +32,6 @@ class State(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.sum.copy_(torch.cat([self.sum[:, 1:], x], 1))
         return self.sum.transpose(0, 1).clone()
-
-
-class Several(nn.Module):
-    """Functions of the same inputs, and all their outputs."""
-
-    def __init__(self, *functions: Callable[..., Tensor | tuple[Tensor, ...]]):
-        super().__init__()
-        self.functions = functions
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs: list[Tensor] = []
-        for function in self.functions:
-            result = function(*inputs)
-            outputs += [result] if isinstance(result, Tensor) else result
-        return tuple(outputs)
-
-
-def floats(*shape: int) -> Tensor:
-    """Random numbers of all sizes, with the extremes at the front."""
-    x = torch.randn(shape) * torch.exp(torch.randn(shape) * 3)
-    flat = x.reshape(-1)
-    flat[: len(EXTREMES)] = torch.tensor(EXTREMES)[: flat.numel()]
-    return x
 
 
 def _quantized(dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, ...]]:

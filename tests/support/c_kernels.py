@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,32 @@ from ethorch.errors import Reason
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Call, Method
 
+EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 3e20, -3e20, 1e10, -1e10, 2.0**31, -(2.0**31), 0.0, -0.0, 1e-45, -1e-45,
+            0.05, 0.15, 0.25, -0.05, -0.15, -0.25, 0.5, 1.5, 2.5, -0.5, -1.5, 8388607.5, -8388609.0]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off"]
+
+
+class Several(nn.Module):
+    """Functions of the same inputs, and all their outputs."""
+
+    def __init__(self, *functions: Callable[..., Tensor | tuple[Tensor, ...]]):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs: list[Tensor] = []
+        for function in self.functions:
+            result = function(*inputs)
+            outputs += [result] if isinstance(result, Tensor) else result
+        return tuple(outputs)
+
+
+def floats(*shape: int) -> Tensor:
+    """Random numbers of all sizes, with the extremes at the front."""
+    x = torch.randn(shape) * torch.exp(torch.randn(shape) * 3)
+    flat = x.reshape(-1)
+    flat[: len(EXTREMES)] = torch.tensor(EXTREMES)[: flat.numel()]
+    return x
 
 
 def exported(module: nn.Module, inputs: Sequence[Tensor]) -> bytes:

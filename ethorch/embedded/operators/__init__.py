@@ -1,6 +1,6 @@
 """The table of CPU operators in C: a function for each, which writes the call from the operator's arguments."""
 
-from ethorch.embedded.operators import copies, quantize
+from ethorch.embedded.operators import copies, elementwise, images, indexing, quantize, reductions
 from ethorch.embedded.operators.table import KERNELS
 
-__all__ = ["KERNELS", "copies", "quantize"]
+__all__ = ["KERNELS", "copies", "elementwise", "images", "indexing", "quantize", "reductions"]

@@ -53,4 +53,26 @@ static inline int64_t etk_f64_to_i64(double x) {
   return (x >= -9223372036854775808.0 && x < 9223372036854775808.0) ? (int64_t)x : INT64_MIN;
 }
 
+static inline float etk_truncated(float x) {
+  return (etk_magnitude(x) < 8388608.0F) ? etk_with_sign_of((float)(int32_t)x, x) : x;
+}
+
+static inline float etk_floor(float x) {
+  const float whole = etk_truncated(x);
+  return (whole > x) ? whole - 1.0F : whole;
+}
+
+static inline float etk_ceil(float x) {
+  const float whole = etk_truncated(x);
+  return (whole < x) ? etk_with_sign_of(whole + 1.0F, x) : whole;
+}
+
+/* The root, rounded to nearest: of an FPU where there is one, else bit by bit. */
+float etk_sqrt(float x);
+/* x - n * y for the integer n that leaves the least rest with the sign of x; exact. */
+float etk_fmod(float x, float y);
+/* e^x and ln(x), as the operators compute them. */
+float etk_exp(float x);
+float etk_log(float x);
+
 #endif

@@ -10,7 +10,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
+
+/* All of a library that is needed; a freestanding compiler has no string.h. */
+void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
+void *memset(void *at, int value, size_t bytes);
 
 #define ETK_OPERANDS 4  /* of a function of a row: the output, and up to three inputs */
 #define ETK_MAX_RANK 16 /* axes of a tensor in a .pte */
@@ -98,5 +101,81 @@ etk_row etk_quantize_channels_i8, etk_quantize_channels_u8, etk_quantize_channel
     etk_quantize_channels_i32;
 etk_row etk_dequantize_channels_i8, etk_dequantize_channels_u8, etk_dequantize_channels_i16, etk_dequantize_channels_u16,
     etk_dequantize_channels_i32;
+
+/* elementwise.c: etk_NAME_TYPE computes in TYPE and gives TYPE; comparisons and truth values give a bool. Integers wrap; x / 0 of
+ * integers is 0, where ExecuTorch's runtime refuses. */
+#define ETK_DECLARE_ARITHMETIC(TYPE)                                                                                     \
+  etk_row etk_add_##TYPE, etk_add_scaled_##TYPE, etk_sub_##TYPE, etk_sub_scaled_##TYPE, etk_mul_##TYPE, etk_neg_##TYPE,  \
+      etk_abs_##TYPE, etk_sign_##TYPE, etk_relu_##TYPE, etk_floor_divide_##TYPE, etk_trunc_divide_##TYPE,                \
+      etk_fmod_##TYPE, etk_minimum_##TYPE, etk_maximum_##TYPE, etk_clamp_##TYPE, etk_eq_##TYPE,    \
+      etk_ne_##TYPE, etk_lt_##TYPE, etk_le_##TYPE, etk_gt_##TYPE, etk_ge_##TYPE, etk_where_##TYPE
+ETK_DECLARE_ARITHMETIC(f32);
+ETK_DECLARE_ARITHMETIC(i32);
+ETK_DECLARE_ARITHMETIC(i64);
+#define ETK_DECLARE_BITS(TYPE)                                                                                           \
+  etk_row etk_bitwise_and_##TYPE, etk_bitwise_or_##TYPE, etk_bitwise_xor_##TYPE, etk_bitwise_not_##TYPE,                 \
+      etk_left_shift_##TYPE, etk_right_shift_##TYPE
+ETK_DECLARE_BITS(i32);
+ETK_DECLARE_BITS(i64);
+etk_row etk_logical_and_b8, etk_logical_or_b8, etk_logical_xor_b8, etk_logical_not_b8;
+etk_row etk_div_f32, etk_div_by_one_f32, etk_remainder_f32, etk_reciprocal_f32, etk_floor_f32, etk_ceil_f32, etk_trunc_f32, etk_round_f32, etk_isnan_f32,
+    etk_isinf_f32, etk_hardtanh_f32, etk_clamp_each_f32, etk_leaky_relu_f32, etk_sqrt_f32, etk_rsqrt_f32;
+
+/* functions.c, and pow.c */
+etk_row etk_exp_f32, etk_expm1_f32, etk_log_f32, etk_log1p_f32, etk_log2_f32, etk_log10_f32, etk_tanh_f32,
+    etk_sigmoid_f32, etk_sin_f32, etk_cos_f32, etk_tan_f32, etk_erf_f32, etk_gelu_f32,
+    etk_gelu_tanh_f32;
+etk_row etk_elu_f32; /* parameters: three floats, alpha, scale and the factor of x in the exponent */
+etk_row etk_pow_f32;
+
+/* places.c: parameters as there. A result of argmax and argmin is an int64; topk has values and indices as outputs, the latter
+ * in the place of the first input. */
+#define ETK_DECLARE_PLACES(TYPE) etk_row etk_argmax_##TYPE, etk_argmin_##TYPE, etk_topk_##TYPE
+ETK_DECLARE_PLACES(i8);
+ETK_DECLARE_PLACES(u8);
+ETK_DECLARE_PLACES(i16);
+ETK_DECLARE_PLACES(i32);
+ETK_DECLARE_PLACES(i64);
+ETK_DECLARE_PLACES(f32);
+etk_row etk_argmax_b8, etk_argmin_b8;
+
+/* softmax.c: parameters as there. */
+typedef struct {
+  int32_t count;
+  float eps;
+} etk_normalization;
+etk_row etk_softmax_f32, etk_log_softmax_f32, etk_moments_f32;
+
+/* index.c: out[place] = x[place + sum of index * step], or the other way round. An index that is negative counts from the end; 1 where
+ * one is out of range, and nothing is read or written there. */
+typedef struct {
+  int32_t indices;      /* how many, 1 or 2 */
+  int32_t index_bytes;  /* 4 or 8: of an int32 or int64 */
+  int32_t size[2];      /* of the axis that an index is of */
+  int32_t step[2];      /* bytes from one index of it to the next */
+  int32_t run_bytes;    /* that lie one after the other in both */
+} etk_indexing;
+int etk_take(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x, const void *first,
+             const void *second);
+int etk_put(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x, const void *first,
+            const void *second);
+int etk_put_sum_f32(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x,
+                    const void *first, const void *second);
+int etk_put_sum_i32(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x,
+                    const void *first, const void *second);
+int etk_put_sum_i64(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x,
+                    const void *first, const void *second);
+
+/* resize.c: planes of an image; scales as PyTorch computes them from sizes and what the model says. */
+typedef struct {
+  int32_t in_size[2], out_size[2];       /* height, width */
+  int32_t in_step[2], out_step[2];       /* bytes */
+  float scale[2];
+  int32_t align_corners;
+} etk_resize;
+etk_row etk_nearest_1, etk_nearest_2, etk_nearest_4, etk_nearest_8, etk_bilinear_f32; /* a row is one of planes */
+
+/* product.c: parameters: elements, bytes from one to the next of each input. Products are summed in the order of their indices. */
+etk_row etk_dot_f32;
 
 #endif
