@@ -1,4 +1,5 @@
 # make demo   train, quantize, compile and run a digit classifier on the simulated NPU
+# make demo-firmware  the same as firmware: an ELF that classifies the digits on a virtual board
 # make check  lint, format, import rules, types and a cross-section of the tests
 # make test   the same with all tests but the long ones
 # make test-versions  what touches ExecuTorch, Vela and TOSA, with the oldest and the newest releases that pyproject.toml allows
@@ -6,7 +7,7 @@
 # make hooks  have git run lint, format, import rules and types before each commit
 # Each creates .venv and installs what it needs on the first call, and again when pyproject.toml has changed.
 
-.PHONY: demo docs check test test-long test-versions test-oldest test-newest lint bench hooks clean
+.PHONY: demo demo-firmware docs check test test-long test-versions test-oldest test-newest lint bench hooks clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -26,6 +27,9 @@ TORCHVISION := torchvision==0.28.*
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/digits.py $(ARGS)
+
+demo-firmware: $(VENV)/demo.stamp
+	$(BIN)/python examples/firmware.py $(ARGS)
 
 check: $(VENV)/test.stamp
 	@echo "make check takes under two minutes on two idle cores."
@@ -85,7 +89,7 @@ $(BIN)/python:
 
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV): the first time pip downloads about 0.5 GB, most of it PyTorch, and unpacks 1.8 GB; a few minutes." >&2
-	$(BIN)/python -m pip install -e ".[demo]" >&2
+	$(BIN)/python -m pip install -e ".[demo,firmware]" >&2
 	@touch $@
 
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python

@@ -24,9 +24,19 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert SAYS[name] in capsys.readouterr().out
 
 
+def test_firmware_classifies_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    options = ["--images", "12", "--epochs", "2", "--out", str(tmp_path / "project")]
+    monkeypatch.setattr(sys, "argv", ["firmware.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "firmware.py"), run_name="__main__")
+    said = capfd.readouterr().out
+    assert ended.value.code == 0 and "12 of 12 outputs equal the desk's" in said and said.endswith("PASS\n"), said
+
+
 def test_examples_are_short_and_mentioned() -> None:
     readme = (FOLDER.parent / "README.md").read_text()
     names = {path.stem for path in FOLDER.glob("*.py")}
-    assert names == {*SAYS, "digits"}
+    assert names == {*SAYS, "digits", "firmware"}
     assert all(f"examples/{name}.py" in readme for name in names)
     assert all(len((FOLDER / f"{name}.py").read_text().splitlines()) <= 70 for name in SAYS)

@@ -27,6 +27,7 @@ from ethorch.figures.boundary import boundary_of
 from ethorch.figures.layer import NPU
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats.files import write_whole
+from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.stream import parse_header
 from ethorch.target.vela_ini import MemorySystem
 from ethorch.versions import versions
@@ -79,7 +80,7 @@ class _Opened:
     subject: Subject
     samples: tuple[tuple[Any, ...], ...]
     given: bool
-    cycles: int
+    cycles: dict[int, int]  # by delegate, where they are known
     explain: Callable[[str], str] = field(repr=False)
 
 
@@ -141,8 +142,10 @@ def _open(source: Any, method: str, inputs: Sequence[Sequence[Any]] | None) -> _
         samples = [program.as_taken(sample) for sample in calibrated[:_STATEFUL_RUNS]]
     else:
         samples = [model_files.random_inputs(found.method, seed) for seed in range(_STATEFUL_RUNS)]
-    cycles = [layer.cycles for layer in getattr(program, "layers", ()) if layer.where == NPU]
-    known = 0 if not cycles or None in cycles else int(sum(cycles))
+    known: dict[int, int] = {}
+    for layer in getattr(program, "layers", ()):
+        if layer.where == NPU and layer.cycles is not None:
+            known[layer.delegate] = known.get(layer.delegate, 0) + int(layer.cycles)
     refusals = getattr(found.partition, "refusals", ())
 
     def explain(operator: str) -> str:
@@ -260,7 +263,7 @@ class _Project:
             "initials": list(enumerate(initials)),
             "functions": self.source.functions,
             "delegates": self.plan.payloads,
-            "estimated_cycles": min(self.opened.cycles, 2**32 - 1),
+            "estimated_cycles": min(sum(self.opened.cycles.values()), 2**32 - 1),
             "attributes": self.attributes,
             "memory_mode": _mode(self.system),
         }
@@ -340,6 +343,7 @@ class _Project:
             "include": include,
             "outputs": [f"{end.dtype}{list(end.shape)}" for end in self.source.outputs],
             "expected": [[f"0x{fnv1a(output):08x}" for output in case.outputs] for case in self.cases],
+            "cycles": {_stream_hash(self.plan.payloads[number]): cycles for number, cycles in self.opened.cycles.items()},
             "made_by": self.made_by,
         }
         self._copy(Path(project_run.__file__), "run.py")
@@ -376,7 +380,7 @@ class _Project:
         ]
         names = [call.operator for call in self.plan.method.calls if call.delegate is None]
         blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
-        cycles = self.opened.cycles
+        cycles = sum(self.opened.cycles.values())
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
@@ -405,6 +409,12 @@ class _Project:
 def _padded(size: int) -> int:
     """Whole lines of a data cache."""
     return -(-size // 32) * 32
+
+
+def _stream_hash(payload: DelegatePayload) -> str:
+    """SHA-256 of the bare commands: what the virtual board knows a command stream by."""
+    header = parse_header(payload.commands)
+    return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 
 
 def _mode(system: MemorySystem | None) -> str:

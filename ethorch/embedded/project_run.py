@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -116,8 +117,10 @@ def build(
         *([f"-Wl,-Map={output}.map"] if options.compiler != "zig" else []),  # zig's linker writes none
         *(["-lgcc"] if options.compiler == "gcc" else []),
     ]  # fmt: skip
+    # The emulator unicorn forgets the end of an IT block with loads or stores in it while it watches the data cache.
+    plain = ["-mllvm", "-ifcvt-limit=0"] if options.caches and options.compiler != "gcc" else []
     line = [
-        *command(options), *_FLAGS, *(f"-D{name}={value}" for name, value in macros.items()), *includes,
+        *command(options), *_FLAGS, *plain, *(f"-D{name}={value}" for name, value in macros.items()), *includes,
         *(f"-Wa,{include}" for include in includes), *(sources or facts["sources"]), *link, "-o", output,
     ]  # fmt: skip
     done = subprocess.run(line, cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -130,6 +133,16 @@ def described(project: Path) -> dict[str, Any]:
     """What project.json says."""
     found: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
     return found
+
+
+def code_bytes(elf: Path) -> int:
+    """Size of the code in an ELF: of its section ``.text``, with the constants that are among it."""
+    data = elf.read_bytes()
+    (table,) = struct.unpack_from("<I", data, 32)
+    size, count, names = struct.unpack_from("<HHH", data, 46)
+    rows = [struct.unpack_from("<IIIIII", data, table + number * size) for number in range(count)]
+    texts = rows[names][4]
+    return sum(row[5] for row in rows if data[texts + row[0] :].startswith(b".text\0"))
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,7 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
         raise Failed(f'the virtual board is a part of ethorch: pip install "ethorch[firmware]" ({error}).') from None
     facts = described(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
-    return board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout)
+    return board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,10 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = described(project)
     compared = outputs(done.text, facts)
     passed = done.ok and "PASS" in done.text.split() and all(output.equal for output in compared)
+    size = code_bytes(elf)
     if options.json:
         rows = [{"run": o.run, "output": o.number, "equal": o.equal, "largest": o.largest} for o in compared]
         data = {
             "passed": passed,
+            "code_bytes": size,
             "exit_code": done.exit_code,
             "faults": [str(f) for f in done.faults],
             "outputs": rows,
@@ -221,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(data, indent=2))
         return 0 if passed else 1
+    print(f"code: {size} bytes in {elf.relative_to(project)}, the self-test's included")
     print(done.text.replace("\x04", "").rstrip())
     for fault in done.faults:
         print(f"board: {fault}")

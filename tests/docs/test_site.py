@@ -71,6 +71,10 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
                     plugin = ["-p", "no:ethorch", "-p", "ethorch.testing.pytest_plugin"]  # whether or not it is installed
                     run = subprocess.run([sys.executable, "-m", "pytest", *plugin, *words[1:]], capture_output=True, text=True)
                     assert run.returncode == 0, run.stdout
+                elif words and words[0] == "python":
+                    run = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
+                    assert run.returncode == 0, run.stdout + run.stderr
+                    print(run.stdout)
                 else:
                     assert not words or words[0] in ("pip", "make"), line
         elif block.language == "text":

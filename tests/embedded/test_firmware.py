@@ -26,6 +26,12 @@ def test_outputs_are_the_desks(name: str, target: str, interrupt: bool, tmp_path
     assert done.npu == target
 
 
+def test_with_the_cores_caches_on(tmp_path: Path) -> None:
+    project("small", "ethos-u55-128", tmp_path)
+    done = built_and_run(tmp_path, Options(caches=True))
+    assert not done.faults
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("interrupt", [True, False], ids=["interrupt", "polled"])
 @pytest.mark.parametrize("target", TARGETS)
