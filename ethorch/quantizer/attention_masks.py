@@ -3,6 +3,7 @@
 User code masks with -inf, -1e9 or the least float, by ``masked_fill``, by ``where`` or by adding a mask. None of these is a
 number to calibrate with: a range that holds it has no code left for the scores. They all become ``masked_fill`` with a value
 of at most ``HUGE``, which takes the lowest code. The scores' observer leaves room for it instead (``link_observers`` tells it).
+What is scaled, added to or bounded from below after it is masked is masked after that instead.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import AtenBuilder
 from ethorch.fx.node import arguments, is_float, op_name, tensor_of
-from ethorch.ops.arithmetic import add
+from ethorch.ops.arithmetic import add, mul
 from ethorch.ops.attention import MASKED
+from ethorch.ops.clamp import clamp, maximum
+from ethorch.ops.division import div
 from ethorch.ops.selection import masked_fill, where
 from ethorch.ops.spec import find
 
@@ -44,8 +47,12 @@ def gather_masks(model: GraphModule, keep: Callable[[Node], bool] = lambda node:
         args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
         made = _FORMS[spec](AtenBuilder(model, node, None), node, *args, **kwargs)
         if made is not None:
+            read = node.all_input_nodes
             node.replace_all_uses_with(made)
             model.graph.erase_node(node)
+            for mask in read:
+                if not mask.users and is_mask_fill(mask):  # what it masked is masked later
+                    model.graph.erase_node(mask)
 
 
 def _constant(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
@@ -81,6 +88,8 @@ def _where(s: AtenBuilder, node: Node, mask: Any, x: Any, y: Any) -> Node | None
 def _add(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Node | None:
     if alpha != 1:
         return None
+    if (later := _later(s, node, x, y)) is not None:
+        return later
     for scores, other in ((x, y), (y, x)):
         mask = _constant(s, other)
         if mask is None or not mask.is_floating_point() or mask.numel() == 1 or not _as_large(scores, node):
@@ -95,6 +104,41 @@ def _add(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Node | N
     return None
 
 
+def _later(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
+    """``node`` of what was masked before, and the mask behind it; no mask where both operands are masked, or neither."""
+    for scores, other in ((x, y), (y, x)):
+        if _is_ours(scores) and not _is_ours(other) and _as_large(scores, node) and len(scores.users) == 1:
+            args = tuple(scores.args[0] if arg is scores else arg for arg in node.args)
+            return _masked(s, s(node.target, *args, **node.kwargs), scores.args[1])
+    return None
+
+
+def _scaled(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
+    """A product or quotient by a positive number: what is masked stays far below all else."""
+    factor = next((number for arg in (y, x) if (number := s.number(arg)) is not None), None)
+    return _later(s, node, x, y) if factor is not None and factor > 0 else None
+
+
+def _quotient(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
+    return _scaled(s, node, x, y) if _is_ours(x) else None
+
+
+def _bounded(s: AtenBuilder, node: Node, x: Any, y: Any) -> Any:
+    """The greater of masked scores and a number to mask with: the scores."""
+    for scores, other in ((x, y), (y, x)):
+        if _number(s, other) is not None and _is_ours(scores) and _as_large(scores, node):
+            return scores
+    return None
+
+
+def _clamped(s: AtenBuilder, node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
+    return _bounded(s, node, x, low) if high is None else None
+
+
+def _is_ours(arg: Any) -> bool:
+    return isinstance(arg, Node) and is_mask_fill(arg) and arg.args[2] == MASKED
+
+
 def _as_large(arg: Any, node: Node) -> bool:
     return isinstance(arg, Node) and arg.meta["val"].shape == node.meta["val"].shape
 
@@ -105,4 +149,6 @@ def _inverted(s: AtenBuilder, mask: Any) -> Node:
     return made
 
 
-_FORMS = {masked_fill: _fill, where: _where, add: _add}
+_FORMS: dict[Any, Callable[..., Any]] = {
+    masked_fill: _fill, where: _where, add: _add, mul: _scaled, div: _quotient, maximum: _bounded, clamp: _clamped
+}  # fmt: skip

@@ -24,6 +24,14 @@ WAYS: dict[str, Any] = {
     "where": lambda a: torch.where(FUTURE, torch.tensor(-1e9), a),
     "where scalar": lambda a: torch.where(FUTURE, float("-inf"), a),
     "where not": lambda a: torch.where(~FUTURE, a, -1e5),
+    "fill, then divide": lambda a: a.masked_fill(FUTURE, -1e9) / torch.tensor(2.5),
+    "fill, then multiply": lambda a: 0.7 * (a + torch.zeros(N, N).masked_fill(FUTURE, torch.finfo(torch.float32).min)),
+    "fill, then add": lambda a: a.masked_fill(FUTURE, float("-inf")) + torch.linspace(-1, 1, N),
+    "add, then maximum": lambda a: torch.max(
+        a + torch.zeros(N, N).masked_fill(FUTURE, -1e9), torch.full((), torch.finfo(torch.float32).min)
+    ),
+    "fill, then clamp": lambda a: a.masked_fill(FUTURE, -1e9).clamp(min=torch.finfo(torch.float32).min),
+    "fill, then fill": lambda a: (a.masked_fill(FUTURE, -1e9) + 1).masked_fill(FUTURE.roll(1, 0) & FUTURE, -1e9),
 }
 
 
