@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -108,8 +108,9 @@ def _later(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     """``node`` of what was masked before, and the mask behind it; no mask where both operands are masked, or neither."""
     for scores, other in ((x, y), (y, x)):
         if _is_ours(scores) and not _is_ours(other) and _as_large(scores, node) and len(scores.users) == 1:
-            args = tuple(scores.args[0] if arg is scores else arg for arg in node.args)
-            return _masked(s, s(node.target, *args, **node.kwargs), scores.args[1])
+            unmasked, mask = cast(tuple[Node, Node], scores.args[:2])
+            args = tuple(unmasked if arg is scores else arg for arg in node.args)
+            return _masked(s, s(node.target, *args, **node.kwargs), mask)
     return None
 
 
@@ -136,7 +137,7 @@ def _clamped(s: AtenBuilder, node: Node, x: Any, low: Any = None, high: Any = No
 
 
 def _is_ours(arg: Any) -> bool:
-    return isinstance(arg, Node) and is_mask_fill(arg) and arg.args[2] == MASKED
+    return isinstance(arg, Node) and is_mask_fill(arg) and bool(arg.args[2] == MASKED)
 
 
 def _as_large(arg: Any, node: Node) -> bool:
