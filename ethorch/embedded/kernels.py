@@ -18,6 +18,13 @@ from ethorch.formats.pte_types import Call, Method, Value
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
 #: What every source includes, and the statements of a call need.
 HEADERS = ("kernels.h", "arithmetic.h")
+#: Sources whose functions call functions of others; a test compares it with what the compiler says.
+NEEDS = {
+    "copy.c": ("map.c",),
+    "index.c": ("map.c",),
+    "pow.c": ("elementwise.c",),
+    "softmax.c": ("elementwise.c", "functions.c"),
+}
 _WAY_OUT = "Quantize the module it is in, for the NPU to take it, or link ExecuTorch's portable kernels (docs/guides/firmware.md)."
 
 
@@ -60,7 +67,8 @@ def kernel_call(
     except Refused as refusal:
         reason = refusal.reason
         return Reason(reason.id, f"{call.operator}: {reason.text}", f"{reason.way_out} {_WAY_OUT}")
-    return KernelCall(tuple(writer.lines), tuple(writer.constants), tuple(sorted(writer.sources)))
+    sources = writer.sources | {other for source in writer.sources for other in NEEDS.get(source, ())}
+    return KernelCall(tuple(writer.lines), tuple(writer.constants), tuple(sorted(sources)))
 
 
 def supported() -> tuple[str, ...]:

@@ -104,7 +104,6 @@ class Writer:
                 return
             if run >= 8 or run not in SIGNED_OF_BYTES:
                 self.call("copy.c", "etk_copy_runs", f"{run}U", *self.axes(axes), pointer(out), source(x))
-                self.sources.add("map.c")
                 return
             axes.append((run // out.item_bytes, (out.item_bytes, out.item_bytes)))
         self._map(f"etk_copy_{out.item_bytes}", "copy.c", axes, "0", [pointer(out), source(x)])

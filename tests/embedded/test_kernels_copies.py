@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import host
-from tests.support.c_kernels import Library, Program, Several, exported, floats, same_bits
+from tests.support.c_kernels import PLATFORMS, Library, Loaded, Program, Several, compiled, exported, floats, same_bits
 
 Q = torch.ops.quantized_decomposed
 CODES = {
@@ -115,16 +116,22 @@ CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], 
 }
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, dict[str, Program]]:
-    """All cases in one shared library."""
+@lru_cache(maxsize=1)
+def _programs() -> dict[str, Program]:
     torch.manual_seed(0)
     programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
-    return Library(list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+    return programs
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """All cases in one library, on each platform."""
+    programs = _programs()
+    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_c_gives_the_bits_of_the_runtime(name: str, library: tuple[Library, dict[str, Program]]) -> None:
+def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
     c, programs = library
     x = CASES[name][1]()
     status, outputs = c.run(programs[name], [x])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.c_kernels import Library, Program, Several, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
 
 Function = Callable[..., Tensor]
 
@@ -201,18 +202,24 @@ def _all_functions(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(function(x) for function, _ in FUNCTIONS.values())
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, dict[str, Program]]:
-    """All cases in one shared library."""
+@lru_cache(maxsize=1)
+def _programs() -> dict[str, Program]:
     torch.manual_seed(0)
     programs = {name: Program.of(name, exported(Several(function), make())) for name, (function, make) in CASES.items()}
     programs["functions"] = Program.of("functions", exported(Several(_all_functions), [_arguments()]))
     programs["gelus"] = Program.of("gelus", exported(Several(_gelus), [_arguments()]))
-    return Library(list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+    return programs
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """All cases in one library, on each platform."""
+    programs = _programs()
+    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_c_gives_the_bits_of_the_runtime(name: str, library: tuple[Library, dict[str, Program]]) -> None:
+def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
     c, programs = library
     inputs = CASES[name][1]()
     status, outputs = c.run(programs[name], inputs)
@@ -235,7 +242,7 @@ def _arguments() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def steps(library: tuple[Library, dict[str, Program]]) -> dict[str, int]:
+def steps(library: Loaded) -> dict[str, int]:
     """How far the C's results are from the runtime's, by function."""
     c, programs = library
     x = _arguments()
@@ -249,7 +256,9 @@ def test_functions_are_within_a_few_steps_of_the_runtime(name: str, steps: dict[
     assert steps[name] <= FUNCTIONS[name][1]
 
 
-def test_gelu_is_within_two_units_of_the_last_place_of_its_argument(library: tuple[Library, dict[str, Program]]) -> None:
+def test_gelu_is_within_two_units_of_the_last_place_of_its_argument(
+    library: Loaded,
+) -> None:
     """Below 0 it is x times a difference of numbers near 1, in ExecuTorch and here: its own last place means nothing there."""
     c, programs = library
     x = _arguments()

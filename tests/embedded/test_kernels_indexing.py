@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.c_kernels import Library, Program, Several, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
 
 
 def _taken(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
@@ -123,17 +124,23 @@ class Rows(nn.Module):
         return self.rows * 2
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, dict[str, Program]]:
-    """All cases in one shared library."""
+@lru_cache(maxsize=1)
+def _programs() -> dict[str, Program]:
     torch.manual_seed(0)
     programs = {name: Program.of(name, exported(Several(function), make())) for name, (function, make) in CASES.items()}
     programs["rows"] = Program.of("rows", exported(Rows(), [torch.zeros(1, 3), torch.tensor([0])]))
-    return Library(list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+    return programs
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """All cases in one library, on each platform."""
+    programs = _programs()
+    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_c_gives_what_the_runtime_gives(name: str, library: tuple[Library, dict[str, Program]]) -> None:
+def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
     c, programs = library
     inputs = CASES[name][1]()
     status, outputs = c.run(programs[name], inputs)
@@ -147,7 +154,9 @@ def test_the_c_gives_what_the_runtime_gives(name: str, library: tuple[Library, d
             assert same_bits(got, want), (number, got, want)
 
 
-def test_an_index_that_is_out_of_range_fails_the_call_and_writes_nothing(library: tuple[Library, dict[str, Program]]) -> None:
+def test_an_index_that_is_out_of_range_fails_the_call_and_writes_nothing(
+    library: Loaded,
+) -> None:
     c, programs = library
     for at in (4, -5, 2**40):
         before = c.arena(programs["rows"]).copy()

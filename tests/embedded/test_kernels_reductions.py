@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.c_kernels import Library, Program, Several, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, ...]:
@@ -133,17 +134,23 @@ CASES: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[[], Tensor]]]
 BOUNDS = {"sums_float32": 4, "softmaxes": 8, "softmaxes_of_extremes": 8}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, dict[str, Program]]:
-    """All cases in one shared library."""
+@lru_cache(maxsize=1)
+def _programs() -> dict[str, Program]:
     torch.manual_seed(0)
     programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
     programs["normalized"] = Program.of("normalized", exported(Normalized(), [torch.zeros(3, 4, 6, 7)]))
-    return Library(list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+    return programs
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """All cases in one library, on each platform."""
+    programs = _programs()
+    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_c_gives_what_the_runtime_gives(name: str, library: tuple[Library, dict[str, Program]]) -> None:
+def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
     c, programs = library
     x = CASES[name][1]()
     status, outputs = c.run(programs[name], [x])
@@ -157,7 +164,7 @@ def test_the_c_gives_what_the_runtime_gives(name: str, library: tuple[Library, d
             assert same_bits(got, want), (number, got, want)
 
 
-def test_layer_norms_are_those_of_the_runtime(library: tuple[Library, dict[str, Program]]) -> None:
+def test_layer_norms_are_those_of_the_runtime(library: Loaded) -> None:
     c, programs = library
     x = torch.randn(3, 4, 6, 7) * 3 + 20
     _, outputs = c.run(programs["normalized"], [x])

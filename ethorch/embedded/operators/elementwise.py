@@ -322,5 +322,4 @@ def pow(w: Writer, x: View | Number, y: View | Number, out: View) -> None:
         raise Refused(
             "dtype", f"it gives {out.dtype}; the C kernel computes powers in float32", "Convert in the model (x.float()) before it."
         )
-    w.sources.add(_FILE)
     compute_in(w, "etk_pow_f32", "pow.c", ("float32", "float32"), "float32", (out, *views))

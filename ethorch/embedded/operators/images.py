@@ -48,7 +48,6 @@ def upsample_bilinear2d(
     """Each output is between the four pixels around its place."""
     if x.dtype != "float32":
         raise refused_dtype(x.dtype, "float32")
-    w.sources.add("elementwise.c")
     _resize(w, "etk_bilinear_f32", x, factors, align_corners, out)
 
 

@@ -46,7 +46,6 @@ def _indexed(
     sizes, strides = ([pair[k] for pair in axes] + [0] * (2 - len(axes)) for k in (0, 1))
     fields = [len(wide), wide[0].item_bytes, braces([str(n) for n in sizes]), braces([str(n) for n in strides]), run]
     parameters = w.constant("etk_indexing {}", braces([str(field) for field in fields]))
-    w.sources.add("map.c")
     first, second = source(wide[0]), source(wide[-1])
     w.checked_call("index.c", function, f"&{parameters}", name, rank, pointer(out), source(x), first, second)
 

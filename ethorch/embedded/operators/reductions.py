@@ -261,7 +261,6 @@ def _along(w: Writer, name: str, x: View, dim: int, out: View) -> None:
     if not out.numel:
         return
     parameters = w.integers([x.shape[axis], out.strides[axis] * 4, x.strides[axis] * 4])
-    w.sources |= {"functions.c", "elementwise.c"}
     w.map(f"etk_{name}_f32", "softmax.c", [out.selected(axis, 0), x.selected(axis, 0)], parameters)
 
 
@@ -296,7 +295,6 @@ def native_layer_norm(
     means, factors = mean.reshaped((outer,)), rstd.reshaped((outer,))
     if rows is None or result is None or means is None or factors is None:
         raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
-    w.sources.add("elementwise.c")
     parameters = w.constant("etk_normalization {}", f"{{{inner}, {float(eps).hex()}F}}")
     w.map("etk_moments_f32", "softmax.c", [means, factors, rows.selected(1, 0)], f"&{parameters}")
     w.map("etk_sub_f32", "elementwise.c", [result, rows, means.inserted(1)])
