@@ -85,6 +85,24 @@ VelaFlag = Annotated[
     list[str] | None,
     _option("--vela-flag", help="A flag of Vela's, e.g. --optimise=Size. May be repeated.", panel=COMPILER, metavar="FLAG"),
 ]
+Arena = Annotated[
+    str | None,
+    _option(
+        "--arena",
+        help="The NPU's arena: free (default: the smallest that costs hardly more cycles), fast, or a limit: 256K.",
+        panel=COMPILER,
+        metavar="free|fast|SIZE",
+    ),
+]
+Constants = Annotated[
+    str | None,
+    _option(
+        "--constants",
+        help="Where the NPU reads weights from: flash (default), sram, or auto: in SRAM where --ram allows it.",
+        panel=COMPILER,
+        metavar="flash|sram|auto",
+    ),
+]
 SettingsFile = Annotated[
     Path | None, _option("--settings", help="A file that --keep wrote; other options change it.", panel=FILES, metavar="FILE.toml")
 ]
@@ -167,6 +185,8 @@ class Compiler:
     memory_mode: MemoryMode = None
     config_ini: ConfigIni = None
     vela_flag: VelaFlag = None
+    arena: Arena = None
+    constants: Constants = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +244,8 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
         memory_mode=compiler.memory_mode,
         config_ini=compiler.config_ini,
         vela_flags=compiler.vela_flag,
+        arena=compiler.arena,
+        constants=compiler.constants,
         ram=budget.ram,
         flash=budget.flash,
         latency_ms=budget.latency(),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ethorch import vela
 from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
 from ethorch.formats.payload import DelegatePayload
@@ -22,7 +21,7 @@ from ethorch.target.tuning import Tuning
 from ethorch.tosa.ir import NOWHERE, Graph, Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
-from ethorch.vela import artifacts
+from ethorch.vela import arena, artifacts
 from ethorch.vela.compiled_model import CompiledModel, Performance
 
 logger = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     tosa = serialize(graph)
     try:
         with stage(f"Vela, {len(graph.ops)} TOSA operators"):
-            compiled = vela.compile(tosa, spec)
+            compiled = arena.searched(tosa, spec)
         _check_arena(compiled, spec)
         return Lowered(graph, tosa, compiled)
     except VelaError as error:

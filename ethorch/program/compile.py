@@ -17,6 +17,7 @@ from ethorch import flow
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, unknown_name
 from ethorch.model_files import KeywordInputs, UserModel, in_eval_mode, is_quantized, load_model
+from ethorch.program.fitting import fitted
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
@@ -47,6 +48,8 @@ def compile(
     memory_mode: str | None = None,
     config_ini: str | None = None,
     vela_flags: Sequence[str] | None = None,
+    arena: str | int | None = None,
+    constants: str | None = None,
     ram: int | str | None = None,
     flash: int | str | None = None,
     latency_ms: float | None = None,
@@ -84,9 +87,12 @@ def compile(
         modules: submodule name -> a scheme of its own, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves it to the CPU.
         leave_out: names of submodules that stay in float on the CPU: the short form of ``modules``.
         system_config, memory_mode, config_ini, vela_flags: as of ``EthosUCompileSpec``.
-        ram, flash: bytes that the whole application may take, or texts such as ``"256K"``. ``Program.verdict`` compares.
+        arena, constants: as of ``Settings``: how much memory the NPU works in, and where its weights lie.
+        ram, flash: bytes that the whole application may take, or texts such as ``"256K"``.
         latency_ms: milliseconds that one inference may take by the estimate.
-        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples.
+        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples. Where one of
+            these limits does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
+            (``ethorch.program.fitting``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
         settings: all of these as one value; the arguments above change it.
         config: a QuantizationConfig instead of the scheme's.
         transform: called on each calibration item first.
@@ -112,6 +118,8 @@ def compile(
         memory_mode=memory_mode,
         config_ini=config_ini,
         vela_flags=vela_flags,
+        arena=arena,
+        constants=constants,
         ram=ram,
         flash=flash,
         latency_ms=latency_ms,
@@ -220,11 +228,40 @@ def _compiled(
 ) -> Program:
     if etrecord is not None:
         check_folder(Path(etrecord))
+    kept: list[GraphModule] = []  # what was quantized last
+
+    def make(chosen: Settings, only_compiler: bool) -> Program:
+        if not only_compiler or not kept:
+            kept[:] = [_quantized(*_in_layout(user, chosen), config)]
+        return _built(user, kept[0], chosen, config)
+
+    program = fitted(settings, make, user)
+    if dump is not None or etrecord is not None:
+        assert program.settings is not None and isinstance(program.quantized, GraphModule)
+        tried = program.tried
+        program = _built(user, program.quantized, program.settings, config, dump, etrecord)
+        program.tried = tried
+    return program
+
+
+def _in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]:
+    """Both for a model with its channels last, where the settings ask for that."""
+    if not settings.nhwc_io:
+        return user, settings
+    modules = {f"module.{name}": scheme for name, scheme in settings.modules.items()}
+    return flow.with_nhwc_io(user), settings.with_(modules=modules)
+
+
+def _built(
+    user: UserModel,
+    quantized: GraphModule,
+    settings: Settings,
+    config: QuantizationConfig | None,
+    dump: str | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
+) -> Program:
+    user, _ = _in_layout(user, settings)
     spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
-    if settings.nhwc_io:
-        user = flow.with_nhwc_io(user)
-        settings = settings.with_(modules={f"module.{name}": scheme for name, scheme in settings.modules.items()})
-    quantized = _quantized(user, settings, config)
     codes = boundary_codes(quantized)
     taken, inputs = quantized, user.example_inputs
     if settings.io != "float32":

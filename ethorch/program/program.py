@@ -28,6 +28,7 @@ from ethorch.formats.pte_types import Method
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
+from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
@@ -101,6 +102,7 @@ class Program:
         model: the float model and its samples; None for a file.
         quantized: the quantized model; None for a file.
         config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
+        tried: the programs that were made to keep the budgets, this one among them; the first is what the settings say.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Program:
         self.settings, self.build, self.model, self.quantized = settings, build, model, quantized
         self.config = config
         self._sources = sources
+        self.tried: tuple[Attempt, ...] = ()
         self._parsed = pte.read(data)
         if method not in self.methods:
             raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, self.methods))}.")
@@ -445,6 +448,7 @@ class Program:
             "flash_bytes": self.memory.flash_bytes,
             "fits": self.fits,
             "budgets": [finite(asdict(budget)) for budget in self.budgets],
+            "tried": [finite(attempt.to_json()) for attempt in self.tried],
             "accuracy": finite(asdict(self.__dict__["accuracy"])) if self.__dict__.get("accuracy") else None,
             "inputs": [asdict(info) for info in self.inputs],
             "outputs": [asdict(info) for info in self.outputs],

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from ethorch.errors import SpecError, unknown_name
-from ethorch.target.compile_spec import DEFAULT_INI, EthosUCompileSpec
+from ethorch.target.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +32,10 @@ SCHEMES = {
 FLOAT = "float"
 #: Types that a program's float inputs and outputs can have.
 IO_TYPES = ("float32", "int8", "uint8", "int16")
+#: Where the NPU reads weights from.
+CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
+#: Vela's memory mode in which everything lies in SRAM (vela.ini).
+SRAM_ONLY = "Sram_Only"
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -63,6 +67,10 @@ class Settings:
         system_config, memory_mode: sections of the ini file; None takes the target's.
         config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
         vela_flags: further flags of Vela's command line.
+        arena: the NPU's arena: ``free`` (the smallest found that costs hardly more cycles), ``fast`` (as large as Vela likes), or a
+            limit in bytes.
+        constants: where the NPU reads weights from: ``flash``, as the memory mode has it; ``sram``, where the firmware copies them
+            once at the start; ``auto``, in SRAM where ``ram`` allows it and cycles are saved.
         ram, flash: bytes that the whole application may take; None: no limit.
         latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
         min_sqnr_db: least SQNR against the float model; None: no limit.
@@ -80,6 +88,8 @@ class Settings:
     memory_mode: str | None = None
     config_ini: str = DEFAULT_INI
     vela_flags: tuple[str, ...] = ()
+    arena: str | int = FREE
+    constants: str = FLASH
     ram: int | None = None
     flash: int | None = None
     latency_ms: float | None = None
@@ -101,13 +111,30 @@ class Settings:
                 raise unknown_name(f"scheme of module {module!r}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
+        if self.arena not in (FAST, FREE):
+            object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
+        if self.constants not in CONSTANTS:
+            raise unknown_name("place of the constants", self.constants, CONSTANTS)
+        if self.constants != FLASH and self.memory_mode not in (None, SRAM_ONLY):
+            raise SpecError(
+                f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {self.memory_mode!r}: leave one of "
+                "them out."
+            )
+        if self.constants == AUTO and self.ram is None:
+            raise SpecError("constants='auto' has to know how much RAM there is: give ram (--ram), or constants='sram'.")
         object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The same choices for the compiler."""
+        """The same choices for the compiler; of constants that are ``auto``, those in flash."""
+        mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
         return EthosUCompileSpec(
-            self.target, self.system_config, self.memory_mode, list(self.vela_flags) or None, config_ini=self.config_ini
+            self.target,
+            self.system_config,
+            mode,
+            list(self.vela_flags) or None,
+            config_ini=self.config_ini,
+            arena=self.arena,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ DEFAULT_INI = "Arm/vela.ini"
 # Keys of the list, as ExecuTorch's own Arm backend writes them, so that a .pte says the same thing in the same place.
 _TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
+_ARENA = "ethorch_arena"  # ours alone
 # Keys that only that backend gives a meaning to: read over, never written.
 _INCUMBENT_ONLY = frozenset(
     (
@@ -35,6 +36,9 @@ _INCUMBENT_ONLY = frozenset(
         "tosa_sw_dev_mode",
     )
 )
+
+#: How large the NPU's arena may be: as large as Vela likes, or what it takes without more cycles.
+FAST, FREE = "fast", "free"
 
 SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 
@@ -199,6 +203,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: a ``Memory_Mode`` section of the ini; None takes the target's default.
         extra_flags: further flags of Vela's command line, as a list or one string.
         config_ini: Vela's own ``Arm/vela.ini``, or the path of an ini file of yours.
+        arena: the NPU's arena: ``"fast"``, as large as makes Vela's schedule fastest; ``"free"``, the smallest found that costs
+            hardly more cycles (``ethorch.vela.arena``); or a limit in bytes, under which the fastest is taken. Vela's own flags
+            for it, ``--arena-cache-size`` and ``--optimise``, go before.
 
     Raises:
         SpecError: a name or flag that is unknown, with the list of known ones.
@@ -213,8 +220,11 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: str | None = None,
         extra_flags: str | Sequence[str] | None = None,
         config_ini: str | None = DEFAULT_INI,
+        *,
+        arena: str | int = FAST,
     ):
         super().__init__()
+        self.arena: str | int = _arena(arena)
         self.target: Target = lookup(target)
         self.flags: dict[str, Any] = parse_flags(extra_flags)
         accelerator = self.flags.pop("--accelerator-config", self.target.name)
@@ -313,7 +323,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         return {name: FLAGS[name].effect for name in self.flags if FLAGS[name].effect != "used"}
 
     def _own_items(self) -> dict[str, str]:
-        return {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
+        items = {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
+        return items if self.arena == FAST else {**items, _ARENA: str(self.arena)}
 
     @classmethod
     def _from_items(cls, items: dict[str, str]) -> EthosUCompileSpec:
@@ -323,10 +334,19 @@ class EthosUCompileSpec(ArmCompileSpec):
             raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
         *others, ini = flags.pop("--config", [DEFAULT_INI])
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
-        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini)
+        arena = items.pop(_ARENA, FAST)
+        given = int(arena) if arena.isdecimal() else arena
+        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given)
 
     def __repr__(self) -> str:
         return f"EthosUCompileSpec({self.target.name!r}, flags={self.compiler_flags!r})"
+
+
+def _arena(arena: str | int) -> str | int:
+    """The argument, checked."""
+    if isinstance(arena, bool) or not (arena in (FAST, FREE) or (isinstance(arena, int) and 0 < arena < 1 << 40)):
+        raise SpecError(f"arena is {arena!r}; it has to be {FAST!r}, {FREE!r} or a number of bytes.")
+    return arena
 
 
 class ArmCompileSpecBuilder:

@@ -1,0 +1,148 @@
+"""Budgets that do not hold at once: other arenas, weights in SRAM and 16 bits for single modules are tried until they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ethorch.accuracy.mixed_precision import mixed_precision
+from ethorch.errors import EthorchError
+from ethorch.model_files import UserModel
+from ethorch.program.attempt import Attempt
+from ethorch.program.program import Program
+from ethorch.program.schemes import CONFIGS
+from ethorch.program.settings import AUTO, FLASH, SRAM, Settings
+from ethorch.progress import stage
+from ethorch.target.compile_spec import FAST, FREE
+
+#: Settings, and whether only the compiler's have changed -> the program.
+Make = Callable[[Settings, bool], Program]
+
+#: Share of the milliseconds that weights in SRAM have to save to be taken there by ``constants="auto"``.
+_WORTH = 0.02
+_STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
+
+
+def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
+    """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
+
+    Tried are, in this order: what the settings say; an arena as small as the RAM asks for; the fastest arena, and weights in SRAM,
+    where time is short and RAM is left; 16 bits for the modules that lose most, where accuracy is short.
+
+    Args:
+        make: compiles.
+        user: the float model and its samples.
+    """
+    search = _Search(make)
+    best = search.attempt("", settings)
+    if settings.constants == AUTO:
+        best = search.with_constants(best)
+    if _missed(best, "ram"):
+        best = search.with_less_ram(best)
+    if _missed(best, "latency_ms"):
+        best = search.with_fewer_cycles(best)
+    if _missed(best, "min_sqnr_db") and not user.quantized:
+        best = search.with_more_bits(best, user)
+    best.tried = tuple(search.tried)
+    return best
+
+
+class _Search:
+    def __init__(self, make: Make):
+        self.make = make
+        self.tried: list[Attempt] = []
+
+    def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Program:
+        """One program; it joins the list."""
+        if change:
+            with stage(f"try {change}"):
+                program = self.make(settings, only_compiler)
+        else:
+            program = self.make(settings, False)
+        accuracy = program.accuracy if settings.min_sqnr_db is not None else None
+        memory = program.memory
+        figure = None if accuracy is None else accuracy.sqnr_db
+        self.tried.append(Attempt(change, memory.ram_bytes, memory.flash_bytes, program.milliseconds, figure, program.fits))
+        return program
+
+    def with_constants(self, before: Program) -> Program:
+        """Weights in SRAM, where the RAM allows it and milliseconds are saved."""
+        found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
+        if _missed(found, "ram"):
+            found = self.with_less_ram(found)
+        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
+        if not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0):
+            return found
+        before.settings = _settings(before).with_(constants=FLASH)
+        return before
+
+    def with_less_ram(self, before: Program) -> Program:
+        """A smaller arena, by as much as the application takes too much."""
+        best = before
+        for _ in range(_STEPS):
+            settings, arena = _settings(best), _arena(best)
+            if settings.ram is None or not arena or not _missed(best, "ram"):
+                break
+            limit = max(arena - (best.memory.ram_bytes - settings.ram), 1)
+            found = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
+            if found.memory.ram_bytes < best.memory.ram_bytes:
+                best = found
+            if _arena(found) > limit:
+                break  # there is no smaller one
+        return best
+
+    def with_fewer_cycles(self, before: Program) -> Program:
+        """The fastest arena, then weights in SRAM; neither where it costs the RAM."""
+        best = before
+        changes: list[tuple[str, dict[str, Any]]] = []
+        if _settings(before).arena == FREE:
+            changes.append(("the fastest arena", {"arena": FAST}))
+        if _settings(before).constants == FLASH and _settings(before).ram is not None and _settings(before).memory_mode is None:
+            changes.append(("weights in SRAM", {"constants": SRAM}))
+        for change, values in changes:
+            found = self.attempt(change, _settings(best).with_(**values))
+            if _missed(found, "ram") and values.get("constants"):
+                found = self.with_less_ram(found)
+            if not _missed(found, "ram") and (found.milliseconds or 0) < (best.milliseconds or 0):
+                best = found
+            if not _missed(best, "latency_ms"):
+                break
+        return best
+
+    def with_more_bits(self, before: Program, user: UserModel) -> Program:
+        """16 bits for activations of the modules that lose most, as few as the accuracy asks for."""
+        settings = _settings(before)
+        if settings.scheme != "int8" or before.config is not None:
+            return before
+        with stage("raise modules to 16 bits") as step:
+            found = mixed_precision(
+                user.module,
+                settings.spec,
+                list(user.calibration) or [user.example_inputs],
+                target_sqnr_db=settings.min_sqnr_db,
+                base=CONFIGS[settings.scheme](False),
+                progress=lambda _: step(),
+            )
+        if not found.raised:
+            return before
+        raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
+        change = f"16 bits for {', '.join(raised)}"
+        made = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
+        better = (made.accuracy.sqnr_db if made.accuracy else 0) > (before.accuracy.sqnr_db if before.accuracy else 0)
+        return made if better else before
+
+
+def _settings(program: Program) -> Settings:
+    if program.settings is None:
+        raise EthorchError("the program holds no settings.")
+    return program.settings
+
+
+def _missed(program: Program, name: str) -> bool:
+    """Does this budget not hold?"""
+    return any(budget.name == name and budget.holds is False for budget in program.budgets)
+
+
+def _arena(program: Program) -> int:
+    """Bytes of the largest scratch region; 0 where nothing is on the NPU."""
+    return max((payload.scratch_bytes for payload in program.payloads), default=0)
