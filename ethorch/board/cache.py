@@ -79,9 +79,9 @@ class DataCache:
         first, last = found[1] // self.line_bytes, (found[1] + end - start - 1) // self.line_bytes
         return self._flags[found[0].memory.name][first : last + 1]
 
-    def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]]) -> None:
+    def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
         """Complain of lines that the CPU has written and not cleaned, where the NPU reads or writes."""
-        if not self.enabled:
+        if not self.enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
             for start, end in ranges:
@@ -96,9 +96,9 @@ class DataCache:
                     self._report("cache.not_cleaned", text, None)
                     return
 
-    def after_run(self, writes: Sequence[tuple[int, int]]) -> None:
+    def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
         """The NPU has written: what the cache has of it is old."""
-        if not self.enabled:
+        if not self.enabled or not exact:
             return
         for start, end in writes:
             flags = self._lines(start, end)

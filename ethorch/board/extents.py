@@ -9,6 +9,7 @@ from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import Step
 from ethorch.npu.program import Program
+from ethorch.npu.staging import reaches
 
 
 @dataclass
@@ -45,6 +46,18 @@ def extents(program: Program) -> dict[int, Extent]:
                     _add(found, access.region, start, end, writes, step)
     for extent in found.values():
         extent.read, extent.written = merged(extent.read), merged(extent.written)
+    return found
+
+
+def reachable(program: Program) -> dict[int, Extent]:
+    """Bounds of what a stream with branches may touch in each region, whichever way it goes."""
+    found: dict[int, Extent] = {}
+    for op in program.operations():
+        for region, end in reaches(op):
+            extent = found.setdefault(region, Extent(0, 0, True, "", [], []))
+            extent.end = max(extent.end, end)
+    for extent in found.values():
+        extent.read = extent.written = [(0, extent.end)]
     return found
 
 

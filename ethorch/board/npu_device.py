@@ -13,7 +13,7 @@ import numpy as np
 from ethorch.board import npu_registers as regs
 from ethorch.board.description import Memory, NpuSlot
 from ethorch.board.estimate import step_cycles
-from ethorch.board.extents import Extent
+from ethorch.board.extents import Extent, reachable
 from ethorch.board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, PMU_IRQ, RULES, RUNNING
 from ethorch.board.guest import Guest
 from ethorch.board.inference import Inference
@@ -53,18 +53,22 @@ class _Prepared:
     inference: Inference
     machine: Machine | None = None
     memories: Mapping[int, Memory] = field(default_factory=dict)
-    used: Mapping[int, Extent] = field(default_factory=dict)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    writes: list[tuple[int, int]] = field(default_factory=list)
     status: int = 0  # bits of the fault that keeps it from running
 
 
-class Caches(Protocol):
-    """The CPU's data cache, as far as the NPU has to do with it."""
+Ranges = Sequence[tuple[int, int]]  # (address, end)
 
-    def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]]) -> None:
-        """Complain of (address, end) ranges that are not cleaned."""
 
-    def after_run(self, writes: Sequence[tuple[int, int]]) -> None:
-        """The NPU has written these (address, end) ranges."""
+class Coherence(Protocol):
+    """What lies between the CPU's view of memory and the NPU's: a cache, or a copy."""
+
+    def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
+        """The NPU is about to read and write these; if not ``exact``, no more than these."""
+
+    def after_run(self, writes: Ranges, exact: bool) -> None:
+        """The NPU has written these."""
 
 
 class NpuDevice:
@@ -94,7 +98,7 @@ class NpuDevice:
     ):
         self.session, self.npu, self.slot, self.guest = session, npu, slot, guest
         self.sources, self.cycles, self.inject = sources or {}, cycles or {}, frozenset(inject)
-        self.caches: Caches | None = None
+        self.coherence: Coherence | None = None
         self.rows = regs.table(npu)
         self.values: dict[int, int] = {}
         self.status = 0
@@ -333,12 +337,13 @@ class NpuDevice:
                 memories[region] = memory
         if run.status:
             return
-        run.memories, run.used = memories, used
+        run.memories = memories
         run.inference.memories = {region: memory.name for region, memory in memories.items()}
-        if self.caches is not None:
-            reads = [(bases[r] + a, bases[r] + b) for r, e in used.items() for a, b in e.read]
-            writes = [(bases[r] + a, bases[r] + b) for r, e in used.items() for a, b in e.written]
-            self.caches.before_run(reads, writes)
+        reached = used if not program.has_branches else reachable(program)
+        run.reads = [(bases[r] + a, bases[r] + b) for r, e in reached.items() for a, b in e.read]
+        run.writes = [(bases[r] + a, bases[r] + b) for r, e in reached.items() for a, b in e.written]
+        if self.coherence is not None:
+            self.coherence.before_run(run.reads, run.writes, exact=not program.has_branches)
         regions = {n: self._rest(bases[n]) for n in range(1, regs.REGIONS) if n in used or program.has_branches}
         regions = {n: array for n, array in regions.items() if array.size}
         run.machine = self.programs.machine(run.inference.stream, commands, self._region(bases[0], used.get(0)), regions, bases)
@@ -373,9 +378,8 @@ class NpuDevice:
         self._count_cycles(run, machine)
         self._pmu.advance(inference.cycles, self._events(run, machine))
         self.values[regs.QREAD] = inference.stream_bytes
-        if self.caches is not None:
-            bases = [self._address(regs.BASEP + 8 * region) for region in range(regs.REGIONS)]
-            self.caches.after_run([(bases[r] + a, bases[r] + b) for r, e in run.used.items() for a, b in e.written])
+        if self.coherence is not None:
+            self.coherence.after_run(run.writes, exact=not machine.program.has_branches)
         return END_REACHED
 
     def _count_cycles(self, run: _Prepared, machine: Machine) -> None:

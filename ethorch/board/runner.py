@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ethorch.board import fvp
+from ethorch.board import fvp, qemu
 from ethorch.board.description import Board, NpuSlot
 from ethorch.board.elf import Firmware
 from ethorch.board.loading import load
@@ -92,6 +92,8 @@ def run(
     firmware = Firmware(elf)
     if backend == "fvp":
         return fvp.run(described, firmware, settings)
+    if backend == "qemu":
+        return qemu.run(described, firmware, settings)
     return UnicornBoard(described, firmware, settings).run()
 
 

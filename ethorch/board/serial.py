@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 END = 0x04  # what ends a run on Arm's FVPs, and here
 MOST_BYTES = 1 << 24
+# Offset of the register whose bit 0 switches the transmitter on.
+_ENABLE = {"cmsdk": 0x08, "pl011": 0x30}
 # Offset of the data register and of the status register, and what the status reads: ready to send, nothing received.
 _STATUS = {"cmsdk": (0x04, 0x0), "pl011": (0x18, 0x90), "none": (-1, 0)}
 
@@ -20,7 +22,8 @@ class Serial:
 
     def __init__(self, kind: str, on_text: Callable[[str], None] | None = None):
         self.ended = False
-        self._status = _STATUS[kind]
+        self.was_off = False  # did the firmware print without having switched the transmitter on?
+        self._status, self._enable = _STATUS[kind], _ENABLE.get(kind)
         self._bytes = bytearray()
         self._on_text = on_text
         self._values: dict[int, int] = {}
@@ -38,6 +41,7 @@ class Serial:
     def write(self, offset: int, value: int) -> None:
         """Write a register: offset 0 is the data register of all kinds."""
         if offset == 0:
+            self.was_off |= self._enable is not None and not self._values.get(self._enable, 0) & 1
             self.put(bytes([value & 0xFF]))
         else:
             self._values[offset] = value

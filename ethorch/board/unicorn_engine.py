@@ -192,7 +192,7 @@ class UnicornBoard:
             self.board.cpu.cache_line_bytes,
         )
         for device in self.devices:
-            device.caches = self.cache
+            device.coherence = self.cache
 
     def _map_devices(self) -> None:
         self._map(SYSTEM_BASE, SYSTEM_BYTES, self.core.read, self.core.write)
@@ -235,6 +235,8 @@ class UnicornBoard:
 
     def _print(self, offset: int, value: int) -> None:
         self.serial.write(offset, value)
+        if self.serial.was_off:
+            self._note("The firmware prints on a UART whose transmitter it has not switched on: silicon prints nothing.")
         if self.serial.ended:
             self._finish(_End("eot"))
 

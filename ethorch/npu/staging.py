@@ -19,11 +19,11 @@ def staging_bytes(program: Program) -> int:
     """
     highest = 0
     for op in program.operations():
-        highest = max(highest, *(end for region, end in _reaches(op) if region == STAGING_REGION), 0)
+        highest = max(highest, *(end for region, end in reaches(op) if region == STAGING_REGION), 0)
     return min(-(-highest // 16) * 16, MAX_STAGING_BYTES)
 
 
-def _reaches(op: Operation) -> Iterator[tuple[int, int]]:
+def reaches(op: Operation) -> Iterator[tuple[int, int]]:
     """(region, end address) of all that an operation's registers point at. The operation may touch less, not more."""
     state = op.state
     if op.name == "NPU_OP_DMA_START":

@@ -118,6 +118,13 @@ def test_a_peripheral_that_the_file_lacks_is_a_note(probe: Path) -> None:
     ]
 
 
+def test_a_uart_that_is_off_is_a_note(probe: Path) -> None:
+    run = probe_run(probe, s.UART_OFF)
+    assert run.ok
+    assert [note for note in run.notes if "transmitter" in note] == list(run.notes)
+    assert len(run.notes) == 1
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_event_counter_counts(probe: Path, target: str) -> None:
     run = probe_run(probe, s.EVENTS, target)

@@ -10,7 +10,7 @@ enum {
     END_BY_UART = 1 << 11, WILD_READ = 1 << 12, WRITE_CODE = 1 << 13, UNDEFINED = 1 << 14, BREAKPOINT = 1 << 15,
     NO_ENABLE = 1 << 16, SLEEP_FOR_EVER = 1 << 17, SPIN_FOR_EVER = 1 << 18, NO_HANDLER = 1 << 19, HANDLER_IDLES = 1 << 20,
     SPIN_ON_FLAG = 1 << 21, CLEAN_BY_SET = 1 << 22, EVENTS = 1 << 23, ABSENT_PERIPHERAL = 1 << 24, SYSTICK = 1 << 25,
-    SEMIHOSTING = 1 << 26, FLOATS = 1 << 27, PEEK_EARLY = 1 << 28, RESET_SYSTEM = 1 << 29, ARM_STATE = 1 << 30,
+    SEMIHOSTING = 1 << 26, FLOATS = 1 << 27, PEEK_EARLY = 1 << 28, RESET_SYSTEM = 1 << 29, ARM_STATE = 1 << 30, UART_OFF = 1u << 31,
 };
 
 struct parameters {
@@ -147,6 +147,10 @@ void Reset_Handler(void)
     REG(0xE000ED08) = (uint32_t)(flags & NO_HANDLER ? (const void *)no_vectors : (const void *)vectors);
     __asm__ volatile("dsb\n\tisb");
     done = status = ticks = 0;
+    if (p->uart && !(flags & UART_OFF)) {
+        REG(p->uart + 16) = 16;
+        REG(p->uart + 8) = 1;
+    }
     kept = 1.0f;
     if (flags & CACHE_ON) REG(0xE000ED14) |= 1u << 16;
     if (flags & SEMIHOSTING) {
