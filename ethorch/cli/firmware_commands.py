@@ -53,3 +53,24 @@ def firmware(
         given = [inputs_for(program, inputs)]
     made = write(program, output, board=board, name=name, inputs=given, data=data)
     return Answer(made.to_json(), lambda: str(made))
+
+
+@command("delegate", PANEL)
+def delegate(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the sources go.", metavar="DIR")],
+) -> Answer:
+    """Sources of the delegate that runs programs in full ExecuTorch on a Cortex-M, for your own build of ExecuTorch."""
+    from ethorch.embedded.delegate import write_delegate
+
+    files = write_delegate(output)
+    data = {"output": str(output), "files": [path.name for path in files]}
+    return Answer(data, lambda: f"wrote {len(files)} files to {output}: add_subdirectory() it; CMakeLists.txt says how")
+
+
+@command("scratch", PANEL)
+def scratch(program: options.Pte) -> Answer:
+    """What full ExecuTorch needs of memory for a program: method pool, temporary pool, planned buffers, for each method."""
+    from ethorch.figures.pools import pools
+
+    found = pools(options.load_program(program).pte)
+    return Answer([one.to_json() for one in found], lambda: "\n".join(map(str, found)))

@@ -48,11 +48,25 @@ def compiled(
 @command("compile", PANEL)
 def compile_(
     model: options.Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .pte, .bpte or .tosa to write, or a folder.", metavar="FILE")],
     samples: options.Samples,
     quantization: options.Quantization,
     compiler: options.Compiler,
     budget: options.Budget,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The .pte, .bpte or .tosa to write, or a folder. Needed without --ai-layer.", metavar="FILE"
+        ),
+    ] = None,
+    mlops: Annotated[
+        Path | None,
+        typer.Option(
+            help="NPU, memories and ini from what `cbuild setup` wrote; other options come first.", metavar="X.cbuild-mlops.yml"
+        ),
+    ] = None,
+    ai_layer: Annotated[
+        Path | None, typer.Option(help="Write the model as C there, as a layer of a CMSIS solution.", metavar="DIR")
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="Write the settings there, for --settings.", metavar="FILE.toml")] = None,
     dump: Annotated[Path | None, typer.Option(help="Keep TOSA graphs and payloads there.", metavar="DIR")] = None,
     etrecord: Annotated[
@@ -64,21 +78,39 @@ def compile_(
     from ethorch.program.saving import check_writable
 
     chosen = options.settings_of(quantization, compiler, budget)
-    check_writable(output)
+    described = None
+    if mlops is not None:
+        from ethorch.embedded import mlops as cbuild
+
+        described = cbuild.read_mlops(mlops)
+        given = {"target": quantization.target, "vela_flags": compiler.vela_flag, **vars(compiler)}
+        chosen = chosen.with_(**cbuild.settings_of(described, [key for key, value in given.items() if value]))
+        if output is None and ai_layer is None and described.clayer is not None:
+            ai_layer = described.clayer.parent
+    if output is None and ai_layer is None:
+        raise SpecError("nothing is to be written: give --output FILE, or --ai-layer DIR.")
+    if output is not None:
+        check_writable(output)
     program = compiled(chosen, model, samples, dump=dump, etrecord=etrecord)
-    program.save(output)
+    if output is not None:
+        program.save(output)
+    if ai_layer is not None:
+        from ethorch.embedded import mlops as cbuild
+
+        cbuild.write_ai_layer(program, ai_layer, described or cbuild.unnamed(program.target))
     if keep is not None:
         from ethorch.formats.files import write_whole
 
         write_whole(keep, chosen.to_toml().encode())
-    data = {"output": str(output), **program.to_json()}
+    written = [str(path) for path in (output, ai_layer) if path is not None]
+    data = {"output": written[0], "ai_layer": None if ai_layer is None else str(ai_layer), **program.to_json()}
 
     def text() -> RenderableType:
         if markdown:
             from ethorch.report.markdown import markdown as summarized
 
             return summarized(data, Path(model).name)
-        return options.with_line(program.rich(), f"wrote {output}")
+        return options.with_line(program.rich(), f"wrote {' and '.join(written)}")
 
     return Answer(data, text, Status.DONE if program.fits else Status.COULD_NOT)
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Firmware:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class Opened:
     """What a project is made from."""
 
     pte: bytes
@@ -120,12 +121,12 @@ def firmware(
     prefix(name)
     if data not in DATA_FORMS:
         raise EthorchError(f"data is {data!r}; allowed: {' or '.join(DATA_FORMS)}.")
-    opened = _open(source, method, inputs)
-    writer = _Project(opened, name, data, board)
+    opened = opened_of(source, method, inputs)
+    writer = Project(opened, name, data, board)
     return writer.write(Path(folder))
 
 
-def _open(source: Any, method: str, inputs: Sequence[Sequence[Any]] | None) -> _Opened:
+def opened_of(source: Any, method: str, inputs: Sequence[Sequence[Any]] | None) -> Opened:
     program = source if hasattr(source, "pte") else None  # ethorch.Program, or flow.Build, which this package may not import
     if program is not None:
         method = getattr(program, "method", method)
@@ -153,11 +154,13 @@ def _open(source: Any, method: str, inputs: Sequence[Sequence[Any]] | None) -> _
         places = [r.origin for r in refusals if "." in r.origin.target and r.origin.target.split(".")[1].strip("_") in plain]
         return f" ({places[0]})" if places else ""
 
-    return _Opened(found.pte, found, tuple(tuple(sample) for sample in samples), inputs is not None, known, explain)
+    return Opened(found.pte, found, tuple(tuple(sample) for sample in samples), inputs is not None, known, explain)
 
 
-class _Project:
-    def __init__(self, opened: _Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
+class Project:
+    """A project in the making: everything that is known of it, and its files."""
+
+    def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.opened, self.name, self.data = opened, name, data
         self.plan: Plan = plan(opened.subject.program, opened.subject.method)
         meanings = {key: (codes.scale, codes.zero_point) for key, codes in boundary_of(opened.subject.program).items()}
@@ -176,9 +179,13 @@ class _Project:
         runs = _STATEFUL_RUNS if self.plan.keeps_state else 1
         self.cases: list[Case] = cases(opened.pte, opened.subject.method, self._samples(runs))
         self.selftest = blob("selftest_data", "SELFTEST_SECTION", b"".join(case.padded for case in self.cases))
-        self.layout: Layout = layout(self.board, self._parts())
         self.made_by = _made_by()
         self.files: dict[str, bytes] = {}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the board has room for what; EthorchError where it has none."""
+        return layout(self.board, self._parts())
 
     def _samples(self, runs: int) -> Sequence[Sequence[Any]]:
         return self.opened.samples if self.opened.given else self.opened.samples[:runs]
@@ -215,6 +222,19 @@ class _Project:
             raise EthorchError(f"cannot write the project to {folder}: {error.strerror}.") from None
         operators = tuple(sorted({call.operator for call in self.plan.method.calls if call.delegate is None}))
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators)
+
+    def layer(self, processor: str) -> dict[str, bytes]:
+        """The model alone, as a layer of a CMSIS solution for that processor: files by path."""
+        self._model()
+        paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
+        folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
+        more = {"model_sources": paths, "model_folders": folders, "incbin": self.data == "incbin" and bool(self.source.blobs)}
+        self._text("model/model_params.h", "model_params.h.jinja", processor=processor)
+        self._text("ai_layer.clayer.yml", "clayer.yml.jinja", **more)
+        facts = self._report() | {"rows": [], "memory_mode": _mode(self.system)}
+        facts["rows"] = [{"title": p.title, "nbytes": p.nbytes, "name": p.name} for p in self._parts() if "selftest" not in p.name]
+        self._text("REPORT.md", "layer_report.md.jinja", **more, **facts)
+        return self.files
 
     def _text(self, path: str, template: str, **more: Any) -> None:
         rendered = templates().get_template(template).render(p=self.name, P=self.name.upper(), **self._context(), **more)
@@ -365,11 +385,24 @@ class _Project:
         self._text("zephyr/module.yml", "module.yml.jinja")
         self._text("zephyr/Kconfig", "Kconfig.jinja")
         self._text("zephyr/CMakeLists.txt", "zephyr_cmake.jinja", **more)
-        self._text("REPORT.md", "REPORT.md.jinja", **more, **self._report())
+        self._text("REPORT.md", "REPORT.md.jinja", **more, **self._report(), rows=self._rows())
 
     def _report(self) -> dict[str, Any]:
+        names = [call.operator for call in self.plan.method.calls if call.delegate is None]
+        blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
+        cycles = sum(self.opened.cycles.values())
+        clock = self.system.core_clock_hz if self.system else 0
+        time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
+        return {
+            "cycles": f"{cycles} cycles of the NPU by Vela{time}" if cycles else "unknown: a .pte does not hold Vela's cycles",
+            "delegates": len(self.plan.payloads),
+            "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],
+            "hashes": blobs,
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
         who = {".npu": "the NPU", ".cpu": "the CPU", ".sel": "the self-test"}
-        rows = [
+        return [
             {
                 "title": entry.part.title,
                 "nbytes": entry.part.nbytes,
@@ -378,21 +411,6 @@ class _Project:
             }
             for entry in self.layout.placed
         ]
-        names = [call.operator for call in self.plan.method.calls if call.delegate is None]
-        blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
-        cycles = sum(self.opened.cycles.values())
-        clock = self.system.core_clock_hz if self.system else 0
-        time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
-        return {
-            "rows": rows,
-            "cycles": f"{cycles} cycles of the NPU by Vela{time}"
-            if cycles
-            else "unknown: a .pte does not hold Vela's cycles; "
-            "give `ethorch firmware` the model, or the folder that `ethorch compile --keep` wrote",
-            "delegates": len(self.plan.payloads),
-            "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],
-            "hashes": blobs,
-        }
 
     def _board_place(self) -> str:
         if self.board.name in board_names() and self.board == load_board(self.board.name):

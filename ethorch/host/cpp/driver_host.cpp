@@ -78,7 +78,7 @@ void* driver_open(const Payload&, const uint8_t* blob, size_t size) {
   return python.open != nullptr ? reinterpret_cast<void*>(python.open(blob, size)) : nullptr;
 }
 
-bool driver_run(void* state, const void* const* inputs, void* const* outputs) {
+bool driver_run(void* state, const Payload&, void*, const void* const* inputs, void* const* outputs) {
   return python.run != nullptr && python.run(reinterpret_cast<size_t>(state), inputs, outputs) == 1;
 }
 
@@ -90,6 +90,14 @@ void driver_close(void* state) {
 
 size_t driver_scratch_bytes(const Payload& payload) {
   return scratch_allocated ? payload.scratch_bytes : 0;
+}
+
+void* driver_memory(size_t size, void* (*)(void*, size_t), void*) {
+  return std::malloc(size);
+}
+
+void driver_release(void* memory) {
+  std::free(memory);
 }
 
 void driver_events(void* state, EventSink sink, void* context) {

@@ -1,8 +1,6 @@
 // ExecuTorch's side: the delegate called "EthosUBackend".
 
-#include <cstdio>
 #include <new>
-#include <vector>
 
 #include <executorch/runtime/backend/interface.h>
 
@@ -22,16 +20,58 @@ using executorch::runtime::Error;
 using executorch::runtime::EValue;
 using executorch::runtime::EventTracer;
 using executorch::runtime::FreeableBuffer;
+using executorch::runtime::MemoryAllocator;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
 constexpr size_t kScratchAlignment = 16; // of addresses that the NPU is given
 
+// One allocation, of which the arrays are the end: firmware has no heap, and gives nothing back.
 struct Delegate {
   Payload payload; // points into ExecuTorch's buffer, which is kept until destroy()
-  void* state = nullptr;
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
+  void* state;
+  uint32_t input_count;
+  uint32_t output_count;
+
+  const void** inputs() {
+    return reinterpret_cast<const void**>(this + 1);
+  }
+  void** outputs() {
+    return reinterpret_cast<void**>(this + 1) + input_count;
+  }
+};
+
+static_assert(sizeof(void*) != 4 || sizeof(Delegate) == 48, "ethorch/figures/pools.py counts it");
+
+// A message, put together without a C library. What does not fit is cut off.
+class Message {
+ public:
+  Message& operator<<(const char* text) {
+    for (; *text != '\0' && used_ + 1 < sizeof text_; ++text) {
+      text_[used_++] = *text;
+    }
+    return *this;
+  }
+
+  Message& operator<<(uint64_t number) {
+    char digits[21];
+    size_t at = sizeof digits - 1;
+    digits[at] = '\0';
+    do {
+      digits[--at] = static_cast<char>('0' + number % 10);
+      number /= 10;
+    } while (number != 0);
+    return *this << digits + at;
+  }
+
+  void report() {
+    text_[used_] = '\0';
+    driver_report(text_);
+  }
+
+ private:
+  char text_[200];
+  size_t used_ = 0;
 };
 
 // Bytes of an element that an NPU can take; 0 for types it cannot, such as floats.
@@ -58,34 +98,23 @@ int32_t integer_size(ScalarType type) {
 // The address of an argument's bytes, or nullptr after a report: argument and payload have to agree to the byte,
 // because bytes are copied as they lie, whatever the tensor's dimension order.
 void* bytes_of(const EValue* value, const IoTensor& expected, const char* kind, uint32_t index) {
-  char text[200];
   if (value == nullptr || !value->isTensor()) {
-    std::snprintf(text, sizeof text, "delegate %s %u is not a tensor", kind, index);
-    driver_report(text);
+    (Message() << "delegate " << kind << " " << index << " is not a tensor").report();
     return nullptr;
   }
   const auto& tensor = value->payload.as_tensor;
   const int32_t size = integer_size(tensor.scalar_type());
   const uint64_t nbytes = uint64_t(tensor.numel()) * uint32_t(size);
   if (size != expected.element_size || nbytes != expected.nbytes) {
-    std::snprintf(
-        text,
-        sizeof text,
-        "delegate %s %u: the program passes %lld elements of ScalarType %d, the payload expects %llu bytes in integers "
-        "of %d bytes",
-        kind,
-        index,
-        static_cast<long long>(tensor.numel()),
-        static_cast<int>(tensor.scalar_type()),
-        static_cast<unsigned long long>(expected.nbytes),
-        static_cast<int>(expected.element_size));
-    driver_report(text);
+    (Message() << "delegate " << kind << " " << index << ": the program passes " << uint64_t(tensor.numel())
+               << " elements of ScalarType " << uint64_t(tensor.scalar_type()) << ", the payload expects " << expected.nbytes
+               << " bytes in integers of " << uint64_t(expected.element_size) << " bytes")
+        .report();
     return nullptr;
   }
   void* data = tensor.mutable_data_ptr();
   if (data == nullptr) {
-    std::snprintf(text, sizeof text, "delegate %s %u has no memory", kind, index);
-    driver_report(text);
+    (Message() << "delegate " << kind << " " << index << " has no memory").report();
   }
   return data;
 }
@@ -112,29 +141,28 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
     return true;
   }
 
-  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed, ArrayRef<CompileSpec>) const override {
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed, ArrayRef<CompileSpec>) const override {
     const auto* blob = static_cast<const uint8_t*>(processed->data());
     Payload payload;
     if (const char* wrong = parse(blob, processed->size(), &payload)) {
-      char text[200];
-      std::snprintf(text, sizeof text, "delegate payload: %s", wrong);
-      driver_report(text);
+      (Message() << "delegate payload: " << wrong).report();
       return Error::DelegateInvalidCompatibility;
     }
     void* state = driver_open(payload, blob, processed->size());
     if (state == nullptr) {
       return Error::DelegateInvalidCompatibility;
     }
-    auto* delegate = new (std::nothrow) Delegate;
-    if (delegate == nullptr) {
+    const uint32_t inputs = payload.input_count(), outputs = payload.output_count();
+    const auto allocate = [](void* allocator, size_t size) {
+      return static_cast<MemoryAllocator*>(allocator)->allocate(size, alignof(Delegate));
+    };
+    void* memory =
+        driver_memory(sizeof(Delegate) + (inputs + outputs) * sizeof(void*), allocate, context.get_runtime_allocator());
+    if (memory == nullptr) {
       driver_close(state);
       return Error::MemoryAllocationFailed;
     }
-    delegate->payload = payload;
-    delegate->state = state;
-    delegate->inputs.resize(payload.input_count());
-    delegate->outputs.resize(payload.output_count());
-    return static_cast<DelegateHandle*>(delegate);
+    return static_cast<DelegateHandle*>(::new (memory) Delegate{payload, state, inputs, outputs});
   }
 
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
@@ -142,8 +170,8 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
     if (delegate == nullptr) {
       return Error::DelegateInvalidHandle;
     }
-    const size_t inputs = delegate->inputs.size();
-    if (args.size() != inputs + delegate->outputs.size()) {
+    const size_t inputs = delegate->input_count;
+    if (args.size() != inputs + delegate->output_count) {
       driver_report("delegate: the program passes another number of arguments than the payload has inputs and outputs");
       return Error::InvalidProgram;
     }
@@ -156,17 +184,18 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
         return Error::InvalidProgram;
       }
       if (in) {
-        delegate->inputs[index] = data;
+        delegate->inputs()[index] = data;
       } else {
-        delegate->outputs[index] = data;
+        delegate->outputs()[index] = data;
       }
     }
     const size_t scratch_bytes = driver_scratch_bytes(delegate->payload);
-    if (scratch_bytes != 0 && context.allocate(scratch_bytes, kScratchAlignment) == nullptr) {
+    void* scratch = scratch_bytes != 0 ? context.allocate(scratch_bytes, kScratchAlignment) : nullptr;
+    if (scratch_bytes != 0 && scratch == nullptr) {
       driver_report("delegate: the temporary allocator has no room for the scratch region");
       return Error::MemoryAllocationFailed;
     }
-    const bool ran = driver_run(delegate->state, delegate->inputs.data(), delegate->outputs.data());
+    const bool ran = driver_run(delegate->state, delegate->payload, scratch, delegate->inputs(), delegate->outputs());
     if (ran && context.event_tracer() != nullptr) {
       trace(delegate->state, context.event_tracer());
     }
@@ -177,17 +206,21 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
     auto* delegate = static_cast<Delegate*>(handle);
     if (delegate != nullptr) {
       driver_close(delegate->state);
-      delete delegate;
+      driver_release(delegate);
     }
   }
 };
 
 } // namespace
 
-// The instance lives as long as the process: ExecuTorch keeps a pointer to it.
+// The instance lives as long as the process, and is never destroyed: ExecuTorch keeps a pointer to it.
 executorch::runtime::BackendInterface* ethosu_backend() {
-  static EthosUBackend backend;
-  return &backend;
+  alignas(EthosUBackend) static unsigned char storage[sizeof(EthosUBackend)];
+  static EthosUBackend* backend = nullptr;
+  if (backend == nullptr) {
+    backend = ::new (storage) EthosUBackend;
+  }
+  return backend;
 }
 
 } // namespace ethorch
