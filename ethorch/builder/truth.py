@@ -103,18 +103,41 @@ def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     return b.aligned(b.operand(x, out), b.operand(y, out))
 
 
-def difference(b: Builder, x: Value, y: Value, *, small: bool) -> Value:
+def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
     """An INT8 that has the sign of x - y and is 0 where x equals y, of INT32.
 
     Args:
-        small: |x - y| is below 2**29, so that a RESCALE saturates it; else it is clamped to -1..1 first.
+        below: |x - y| is less. From 2**29 on, a RESCALE does not saturate it, and it is clamped to -1..1 first. From 2**31 on, it
+            does not fit INT32, and one of the two is brought next to the other before: next to a constant, that costs no more.
     """
-    value = b.emit("SUB", x, y)
-    if not small:
-        one = b.const(np.ones((1,) * value.rank, np.int32))
-        minus_one = b.const(np.full((1,) * value.rank, -1, np.int32))
-        value = b.emit("MINIMUM", b.emit("MAXIMUM", value, minus_one), one)
+    if below <= 1 << 29:
+        value = b.emit("SUB", x, y)
+    elif below <= 1 << 31:
+        value = _clamped(b, b.emit("SUB", x, y), *(b.const(np.full((1,) * x.rank, one, np.int32)) for one in (-1, 1)))
+    elif x.is_const:
+        value = b.emit("SUB", x, _next_to(b, y, x))
+    else:
+        value = b.emit("SUB", _next_to(b, x, y), y)
     return b.rescale(value, 1.0, dtype="INT8")
+
+
+def _clamped(b: Builder, value: Value, low: Value, high: Value) -> Value:
+    return b.emit("MINIMUM", b.emit("MAXIMUM", value, low), high)
+
+
+def _next_to(b: Builder, x: Value, y: Value) -> Value:
+    """``x`` where it is at most 1 from ``y``; elsewhere the number beside ``y`` on its side. Nothing overflows. TOSA 1.0 INT32."""
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+    def number(value: int) -> Value:
+        return b.const(np.full((1,) * y.rank, value, np.int32))
+
+    if y.data is not None:
+        below, above = b.const(np.maximum(y.data, low + 1) - 1), b.const(np.minimum(y.data, high - 1) + 1)
+    else:
+        below = b.emit("SUB", b.emit("MAXIMUM", y, number(low + 1)), number(1))
+        above = b.emit("ADD", b.emit("MINIMUM", y, number(high - 1)), number(1))
+    return _clamped(b, x, below, above)
 
 
 def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:

@@ -51,7 +51,7 @@ _COMPARISONS = {
 
 #: How exact a comparison is; a part of the documentation of each.
 _EXACTNESS = """\
-- Plain integers: exact where the difference fits int32.
+- Plain integers: exact.
 - Quantized tensors of one scale: exact.
 - A quantized tensor and a constant: as PyTorch's float32 compares them.
 - Quantized tensors of two scales: to 1 / 2**19 of the coarser step, and of int16 to 1 / 2**14.
@@ -68,7 +68,8 @@ def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)
     quantized = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     if not native(b):
-        return QTensor(truth_of_codes(b, difference(b, xv, yv, small=quantized == {"INT8"}), comparison.holds), dims, None)
+        below = 1 << (29 if quantized == {"INT8"} else 31 if quantized else 32)
+        return QTensor(truth_of_codes(b, difference(b, xv, yv, below=below), comparison.holds), dims, None)
     if quantized and not floats:
         # Vela's bug vela.rescale-in-comparison
         xv = b.emit("SUB", xv, yv)

@@ -32,7 +32,7 @@ def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)
     wide = b.widened(xv), b.widened(yv)
     if name == "xor":
-        return QTensor(truth_of_codes(b, difference(b, *wide, small=True), lambda d: d != 0), dims, None)
+        return QTensor(truth_of_codes(b, difference(b, *wide, below=1 << 8), lambda d: d != 0), dims, None)
     result = b.emit({"and": "MINIMUM", "or": "MAXIMUM"}[name], *wide)
     return QTensor(b.rescale(result, 1.0, dtype="INT8"), dims, None)
 

@@ -127,6 +127,30 @@ def test_extremes_of_the_largest_numbers(target: str) -> None:
         np.testing.assert_array_equal(found[0].ravel(), x.amax(1).numpy())
 
 
+ENDS = torch.tensor([-(2**31), 1 - 2**31, -(2**30) - 1, -(2**30), -5, -1, 0, 1, 7, 2**30 - 1, 2**30, 2**31 - 2, 2**31 - 1])
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("name", ["eq", "ne", "gt", "ge", "lt", "le"])
+def test_numbers_that_lie_further_apart_than_int32_holds(name: str, target: str) -> None:
+    """Two tensors with broadcasting, and a constant on either side."""
+    column, row = ENDS.to(torch.int32).reshape(-1, 1), ENDS.to(torch.int32).reshape(1, -1)
+    compared = getattr(torch, name)
+
+    class Compared(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return compared(x, y), compared(x, row), compared(row, x), compared(x, -5)
+
+    module = Compared()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = ladder.lowered(ladder.quantized(module, [(column, row)], target=target).program, target)
+    tosa, codes = serialize(graph), [column.numpy(), row.numpy()]
+    for found in (ladder.reference(tosa, codes), ladder.machine(tosa, codes, EthosUCompileSpec(target))):
+        for got, wanted in zip(found, module(column, row), strict=True):
+            np.testing.assert_array_equal(got.ravel() != 0, wanted.numpy().ravel())
+
+
 def test_a_dtype_that_no_npu_has_is_refused() -> None:
     class ToBytes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
