@@ -246,7 +246,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- shapes and memory that are shared ----------------------------------------------------------------------------
     VelaBug(
         id="vela.select-of-reshaped",
-        wrong="A SELECT of what a RESHAPE reads, too, takes some of its steps in the shape of the RESHAPE.",
+        wrong="A SELECT of what others read in another shape, by a RESHAPE of theirs or of its own, takes some of its steps in "
+        "that shape.",
         operators=("SELECT",),
         instead=do.copy_reshaped_operands,
         families=U85,

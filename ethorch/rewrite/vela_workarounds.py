@@ -256,10 +256,21 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """The operator reads a copy of each operand that a RESHAPE reads, too."""
+    """The operator reads a copy of each operand that others read in another shape: RESHAPEs of one value share its memory."""
     for index, value in enumerate(op.operands):
-        if not value.is_const and any(reader.name == "RESHAPE" for reader in r.readers(value)):
+        if not value.is_const and _is_read_in_other_shapes(r, value):
             r.insert_before(op, index, copied)
+
+
+def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
+    """Does a RESHAPE read ``value``, or, where a RESHAPE makes it, something else what that one reads?"""
+    if any(reader.name == "RESHAPE" for reader in r.readers(value)):
+        return True
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+        if r.uses(value) > 1:
+            return True
+    return False
 
 
 def copy_shared_operands(r: Rewriter, op: Op) -> None:

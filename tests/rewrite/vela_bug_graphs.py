@@ -149,6 +149,19 @@ def select(shared: str, dtype: str) -> Make:
     return make
 
 
+def select_of_folded(dtype: str, *, broadcast: bool) -> Make:
+    """The condition reads y in one shape, the SELECT in another."""
+
+    def make(b: Builder) -> Value:
+        shapes = {"x": (2, 1, 6, 4) if broadcast else (2, 5, 6, 4), "y": (2, 5, 6, 4)}
+        x, y = (b.emit("REVERSE", b.input(name, shape, dtype), axis=3) for name, shape in shapes.items())
+        condition = b.emit("GREATER", int32(b, b.reshape(y, (240,))), b.const(np.zeros(1, np.int32)))
+        parts = b.reshape(condition, (2, 5, 24)), b.reshape(x, (2, x.shape[1], 24)), b.reshape(y, (2, 5, 24))
+        return b.emit("REVERSE", b.reshape(b.emit("SELECT", *parts), (2, 5, 6, 4)), axis=2)
+
+    return make
+
+
 def square(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> Make:
     def make(b: Builder) -> Value:
         x = b.reshape(b.rescale(b.input("x", shape, "INT8"), 0.5, input_zp=7), other)
@@ -389,6 +402,11 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.wide-int32-input": {"": lambda b: b.reshape(wide_rows(b), (2, 4, 10_000))},
     "vela.select-of-reshaped": {
         f"{shared}, {dtype}": select(shared, dtype) for shared in ("condition", "first", "second") for dtype in ("INT8", "INT16")
+    }
+    | {
+        f"folded, {dtype}{', broadcast' * broadcast}": select_of_folded(dtype, broadcast=broadcast)
+        for dtype in ("INT8", "INT16")
+        for broadcast in (False, True)
     },
     "vela.square-of-reshaped": {
         "SUB": square("SUB", (12,), (3, 4)),
