@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.quantizer.attention_masks import gather_masks
 from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle
+from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantizer.functionalize import functionalize
@@ -91,6 +92,11 @@ PASSES = (
         "fold constants",
         lambda model, scope: fold_constants(model, trains=scope.trains),
         "Before composites are decomposed: they ask whether an operand is constant, and which number it holds.",
+    ),
+    Pass(
+        "make complex tensors pairs",
+        lambda model, scope: pair_complex(model, scope.keep),
+        "Behind the first folding, which leaves a window or a rotation as one constant. Before composites go: it draws some.",
     ),
     Pass(
         "decompose composites",
