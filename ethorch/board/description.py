@@ -72,6 +72,7 @@ class Memory(Sourced):
         npu_ports: ports of the NPU that reach it, the usual one first; empty where the NPU cannot see it.
         bytes_per_second: what the NPU can move from or to it at best; None where nobody knows.
         read_latency_cycles, write_latency_cycles: of the NPU's clock, from request to first data; None where nobody knows.
+        burst_bytes: how long a burst is that the memory moves at best; None where nobody knows.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Memory(Sourced):
     bytes_per_second: float | None = None
     read_latency_cycles: float | None = None
     write_latency_cycles: float | None = None
+    burst_bytes: int | None = None
 
     @property
     def writable(self) -> bool:
@@ -126,6 +128,8 @@ class NpuSlot(Sourced):
         base, aliases: addresses of its registers.
         interrupt: its number at the NVIC, counted from 0 behind the core's own sixteen.
         clock_hz: of the NPU.
+        constants, feature_maps, staging: names of the memories that the weights, the feature maps and the NPU's fast scratch
+            memory are meant for; empty where ``ethorch.board.memory_roles`` chooses.
     """
 
     family: str
@@ -134,6 +138,9 @@ class NpuSlot(Sourced):
     interrupt: int
     clock_hz: float
     aliases: tuple[int, ...] = ()
+    constants: str = ""
+    feature_maps: str = ""
+    staging: str = ""
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -34,6 +34,9 @@ What a file holds::
     base = 0x40020000
     interrupt = 12
     clock_hz = 160_000_000
+    constants = "flash"                      # where weights, feature maps and staging memory go; may be left out
+    feature_maps = "sram"
+    staging = "sram"
     source = "reference manual, chapter 9"
 
 Every number wants a source, or the word ``assumed``.
@@ -57,6 +60,7 @@ _CORES = ("cortex-m0", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cor
 _ADDRESS = integer(0, 0xFFFFFFFF, ", an address")
 _PAGE = 0x1000  # emulators map memory in pages
 _MOST_BYTES = 1 << 32
+ROLES = ("constants", "feature_maps", "staging")  # what the NPU keeps in memory, as keys of [[npu]]
 
 _TOP = {
     "name": Key(name, required=True),
@@ -87,6 +91,7 @@ _MEMORY = {
     "bytes_per_second": Key(positive, number=True),
     "read_latency_cycles": Key(not_negative, number=True),
     "write_latency_cycles": Key(not_negative, number=True),
+    "burst_bytes": Key(integer(1, 4096), number=True),
 }
 _UART = {
     "kind": Key(one_of(*UART_KINDS), required=True),
@@ -100,6 +105,7 @@ _NPU = {
     "aliases": Key(many(_ADDRESS), number=True),
     "interrupt": Key(integer(0, 479), required=True, number=True),
     "clock_hz": Key(positive, required=True, number=True),
+    **{role: Key(name) for role in ROLES},
 }
 
 
@@ -201,6 +207,7 @@ def _check(document: Document, board: Board) -> None:
         if slot.interrupt >= board.cpu.interrupts:
             allowed = f"0..{board.cpu.interrupts - 1}, the lines of this CPU's NVIC"
             raise document.wrong(("npu", number, "interrupt"), f"found {slot.interrupt}", allowed)
+        _check_roles(document, board, number, slot)
         alternative = any(slot.base == other.base for other in board.npus[:number])  # this or that one, as the board is built
         for base in () if alternative else (slot.base, *slot.aliases):
             _place(document, ("npu", number, "base"), seen, base, 2 * _PAGE, f"NPU {number + 1}")
@@ -208,6 +215,16 @@ def _check(document: Document, board: Board) -> None:
         raise document.wrong(("npu",), "two NPUs with the same name", "NPUs that differ in family or MACs")
     if board.memory_at(board.cpu.vector_table) is None:
         raise document.wrong(("cpu", "vector_table"), f"no memory lies at {board.cpu.vector_table:#010x}", "an address in a memory")
+
+
+def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -> None:
+    """The memories that an NPU names are there, the NPU reaches them, and it can write where it has to."""
+    for role in ROLES:
+        chosen = getattr(slot, role)
+        fit = [m.name for m in board.memories if m.npu_ports and (m.writable or role == "constants")]
+        if chosen and chosen not in fit:
+            allowed = f"one of {', '.join(fit)}, which the NPU {'reads' if role == 'constants' else 'writes'}"
+            raise document.wrong(("npu", number, role), f"found {chosen!r}", allowed if fit else "a memory that the NPU reaches")
 
 
 def _place(

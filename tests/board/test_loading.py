@@ -17,7 +17,7 @@ TEXT = (FOLDER / "corstone-300.toml").read_text()
 
 
 def test_the_boards_of_the_package_are_named_as_their_files() -> None:
-    assert board.names() == ("corstone-300", "corstone-320", "generic")
+    assert {"corstone-300", "corstone-320", "generic", "mps3", "alif-e8-hp", "alif-e8-u85", "himax-we2"} <= set(board.names())
     for name in board.names():
         assert board.load(name).name == name
 
@@ -38,7 +38,22 @@ def test_every_number_has_a_source(name: str) -> None:
                 assert part.sources[row.name].strip()
             elif value != row.default and any(isinstance(n, (int, float)) for n in numbers):
                 raise AssertionError((name, part, row.name))
-    assert found.cpu.is_assumed("clock_hz")
+    for npu in found.npus:
+        assert npu.is_assumed("base") == npu.sources["base"].startswith("assumed")
+
+
+def test_what_is_assumed_is_said() -> None:
+    assert board.load("corstone-300").cpu.is_assumed("clock_hz")
+    assert not board.load("alif-e8-hp").memory("sram").is_assumed("bytes_per_second")
+    assert board.load("nuvoton-m55m1").memory("flash").is_assumed("bytes_per_second")
+
+
+@pytest.mark.parametrize("name", board.names())
+def test_an_npu_has_a_memory_to_read_weights_from_and_one_to_write(name: str) -> None:
+    found = board.load(name)
+    seen = [memory for memory in found.memories if memory.npu_ports]
+    assert any(memory.writable for memory in seen)
+    assert all(memory.bytes_per_second and memory.read_latency_cycles for memory in seen)
 
 
 def test_corstone_300_has_what_the_reference_says() -> None:
@@ -91,6 +106,12 @@ WRONG = {
     "a start in no memory": ("vector_table = 0x10000000", "vector_table = 0x50000000", "no memory lies at 0x50000000"),
     "a source of nothing": ("[cpu.sources]", '[cpu.sources]\ncore = "x"', "cpu, sources, core: no number of this table"),
     "memory in the core's place": ("base = 0x70000000", "base = 0xE0000000", "lies on the core's own registers"),
+    "a role for no memory": (
+        'family = "u55"',
+        'family = "u55"\nconstants = "rom"',
+        "constants: found 'rom'; allowed is one of bram",
+    ),
+    "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "which the NPU writes"),
     "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repetitions"),
 }
 
