@@ -245,6 +245,7 @@ class CortexM33(_Compiled):
 
         lengths: dict[int, int] = {}
         handle = self.uc.hook_add(self._unicorn.UC_HOOK_BLOCK, block)
+        self.uc.ctl_flush_tb()  # blocks that were translated before call no hook
         self._call(program)
         self.uc.hook_del(handle)
         return total

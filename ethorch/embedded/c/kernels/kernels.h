@@ -28,8 +28,10 @@ void *memset(void *at, int value, size_t bytes);
 /* Elements of memory that is declared as bytes. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ETK_ALIAS __attribute__((may_alias))
+#define ETK_INLINE static inline __attribute__((always_inline)) /* what a loop does with each element */
 #else
 #define ETK_ALIAS
+#define ETK_INLINE static inline
 #endif
 typedef int8_t etk_i8;
 typedef uint8_t etk_u8;
@@ -177,5 +179,14 @@ etk_row etk_nearest_1, etk_nearest_2, etk_nearest_4, etk_nearest_8, etk_bilinear
 
 /* product.c: parameters: elements, bytes from one to the next of each input. Products are summed in the order of their indices. */
 etk_row etk_dot_f32;
+
+/* cortex_m.c: parameters etk_quantization, and as there. */
+#define ETK_DECLARE_CORTEX_M(TYPE) etk_row etk_cortex_m_quantize_##TYPE, etk_cortex_m_dequantize_##TYPE
+ETK_DECLARE_CORTEX_M(i8);
+ETK_DECLARE_CORTEX_M(u8);
+ETK_DECLARE_CORTEX_M(i16);
+ETK_DECLARE_CORTEX_M(u16);
+ETK_DECLARE_CORTEX_M(i32);
+etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_activation;
 
 #endif

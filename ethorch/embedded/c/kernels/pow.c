@@ -5,6 +5,8 @@
 
 /* log2 of a positive finite x: 2 artanh(s) / ln(2) with s = (m - 1) / (m + 1). */
 static double log2_of(float x) {
+  static const double part[9] = {1.0,       1.0 / 3.0,  1.0 / 5.0,  1.0 / 7.0, 1.0 / 9.0,
+                                 1.0 / 11.0, 1.0 / 13.0, 1.0 / 15.0, 1.0 / 17.0};
   uint32_t bits = etk_bits(x);
   int32_t e = 0;
   double m, s, z, sum;
@@ -18,9 +20,9 @@ static double log2_of(float x) {
   m = (double)etk_from_bits((bits & 0x7FFFFFU) + 0x3F3504F3U);
   s = (m - 1.0) / (m + 1.0);
   z = s * s;
-  sum = 0.0;
-  for (n = 17; n > 0; n -= 2) {
-    sum = sum * z + 1.0 / (double)n;
+  sum = part[8];
+  for (n = 7; n >= 0; --n) {
+    sum = sum * z + part[n];
   }
   return (double)e + 2.8853900817779268 * s * sum; /* 2 / ln(2) */
 }
@@ -29,16 +31,19 @@ static double log2_of(float x) {
 static float exp2_of(double y) {
   const int32_t k = (int32_t)((y < 0.0) ? y - 0.5 : y + 0.5);
   const double r = (y - (double)k) * 0.69314718055994531;
-  double sum = 1.0;
+  static const double part[11] = {1.0,         1.0,          1.0 / 2.0,     1.0 / 6.0,      1.0 / 24.0,     1.0 / 120.0,
+                                  1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40320.0, 1.0 / 362880.0, 1.0 / 3628800.0};
+  double sum = part[10];
   int32_t n;
-  uint64_t bits;
-  double power;
-  for (n = 10; n > 0; --n) {
-    sum = 1.0 + sum * r / (double)n;
+  union {
+    uint64_t bits;
+    double number;
+  } power;
+  for (n = 9; n >= 0; --n) {
+    sum = sum * r + part[n];
   }
-  bits = (uint64_t)(k + 1023) << 52;
-  memcpy(&power, &bits, sizeof power);
-  return (float)(sum * power);
+  power.bits = (uint64_t)(k + 1023) << 52;
+  return (float)(sum * power.number);
 }
 
 static float power_of(float x, float y) {

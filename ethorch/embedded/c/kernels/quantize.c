@@ -3,22 +3,18 @@
 #include "arithmetic.h"
 
 /* clamp(nearest(x * inverse) + zero point, low, high). NaN and what an int64 does not hold, +inf too, is `low`, as on x86-64. */
-static int32_t quantized(float x, float inverse, int32_t zero_point, int32_t low, int32_t high) {
+ETK_INLINE int32_t quantized(float x, float inverse, int32_t zero_point, int32_t low, int32_t high) {
   const float scaled = x * inverse;
   const float code = etk_nearest(scaled) + (float)zero_point;
-  int32_t whole;
-  if (code >= 9223372036854775808.0F || !(code >= -2147483648.0F)) {
-    return low;
+  if (code >= -2147483648.0F && code < 2147483648.0F) {
+    const int32_t whole = (int32_t)code;
+    return (whole < low) ? low : (whole > high) ? high : whole;
   }
-  if (code >= 2147483648.0F) {
-    return high;
-  }
-  whole = (int32_t)code;
-  return (whole < low) ? low : (whole > high) ? high : whole;
+  return (code > 0.0F && code < 9223372036854775808.0F) ? high : low;
 }
 
 /* Wraps as int32 arithmetic of two's complement does. */
-static float dequantized(int32_t code, int32_t zero_point, float scale) {
+ETK_INLINE float dequantized(int32_t code, int32_t zero_point, float scale) {
   return (float)(int32_t)((uint32_t)code - (uint32_t)zero_point) * scale;
 }
 

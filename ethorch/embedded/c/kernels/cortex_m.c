@@ -1,0 +1,103 @@
+/* The elementwise operators that ExecuTorch's Arm backend leaves on the CPU under the name cortex_m, as their definitions in its
+ * wheel compute them. */
+
+#include "arithmetic.h"
+
+/* round(value * multiplier * 2^shift / 2^31), in integers. */
+static int32_t requantized(int64_t value, int32_t multiplier, int32_t shift) {
+  const uint64_t wide = (uint64_t)value << ((shift > 0) ? (uint32_t)shift : 0U);
+  int64_t result = (int64_t)(wide * (uint64_t)(int64_t)multiplier + (1ULL << 30)) >> 31;
+  if (shift < 0) {
+    const int64_t mask = (1LL << (uint32_t)-shift) - 1;
+    const int64_t rest = result & mask;
+    result >>= (uint32_t)-shift;
+    result += (rest > (mask >> 1) + ((result < 0) ? 1 : 0)) ? 1 : 0;
+  }
+  return (int32_t)result;
+}
+
+static int8_t clamped(int64_t value, int32_t low, int32_t high) {
+  return (int8_t)((value < low) ? low : (value > high) ? high : value);
+}
+
+/* clamp(nearest(x * inverse) + zero point, low, high) in floats: an infinity is an end, NaN is 0. */
+#define ETK_CORTEX_M_QUANTIZE(NAME, TYPE)                                                                                \
+  void etk_cortex_m_quantize_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS],          \
+                                    int32_t count, const void *parameters) {                                             \
+    const etk_quantization *const q = parameters;                                                                        \
+    const float low = (float)q->low, high = (float)q->high;                                                              \
+    const uint8_t *x = in[0];                                                                                            \
+    int32_t i;                                                                                                           \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      const float scaled = *(const etk_f32 *)(const void *)x * q->scale;                                                 \
+      const float code = etk_nearest(scaled) + (float)q->zero_point;                                                     \
+      const float held = (code < low) ? low : (code > high) ? high : code;                                               \
+      *(TYPE *)(void *)out = (TYPE)((held == held) ? etk_to_i64(held) : 0);                                              \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+    }                                                                                                                    \
+  }                                                                                                                      \
+  void etk_cortex_m_dequantize_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS],        \
+                                      int32_t count, const void *parameters) {                                           \
+    const etk_quantization *const q = parameters;                                                                        \
+    const uint8_t *x = in[0];                                                                                            \
+    int32_t i;                                                                                                           \
+    for (i = 0; i < count; ++i) {                                                                                        \
+      const float code = (float)*(const TYPE *)(const void *)x;                                                          \
+      *(etk_f32 *)(void *)out = (code - (float)q->zero_point) * q->scale;                                                \
+      out += step[0];                                                                                                    \
+      x += step[1];                                                                                                      \
+    }                                                                                                                    \
+  }
+
+ETK_CORTEX_M_QUANTIZE(i8, etk_i8)
+ETK_CORTEX_M_QUANTIZE(u8, etk_u8)
+ETK_CORTEX_M_QUANTIZE(i16, etk_i16)
+ETK_CORTEX_M_QUANTIZE(u16, etk_u16)
+ETK_CORTEX_M_QUANTIZE(i32, etk_i32)
+
+/* parameters: zero point, multiplier and shift of x, of y and of the output, low, high. */
+void etk_cortex_m_add(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
+                      const void *parameters) {
+  const int32_t *const p = parameters;
+  const uint8_t *x = in[0], *y = in[1];
+  int32_t i;
+  for (i = 0; i < count; ++i) {
+    const int32_t a = requantized((int64_t)(*(const int8_t *)x - p[0]) * (1 << 20), p[1], p[2]);
+    const int32_t b = requantized((int64_t)(*(const int8_t *)y - p[3]) * (1 << 20), p[4], p[5]);
+    const int32_t sum = (int32_t)((uint32_t)a + (uint32_t)b);
+    *(int8_t *)out = clamped((int64_t)requantized(sum, p[7], p[8]) + p[6], p[9], p[10]);
+    out += step[0];
+    x += step[1];
+    y += step[2];
+  }
+}
+
+/* parameters: zero points of x and y; zero point, multiplier and shift of the output. */
+void etk_cortex_m_mul(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
+                      const void *parameters) {
+  const int32_t *const p = parameters;
+  const uint8_t *x = in[0], *y = in[1];
+  int32_t i;
+  for (i = 0; i < count; ++i) {
+    const int64_t product = (int64_t)(*(const int8_t *)x - p[0]) * (*(const int8_t *)y - p[1]);
+    *(int8_t *)out = clamped((int64_t)requantized(product, p[3], p[4]) + p[2], -128, 127);
+    out += step[0];
+    x += step[1];
+    y += step[2];
+  }
+}
+
+/* The second input is a table of 256 codes, from -128 upwards. */
+void etk_cortex_m_activation(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
+                             const void *parameters) {
+  const uint8_t *x = in[0];
+  const uint8_t *const table = in[1];
+  int32_t i;
+  (void)parameters;
+  for (i = 0; i < count; ++i) {
+    *out = table[*(const int8_t *)x + 128];
+    out += step[0];
+    x += step[1];
+  }
+}
