@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ CROSS_SECTION = [
     ("small", "ethos-u85-1024", False),
     ("two_delegates", "ethos-u65-256", True),
     ("state", "ethos-u85-256", True),
+    ("sorts", "ethos-u55-128", True),
     ("sixteen_bits", "ethos-u55-128", False),
     ("codes", "ethos-u85-256", True),
 ]
@@ -30,6 +32,30 @@ def test_with_the_cores_caches_on(tmp_path: Path) -> None:
     project("small", "ethos-u55-128", tmp_path)
     done = built_and_run(tmp_path, Options(caches=True))
     assert not done.faults
+
+
+def test_a_part_with_flash_and_without_uart(tmp_path: Path) -> None:
+    project("small", "ethos-u85-256", tmp_path, board="generic")
+    text = (tmp_path / "firmware" / "link.ld").read_text()
+    assert "FLASH (rwx) : ORIGIN = 0x00000000" in text
+    built_and_run(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
+@pytest.mark.parametrize("options", [Options(), Options(interrupt=False), Options(cpu="cortex-m55")], ids=["m33", "polled", "m55"])
+@pytest.mark.parametrize("name", ["small", "two_delegates", "state", "sorts"])
+def test_the_same_on_an_emulated_cortex_m55(name: str, options: Options, tmp_path: Path) -> None:
+    project(name, "ethos-u55-128", tmp_path)
+    built_and_run(tmp_path, options, platform="qemu")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("arm-none-eabi-gcc") is None, reason="arm-none-eabi-gcc is not installed")
+@pytest.mark.parametrize("name", ["small", "sorts", "state"])
+def test_the_same_by_gcc(name: str, tmp_path: Path) -> None:
+    project(name, "ethos-u55-128", tmp_path)
+    built_and_run(tmp_path, Options(compiler="gcc"))
 
 
 @pytest.mark.long

@@ -53,6 +53,17 @@ class TwoDelegates(nn.Module):
         return self.second(self.middle(x)), x.amax((2, 3))
 
 
+class Sorts(nn.Module):
+    """NPU, an operator that the CPU alone has (topk), NPU. Of equal values its order would be the C++ library's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.topk(F.relu(self.first(x)), 6, dim=-1)[0])
+
+
 class Counts(nn.Module):
     """A recurrent cell that keeps its state in a buffer."""
 
@@ -79,6 +90,7 @@ class Network:
 NETWORKS = {
     "small": Network(Small, lambda: (torch.randn(1, 1, 8, 8),)),
     "two_delegates": Network(TwoDelegates, lambda: (torch.randn(1, 3, 8, 8),), (("modules", (("middle", "float"),)),)),
+    "sorts": Network(Sorts, lambda: (torch.randn(1, 3, 8, 8),)),
     "state": Network(Counts, lambda: (torch.randn(1, 8),)),
     "sixteen_bits": Network(Small, lambda: (torch.randn(1, 1, 8, 8),), (("scheme", "a16w8"),)),
     "codes": Network(Small, lambda: (torch.randn(1, 1, 8, 8),), (("io", "int8"),)),
