@@ -87,7 +87,7 @@ def aot_arm_compiler(
     record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
     program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None, etrecord=record)
     program.save(path)
-    return Answer({"output": str(path), **program.to_json()}, lambda: options.with_line(program.rich(), f"wrote {path}"))
+    return Answer({"output": str(path), **program.to_json()}, lambda: options.stacked(program.rich(), f"wrote {path}"))
 
 
 def _stem(model: str) -> str:

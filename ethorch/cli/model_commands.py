@@ -72,6 +72,10 @@ def compile_(
     etrecord: Annotated[
         Path | None, typer.Option(help="Write ExecuTorch's ETRecord there, for its Inspector; slower.", metavar="FILE")
     ] = None,
+    suggest: Annotated[
+        bool,
+        typer.Option("--suggest", help="Try what would make it smaller or faster, as is done where a budget does not hold."),
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the summary in GitHub's Markdown.")] = False,
 ) -> Answer:
     """Make a .pte of a PyTorch model: quantize it, compile it for the NPU, and say what became of it."""
@@ -103,14 +107,21 @@ def compile_(
 
         write_whole(keep, chosen.to_toml().encode())
     written = [str(path) for path in (output, ai_layer) if path is not None]
-    data = {"output": written[0], "ai_layer": None if ai_layer is None else str(ai_layer), **program.to_json()}
+    tried = program.suggestions() if suggest or not program.fits else None
+    data = {
+        "output": written[0],
+        "ai_layer": None if ai_layer is None else str(ai_layer),
+        **program.to_json(),
+        "suggestions": None if tried is None else tried.to_json(),
+    }
 
     def text() -> RenderableType:
         if markdown:
             from ethorch.report.markdown import markdown as summarized
 
             return summarized(data, Path(model).name)
-        return options.with_line(program.rich(), f"wrote {' and '.join(written)}")
+        line = f"wrote {' and '.join(written)}"
+        return options.stacked(program.rich(), line) if tried is None else options.stacked(program.rich(), "", tried.rich(), line)
 
     return Answer(data, text, Status.DONE if program.fits else Status.COULD_NOT)
 

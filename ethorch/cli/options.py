@@ -263,8 +263,8 @@ def load_program(path: Path, method: str = "forward", dump: Path | None = None) 
     return load(path, method, sources=dump)
 
 
-def with_line(renderable: RenderableType, line: str) -> RenderableType:
-    """What Rich draws, and a line behind it."""
+def stacked(*parts: RenderableType) -> RenderableType:
+    """One below the other."""
     from rich.console import Group
 
-    return Group(renderable, line)
+    return Group(*parts)

@@ -151,6 +151,6 @@ def compare_reports(
             from ethorch.report.markdown import text as escaped
 
             return "\n".join([found.to_markdown(), *(f"- ❌ {escaped(line)}" for line in worse)])
-        return options.with_line(found.rich(), "\n".join(f"WORSE: {line}" for line in worse)) if worse else found.rich()
+        return options.stacked(found.rich(), "\n".join(f"WORSE: {line}" for line in worse)) if worse else found.rich()
 
     return Answer({**found.to_json(), "regressions": worse}, text, Status.COULD_NOT if worse else Status.DONE)

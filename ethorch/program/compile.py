@@ -244,6 +244,21 @@ def _compiled(
     return program
 
 
+def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]:
+    """Compiles as ``compile`` does, without a search for budgets; what ``program`` has of the same model is not done again."""
+
+    def once(user: UserModel, settings: Settings) -> Program:
+        assert program.settings is not None
+        with quiet(), in_eval_mode(user.module):
+            changed = replace(program.settings, arena=settings.arena, constants=settings.constants)
+            same = program.model is user and changed == settings
+            quantized = program.quantized if same else _quantized(*_in_layout(user, settings), None)
+            assert isinstance(quantized, GraphModule)
+            return _built(user, quantized, settings, None)
+
+    return once
+
+
 def _in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]:
     """Both for a model with its channels last, where the settings ask for that."""
     if not settings.nhwc_io:

@@ -45,6 +45,9 @@ from ethorch.versions import versions
 if TYPE_CHECKING:
     from ethorch.direct.build import Build  # 1 second of torch, for a type
 
+    # the same 2 seconds
+    from ethorch.program.suggestions import Suggestions
+
     # 2 seconds of torchao and ExecuTorch, which a file needs not
     from ethorch.quantizer.config import QuantizationConfig
 
@@ -407,6 +410,19 @@ class Program:
     def fits(self) -> bool:
         """Does every budget hold, as far as that can be known?"""
         return all(budget.holds is not False for budget in self.budgets)
+
+    def suggestions(self) -> Suggestions:
+        """What would make it smaller or faster, each change tried: codes and channels last at the ends, arenas, weights in SRAM,
+        cheaper schemes, smaller images, channels just above a multiple of 16. It takes a compilation for each.
+
+        Raises:
+            EthorchError: the program is of a file: its model is not known.
+        """
+        # 2 seconds of torchao, which a file needs not
+        from ethorch.program.compile import compile_beside
+        from ethorch.program.suggestions import suggestions  # the same 2 seconds
+
+        return suggestions(self, compile_beside(self))
 
     def _cycles(self, where: str) -> int | None:
         cycles = [layer.cycles for layer in self.layers if layer.where == where]

@@ -1,0 +1,273 @@
+"""What would make a program smaller or faster: each change made and compiled, so that its effect is known and not guessed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ethorch.errors import EthorchError
+from ethorch.figures.layer import NPU, Layer
+from ethorch.model_files import UserModel
+from ethorch.nhwc import NhwcIo, from_nhwc
+from ethorch.program.program import Program
+from ethorch.program.settings import FLASH, SRAM, Settings
+from ethorch.progress import stage
+from ethorch.report.rendered import as_text
+from ethorch.report.summary import kib
+from ethorch.target.compile_spec import FAST
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Compiles a model by settings.
+Compile = Callable[[UserModel, Settings], Program]
+
+_BLOCK = 16  # channels that the NPU computes together (npu-reference)
+_ABOVE = 3  # channels more than a multiple of a block that are worth a word
+_LAYERS = 4  # convolutions whose width is tried
+_LEAST_IMAGE = 48  # pixels; smaller inputs are not shrunk
+_SHRUNK = 0.75
+_WORTH = 0.005  # share of what there is now below which a change is not told
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change and what it came to.
+
+    Attributes:
+        change: what to do, as an argument of ``ethorch.compile`` where it is one.
+        ram_bytes, flash_bytes: of the whole application, more (positive) or less than now.
+        milliseconds: of one inference by the estimate, likewise; None where unknown.
+        fits: do all budgets hold with it? None where it was tried on one layer alone.
+        note: what it asks of the user.
+    """
+
+    change: str
+    ram_bytes: int
+    flash_bytes: int
+    milliseconds: float | None
+    fits: bool | None
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """Changes that help, those that keep all budgets first.
+
+    Attributes:
+        entries: one for each change.
+        standing_in_the_way: which budgets do not hold, and what takes the most of each.
+    """
+
+    entries: tuple[Suggestion, ...]
+    standing_in_the_way: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names."""
+        return {
+            "entries": [entry.to_json() for entry in self.entries],
+            "standing_in_the_way": list(self.standing_in_the_way),
+        }
+
+    def rich(self) -> RenderableType:
+        """A table: change, RAM, flash, milliseconds, budgets."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("tried", "RAM", "flash", "ms", "budgets", ""):
+            table.add_column(name, justify="right" if name in ("RAM", "flash", "ms") else "left")
+        for entry in self.entries:
+            time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
+            holds = "" if entry.fits is None else "hold" if entry.fits else "do not hold"
+            table.add_row(entry.change, _signed(entry.ram_bytes), _signed(entry.flash_bytes), time, holds, entry.note)
+        return Group(*self.standing_in_the_way, table if self.entries else "Nothing that was tried helps.")
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+
+def suggestions(program: Program, compile_by: Compile) -> Suggestions:
+    """What was tried and helps.
+
+    Args:
+        program: of ``ethorch.compile``.
+        compile_by: makes a program of another model or by other settings, budgets compared and not searched for.
+
+    Raises:
+        EthorchError: the program is of a file: its model is not known.
+    """
+    if program.model is None or program.settings is None or program.config is not None:
+        raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
+    found = []
+    for change, note, user, settings in _changes(_as_given(program.model, program.settings), program.settings, program):
+        with stage(f"try {change}"):
+            try:
+                made = compile_by(user, settings)
+            except EthorchError:
+                continue  # not for this model
+        entry = _compared(change, note, program, made)
+        if _worth(entry, program):
+            found.append(entry)
+    found += _widths(program, compile_by)
+    found.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
+    return Suggestions(tuple(found), tuple(_in_the_way(program)))
+
+
+def _changes(user: UserModel, settings: Settings, program: Program) -> Iterator[tuple[str, str, UserModel, Settings]]:
+    """Each change with what it asks of the user."""
+    if settings.io == "float32" and any(info.dtype == "float32" for info in (*program.inputs, *program.outputs)):
+        io = "int16" if settings.scheme == "a16w8" else "int8"
+        yield f'io="{io}"', "the firmware hands codes over", user, settings.with_(io=io)
+        if not settings.nhwc_io and _has_images(user):
+            yield f'io="{io}", nhwc_io=True', "codes, channels last", user, settings.with_(io=io, nhwc_io=True)
+    if not settings.nhwc_io and _has_images(user):
+        yield "nhwc_io=True", "inputs and outputs have their channels last", user, settings.with_(nhwc_io=True)
+    yield "arena=1", "the smallest arena there is", user, settings.with_(arena=1)
+    if settings.arena != FAST:
+        yield 'arena="fast"', "as much memory as the schedule likes", user, settings.with_(arena=FAST)
+    if settings.constants == FLASH and settings.memory_mode is None:
+        yield 'constants="sram"', "the firmware copies the weights once at the start", user, settings.with_(constants=SRAM)
+    if settings.scheme == "int8" and not user.quantized:
+        yield 'scheme="a8w4"', "less accurate: measure it", user, settings.with_(scheme="a8w4")
+        yield 'scheme="int8-per-tensor"', "less accurate: measure it", user, settings.with_(scheme="int8-per-tensor")
+    if (smaller := _shrunk(user)) is not None:
+        yield f"an input of {_image_text(smaller)}", "train it for that size", smaller, settings
+
+
+def _as_given(user: UserModel, settings: Settings) -> UserModel:
+    """The model as the user has it, with its channels first."""
+    if not settings.nhwc_io:
+        return user
+    assert isinstance(user.module, NhwcIo)
+    inputs, samples = pytree.tree_map(from_nhwc, user.example_inputs), [pytree.tree_map(from_nhwc, one) for one in user.calibration]
+    return replace(user, module=user.module.module, example_inputs=inputs, calibration=samples)
+
+
+def _has_images(user: UserModel) -> bool:
+    return any(isinstance(x, Tensor) and x.dim() in (4, 5) for x in pytree.tree_leaves(user.example_inputs))
+
+
+def _shrunk(user: UserModel) -> UserModel | None:
+    """The model for images of three quarters the size, in steps of eight; None where there are none."""
+
+    def image(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE
+
+    def smaller(x: Any) -> Any:
+        if not image(x):
+            return x
+        size = [max(8, int(extent * _SHRUNK) // 8 * 8) for extent in x.shape[2:]]
+        return nn.functional.interpolate(x, size, mode="bilinear", align_corners=False)
+
+    if user.quantized or not any(image(x) for x in pytree.tree_leaves(user.example_inputs)):
+        return None
+    inputs, samples = pytree.tree_map(smaller, user.example_inputs), [pytree.tree_map(smaller, one) for one in user.calibration]
+    return replace(user, example_inputs=inputs, calibration=samples)
+
+
+def _image_text(user: UserModel) -> str:
+    return ", ".join("x".join(map(str, x.shape)) for x in pytree.tree_leaves(user.example_inputs) if isinstance(x, Tensor))
+
+
+def _compared(change: str, note: str, before: Program, after: Program) -> Suggestion:
+    times = before.milliseconds, after.milliseconds
+    return Suggestion(
+        change,
+        after.memory.ram_bytes - before.memory.ram_bytes,
+        after.memory.flash_bytes - before.memory.flash_bytes,
+        None if None in times else (times[1] or 0) - (times[0] or 0),
+        after.fits if before.budgets else None,
+        note,
+    )
+
+
+def _worth(entry: Suggestion, program: Program) -> bool:
+    least = (
+        (entry.ram_bytes, program.memory.ram_bytes),
+        (entry.flash_bytes, program.memory.flash_bytes),
+        (entry.milliseconds or 0, program.milliseconds or 0),
+    )
+    return any(change < -_WORTH * whole for change, whole in least)
+
+
+def _widths(program: Program, compile_by: Compile) -> Iterator[Suggestion]:
+    """Convolutions with a few channels more than a multiple of a block, alone and narrower."""
+    assert program.settings is not None
+    wide = [x for x in program.layers if x.where == NPU and _is_wide(x)]
+    modules = dict(program.model.module.named_modules()) if program.model is not None else {}
+    for layer in sorted(wide, key=lambda x: -(x.cycles or 0))[:_LAYERS]:
+        conv = modules.get(layer.module)
+        if not isinstance(conv, nn.Conv2d) or conv.groups != 1 or not layer.ifm_shapes or len(layer.ifm_shapes[0]) != 4:
+            continue
+        narrow = conv.out_channels // _BLOCK * _BLOCK
+        n, h, w, c = layer.ifm_shapes[0]
+        if c != conv.in_channels:
+            continue  # the NPU was given another form of it
+        taken = []
+        with stage(f"try {narrow} channels in {layer.module}"):
+            for channels in (conv.out_channels, narrow):
+                other = copy.deepcopy(conv)
+                other.out_channels = channels
+                other.weight = nn.Parameter(conv.weight[:channels].detach().clone())
+                other.bias = None if conv.bias is None else nn.Parameter(conv.bias[:channels].detach().clone())
+                user = UserModel(nn.Sequential(other).eval(), (torch.randn(n, c, h, w),))
+                alone = replace(program.settings, modules={}, io="int8", nhwc_io=True, ram=None, flash=None, latency_ms=None)
+                taken.append(compile_by(user, replace(alone, min_sqnr_db=None)))
+        found = _compared(
+            f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
+            "this layer alone; train it so",
+            taken[0],
+            taken[1],
+        )
+        found = replace(found, fits=None)
+        if (found.milliseconds or 0) < -_WORTH * (taken[0].milliseconds or 0):
+            yield found
+
+
+def _is_wide(layer: Layer) -> bool:
+    channels = layer.ofm_shape[-1] if layer.ofm_shape else 0
+    return channels > _BLOCK and 0 < channels % _BLOCK <= _ABOVE
+
+
+def _in_the_way(program: Program) -> Iterator[str]:
+    """A sentence for each budget that does not hold."""
+    for budget in program.budgets:
+        if budget.holds is not False or budget.found is None:
+            continue
+        over = f"{kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than the limit."
+        if budget.name == "ram":
+            memory = program.memory
+            region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
+            known = {tensor.region for tensor in memory.tensors}
+            owners = memory.peak_owners(region) if region in known and region is not None else ()
+            held = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
+            yield f"RAM: {over}" + (f" At the peak of region {region} are alive: {held}." if held else "")
+        elif budget.name == "flash":
+            parts = sorted(program.memory.components, key=lambda part: -part.flash_bytes)[:2]
+            most = ", ".join(f"{part.name} ({kib(part.flash_bytes)})" for part in parts)
+            yield f"Flash: {over} Most of it: {most}."
+        elif budget.name == "latency_ms":
+            yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(program.layers)}."
+        else:
+            short = f"{budget.found:.1f} dB, the least is {budget.limit:g}"
+            yield f"Accuracy: {short}. `ethorch sensitivity` says which modules lose it."
+
+
+def _slowest(layers: Sequence[Layer]) -> str:
+    worst = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:3]
+    return ", ".join(f"{x.module or x.name} ({x.share or 0:.0%}, bound by {x.bound or x.where})" for x in worst)
+
+
+def _signed(size: int) -> str:
+    return "" if not size else f"{size / 1024:+,.1f} KiB"

@@ -1,0 +1,85 @@
+"""What would help: each suggestion is a program that was made, and its figures are those of that program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+
+
+class Net(nn.Module):
+    """A layer of 17 channels, where the NPU computes 16 at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.Conv2d(16, 17, 3, padding=1)
+        self.c, self.d = nn.Conv2d(17, 16, 3, padding=1, stride=2), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Tensor]:
+    torch.manual_seed(1)
+    return [nn.functional.interpolate(torch.rand(1, 3, 8, 8), (64, 64), mode="bilinear") for _ in range(4)]
+
+
+@pytest.fixture(scope="module")
+def program(images: list[Tensor]) -> ethorch.Program:
+    return ethorch.compile(Net().eval(), images[0], "ethos-u55-128", calibration=images, ram="60K", latency_ms=0.01)
+
+
+def test_suggestions_are_programs_that_were_made(program: ethorch.Program, images: list[Tensor]) -> None:
+    found = program.suggestions()
+    by_change = {entry.change: entry for entry in found.entries}
+    codes = by_change['io="int8"']
+    settings = program.settings
+    assert settings is not None and settings.arena != "free", "the arena was searched for the RAM"
+    same = ethorch.compile(
+        Net().eval(), images[0], settings=settings.with_(io="int8", ram="1G", latency_ms=1e6), calibration=images
+    )
+    assert codes.ram_bytes == same.memory.ram_bytes - program.memory.ram_bytes < 0
+    assert codes.milliseconds == (same.milliseconds or 0) - (program.milliseconds or 0) and codes.fits is False
+    smaller = by_change["an input of 1x3x48x48"]
+    assert smaller.ram_bytes < 0 and (smaller.milliseconds or 0) < 0
+    narrow = by_change["16 channels in b, which has 17"]
+    assert narrow.fits is None and (narrow.milliseconds or 0) < 0
+    assert all(x.ram_bytes < 0 or x.flash_bytes < 0 or (x.milliseconds or 0) < 0 for x in found.entries)
+
+
+def test_what_stands_in_the_way_is_told(program: ethorch.Program) -> None:
+    told = "\n".join(program.suggestions().standing_in_the_way)
+    assert "Time: " in told and "the limit is 0.01. Most of it: " in told
+    assert not program.fits and "Time: " in str(program.suggestions())
+    assert json.loads(json.dumps(program.suggestions().to_json()))["standing_in_the_way"] == told.split("\n")
+
+
+def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
+    last = ethorch.compile(Net().eval(), images[0], "ethos-u85-256", calibration=images, nhwc_io=True)
+    changes = [entry.change for entry in last.suggestions().entries]
+    assert 'io="int8"' in changes and "nhwc_io=True" not in changes and "an input of 1x3x48x48" in changes
+    with pytest.raises(ethorch.EthorchError, match=r"which a \.pte does not hold"):
+        ethorch.load(last.save(tmp_path / "net.pte")).suggestions()
+
+
+def test_the_command_line_tries_them_where_a_budget_does_not_hold(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Conv2d(3, 17, 3), torch.nn.ReLU(), torch.nn.Conv2d(17, 4, 3)).eval()\n"
+        "example_inputs = (torch.rand(1, 3, 24, 24),)\n"
+    )
+    command = [sys.executable, "-m", "ethorch.cli", "compile", "net.py:model", "-o", "net.pte", "--ram", "4K", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1, done.stderr
+    data = json.loads(done.stdout)
+    assert data["suggestions"]["standing_in_the_way"][0].startswith("RAM: ") and data["suggestions"]["entries"]
+    assert (tmp_path / "net.pte").exists() and len(data["tried"]) == 2
