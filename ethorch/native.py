@@ -31,7 +31,13 @@ def cache_folder() -> Path:
 
 
 def build(
-    name: str, files: Sequence[Path], flags: Sequence[str], headers: Sequence[Path] = (), depends: str = "", purpose: str = ""
+    name: str,
+    files: Sequence[Path],
+    flags: Sequence[str],
+    headers: Sequence[Path] = (),
+    depends: str = "",
+    purpose: str = "",
+    otherwise: Sequence[str] = (),
 ) -> Path:
     """A shared library, compiled unless the cache or the wheel has it whole.
 
@@ -42,6 +48,7 @@ def build(
         files, headers, flags: what it is made from.
         depends: a version of something outside that it is compiled against.
         purpose: who wants it, to be said when there is no compiler.
+        otherwise: the command of another compiler, to be taken when there is none.
 
     Raises:
         HostError: there is no compiler, or CXX is no command, or the compiler fails, or the cache cannot be written to.
@@ -52,7 +59,7 @@ def build(
         digest.update(file.read_bytes())
     start = of_sources = f"{name}-{digest.hexdigest()[:20]}"
     folder = cache_folder()
-    compiler = compiler_command()
+    compiler = compiler_command() or list(otherwise) or None
     if compiler is not None:
         start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
     cached = _cached(folder, start, any_compiler=compiler is None)

@@ -16,7 +16,7 @@ class Inference:
         started: instructions that the CPU had executed before it, None where nobody counts.
         cycles: of the NPU's clock, estimated.
         estimated_by: ``vela`` where its figures were given, else ``board``: multipliers and bandwidths.
-        seconds: of simulation.
+        seconds: of simulation, decoding the stream included.
         read_bytes, written_bytes: per region.
         macs: multiplications.
         memories: name of the memory that each region lies in.

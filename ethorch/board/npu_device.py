@@ -209,7 +209,9 @@ class NpuDevice:
                 "npu.irq_not_acknowledged", "The firmware writes CMD.run while the interrupt of the run before is raised."
             )
         self.status = (self.status & (_HISTORY | IRQ_RAISED)) | RUNNING
+        started = time.perf_counter()
         self._running = self._prepare()
+        self._running.inference.seconds = time.perf_counter() - started
         self.session.started(self)
 
     def finish(self) -> None:
@@ -346,7 +348,7 @@ class NpuDevice:
             self.coherence.before_run(run.reads, run.writes, exact=not program.has_branches)
         regions = {n: self._rest(bases[n]) for n in range(1, regs.REGIONS) if n in used or program.has_branches}
         regions = {n: array for n, array in regions.items() if array.size}
-        run.machine = self.programs.machine(run.inference.stream, commands, self._region(bases[0], used.get(0)), regions, bases)
+        run.machine = self.programs.machine(run.inference.stream, self._region(bases[0], used.get(0)), regions, bases)
 
     def _region(self, base: int, extent: Extent | None) -> Bytes:
         """The bytes of a region as far as the stream uses it; all that follows its base where that is not known."""
@@ -370,7 +372,7 @@ class NpuDevice:
             outside = "does not exist" in str(fault) or "covers bytes" in str(fault)
             self.session.report("npu.extent" if outside else "npu.command", f"The NPU stops: {fault}")
             return BUS_ERROR if outside else PARSE_ERROR
-        inference.seconds = time.perf_counter() - started
+        inference.seconds += time.perf_counter() - started
         after = _totals(machine)
         inference.macs = after[0] - before[0]
         inference.read_bytes = {r: n - before[1].get(r, 0) for r, n in sorted(after[1].items()) if r >= 0}

@@ -40,13 +40,11 @@ class Programs:
             _keep(self._streams, digest, (program, used))
         return self._streams[digest]
 
-    def machine(
-        self, digest: str, commands: bytes, constants: Bytes, regions: Mapping[int, Bytes], bases: tuple[int, ...]
-    ) -> Machine:
+    def machine(self, digest: str, constants: Bytes, regions: Mapping[int, Bytes], bases: tuple[int, ...]) -> Machine:
         """A machine over the guest's memory; its constants are decoded anew where their bytes have changed."""
         key = (digest, bases, hashlib.blake2b(constants.data, digest_size=16).digest())
         if key not in self._machines:
-            program = Program(payload(self.npu, commands), constants)
+            program = self._streams[digest][0].with_constants(constants)
             _keep(self._machines, key, Machine(program, regions=regions, sources=self.sources.get(digest)))
         return self._machines[key]
 

@@ -157,9 +157,12 @@ class UnicornBoard:
 
     def _vector_table(self) -> int:
         """Where the vector table lies: at the CPU's, or where a segment begins with a stack pointer and the entry."""
-        for address in (self.board.cpu.vector_table, *(segment.address for segment in self.firmware.segments)):
+        own = self.board.cpu.vector_table
+        for address in (own, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)
-            if stack and start and start & 1 and start & ~1 == self.firmware.entry and self.guest.find(stack - 4) is not None:
+            if not (stack and start and start & 1 and self.guest.find(stack - 4) and self.guest.find(start & ~1)):
+                continue
+            if address == own or start & ~1 == self.firmware.entry:
                 return address
         raise ElfError(
             f"{self.firmware.path} has no vector table: neither at {self.board.cpu.vector_table:#010x}, where board "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import sys
 from ctypes import c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -41,14 +43,17 @@ class Hooks(ctypes.Structure):
     )
 
 
+def build() -> Path:
+    """The library, from the cache or by the computer's C++ compiler, else by ziglang's. HostError where there is neither."""
+    otherwise = [sys.executable, "-m", "ziglang", "cc", "-nostdlib++"] if importlib.util.find_spec("ziglang") else []
+    purpose = "the virtual board, which counts instructions,"
+    return native.build("board-hooks", [_FOLDER / "hooks.cpp"], ["-O2"], purpose=purpose, otherwise=otherwise)
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The hooks, built on first use. HostError where there is no compiler."""
-    found = native.load(
-        lambda: native.build(
-            "board-hooks", [_FOLDER / "hooks.cpp"], ["-O2"], purpose="the virtual board, which counts instructions,"
-        )
-    )
+    found = native.load(build)
     found.ethorch_hooks_size.restype = c_uint64
     if found.ethorch_hooks_size() != ctypes.sizeof(Hooks):
         raise HostError("the compiled hooks have another layout than ethorch.board.unicorn_hooks.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +12,23 @@ import numpy as np
 
 from ethorch.errors import MachineFault
 from ethorch.npu import ops, stream
-from ethorch.npu.arrays import Array
+from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.memo import Memo
 from ethorch.npu.prepared import PREPARE, Step
 from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Command, Operation
 
 assert ops  # importing it fills PREPARE
+
+
+def _read_only(constants: bytes | Array) -> Bytes:
+    """Region 0 as bytes that nobody writes."""
+    if isinstance(constants, np.ndarray):
+        found = np.ascontiguousarray(constants).reshape(-1).view(np.uint8).view()
+    else:
+        found = np.frombuffer(bytes(constants), np.uint8)
+    found.flags.writeable = False
+    return found
 
 
 class Program:
@@ -34,12 +45,7 @@ class Program:
         payload = bytes(command_stream)
         self.header = stream.parse_header(payload)
         self.commands = stream.commands(payload, self.header)
-        if isinstance(constants, np.ndarray):
-            self.constants = np.ascontiguousarray(constants).reshape(-1).view(np.uint8)
-        else:
-            self.constants = np.frombuffer(bytes(constants), np.uint8)
-        self.constants = self.constants.view()
-        self.constants.flags.writeable = False
+        self.constants = _read_only(constants)
         self.at_offset = {c.offset: c.index for c in self.commands}
         self.has_branches = any(c.row.name == "NPU_OP_BRANCH" for c in self.commands)
         self.decoded: Memo[Any] = Memo()
@@ -51,6 +57,13 @@ class Program:
     def config(self) -> Npu:
         """The NPU the stream was made for; ``config.name`` is e.g. ``ethos-u55-128``."""
         return self.header.npu
+
+    def with_constants(self, constants: bytes | Array) -> Program:
+        """The same commands over other constants. What was prepared of the commands is shared, what was decoded is not."""
+        other = copy(self)
+        other.constants = _read_only(constants)
+        other.decoded, other.plans = Memo(), Memo()
+        return other
 
     def operations(self) -> Iterator[Operation]:
         """Every operation in stored order, as if no branch were taken. Its registers are quick to read until the next one

@@ -57,7 +57,7 @@ def test_a_firmware_without_a_vector_table_is_refused(probe: Path, tmp_path: Pat
     path = tmp_path / "lost.elf"
     path.write_bytes(content)
     with pytest.raises(ElfError, match="has no vector table"):
-        board.run(path)
+        board.run(path, "corstone-320")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

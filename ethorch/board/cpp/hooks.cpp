@@ -1,6 +1,6 @@
 // Called by the emulator at every block of instructions, and at every load and store while the data cache is on. It counts
 // instructions, stops the emulator where it shall stop, and keeps for each cache line whether memory and cache differ.
-#include <cstdint>
+#include <stdint.h>
 
 namespace {
 
