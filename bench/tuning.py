@@ -27,7 +27,9 @@ from unittest.mock import patch
 from bench.implementation import memory_for
 from ethorch import EthosUCompileSpec, vela
 from ethorch.builder.builder import Builder
+from ethorch.builder.qparams import QParams, QTensor
 from ethorch.lower.delegate import builder_for
+from ethorch.ops.sums import sum_over
 from ethorch.rewrite.pipeline import rewrite
 from ethorch.target import TARGETS, TUNING, Target, Tuning
 from ethorch.tosa.ir import Graph
@@ -229,6 +231,13 @@ _STEM = _torch("Conv2d", 3, 64, 7, stride=2, padding=3)
 _IN_STEPS = of_operator("INT8", (8, 7, 8, 7, 96), lambda b, x: b.emit("TRANSPOSE", x, perms=(0, 2, 1, 3, 4)))
 _COPIES = of_operator("INT16", (1, 1), lambda b, x: b.emit("TILE", x, multiples=(1, 1000)))
 
+
+def _summed(b: Builder, x: Any) -> Any:
+    """The sum over the middle of three axes."""
+    q = QParams((0.1,), (0,), -128, 127, "INT8")
+    return sum_over(b, QTensor(x, ((0,), (1,), (2,)), q), [1], q, 1.0).value
+
+
 _MAXIMA = of_operator(
     "INT8", (1, 1, 1024, 64), lambda b, x: b.emit("MAX_POOL2D", x, kernel=(1, 4), stride=(1, 4), pad=(0, 0, 0, 0))
 )
@@ -278,6 +287,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "fewest_results_of_wide_stride", "maxima of 4 each over 1024 places of 64 channels", _MAXIMA, {U55: None, U85: None}
+    ),
+    Measurement(
+        "most_places_before_sum",
+        "sums over the middle of [8000,4,4], INT8",
+        of_operator("INT8", (8000, 4, 4), _summed),
+        {U55: None, U65: None},
     ),
     Measurement(
         "fold_strides",

@@ -5,6 +5,7 @@ A row has one such number where the data have hundreds, so 16-bit tables, wherev
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -24,13 +25,62 @@ REST_BITS = 6
 #: A row of more elements is summed in parts, and of how many elements at most: of 128 squares of 31 bits each keeps 24. So many
 #: sums are added at once, each without bits for which 32 have no room.
 _LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
+#: A longer axis would be moved in pieces, and what reads them together costs more than the sums.
+_LONGEST_MOVED = 65536
 #: No INT32 is above it but for the few that a sum of squares stays away from.
 _HIGHEST = 2.0**31 - 4096
 
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
-    """INT32 sums over the stored ``axes``, which keep extent 1. Axes that lie side by side are summed as one."""
-    return reduced_by(b, "REDUCE_SUM", acc, axes)
+    """Exact INT32 sums over the stored ``axes``, which keep extent 1. Axes that lie side by side are summed as one."""
+    shape = acc.shape
+    joined, places = joined_axes(shape, axes)
+    acc = b.reshape(acc, joined)
+    for place in places:
+        acc = sum_axis(b, acc, place)
+    return b.reshape(acc, [1 if axis in axes else extent for axis, extent in enumerate(shape)])
+
+
+def sum_axis(b: Builder, value: Value, axis: int) -> Value:
+    """Exact sum over one stored axis of INT32, by as many REDUCE_SUMs as the target's limits ask for."""
+    shape = value.shape
+    folded = around(shape, axis)
+    ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
+    ranges = ranges if folded[2] > 1 else {name: ranges[name] for name in ranges if name == "extent"}
+    for place, feature in enumerate(("outer", "extent", "inner")):
+        most = ranges[feature].high if feature in ranges else folded[place]
+        if folded[place] <= most:
+            continue
+        flat, parts = b.reshape(value, folded), []
+        whole = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
+        if feature == "extent" and whole and folded[2] == 1:  # sums of sums: no SLICE of INT32
+            rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // whole, whole)), axis=2)
+            return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
+        for start in range(0, folded[place], most):
+            parts.append(sum_axis(b, b.sliced(flat, place, start, min(most, folded[place] - start)), 1))
+        if feature != "extent":
+            total = b.emit("CONCAT", *parts, axis=place)
+        else:
+            total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
+        return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
+    return b.emit("REDUCE_SUM", value, axis=axis)
+
+
+def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
+    """``x`` as it can be summed over ``dims`` at once: their stored axes in front where the target's tuning asks for that.
+
+    Of an axis with others in front of it and behind it, an NPU may sum what belongs to one place in front at a time.
+    """
+    most, shape = b.tuning.most_places_before_sum, x.value.shape
+    summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
+    joined, places = joined_axes(shape, summed)
+    folded = [around(joined, place) for place in places]
+    in_front = max((before for before, _, behind in folded if behind > 1), default=0)
+    if most is None or in_front <= most or max(joined) > _LONGEST_MOVED:
+        return x
+    order = [*summed, *(axis for axis in range(len(shape)) if axis not in summed)]
+    value = b.ordered(x.value, order, [shape[axis] for axis in order])
+    return QTensor(value, tuple(tuple(order.index(axis) for axis in axes) for axes in x.dims), x.q)
 
 
 def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:

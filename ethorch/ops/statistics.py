@@ -18,6 +18,7 @@ from ethorch.builder.reductions import (
     deviations,
     exact_deviations,
     geometric_bounds,
+    led_by,
     reduced_tensor,
     steps_per_code,
     sum_of_exact_squares,
@@ -93,6 +94,7 @@ def var_of_floats(
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
     """out = sum of (x - mean)**2 over ``dim`` / (N - correction): int8 or int16, sums exact, rounded once."""
     dims = all_dims(x, dim)
+    x = led_by(b, x, dims)
     square, unit = _squares(b, x, dims, True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
     result = b.requantize(square, unit * x.qparams.step**2 / max(count, 1e-9), out.qparams)
@@ -120,6 +122,7 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     The bound of int16: the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
+    x = led_by(b, x, dims)
     square, unit = _squares(b, x, dims, True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
     codes = x.qparams.qmax - x.qparams.qmin + 1
@@ -189,6 +192,7 @@ def vector_norm(
     Orders 1 and infinity are decomposed. The bound of int16: the tables have 15 bits.
     """
     dims, codes = all_dims(x, dim), x.qparams.qmax - x.qparams.qmin + 1
+    x = led_by(b, x, dims)
     square, unit = _squares(b, x, dims, False)
     step = x.qparams.step
     root = _root(b, square, unit * step**2, math.prod(x.shape[d] for d in dims) * (codes * step) ** 2, out.qparams)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.reductions import all_dims, reduced_tensor, sum_axes
+from ethorch.builder.reductions import all_dims, led_by, reduced_tensor, sum_axes, sum_axis
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Bools, Ints, Sample
 from ethorch.ops.spec import op
 from ethorch.tosa.ir import Value
-from ethorch.tosa.layout import around, joined_axes
+from ethorch.tosa.layout import joined_axes
 
 #: Bits of the magnitude of a code without its zero point.
 _MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
@@ -38,6 +37,7 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
         return QTensor(b.cast(total.value, out.dtype), total.dims, out)
+    x = led_by(b, x, dims)
     reduced = {axis for dim in dims for axis in x.dims[dim]}
     joined, places = joined_axes(x.value.shape, reduced)
     acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE: Vela copies what is reshaped
@@ -67,36 +67,11 @@ def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitu
             acc = b.emit("PAD", acc, padding=tuple(padding), pad_const=0)
             extent = parts * first
         shape = (*acc.shape[:axis], extent // first, first, *acc.shape[axis + 1 :])
-        acc = b.reshape(_summed(b, b.reshape(acc, shape), axis + 1), (*shape[: axis + 1], *shape[axis + 2 :]))
+        acc = b.reshape(sum_axis(b, b.reshape(acc, shape), axis + 1), (*shape[: axis + 1], *shape[axis + 2 :]))
         extent, magnitude = extent // first, magnitude * first
         drop = max((extent * magnitude).bit_length() - 31, 2)
         acc, unit, magnitude = b.rescale(acc, 2.0**-drop, dtype="INT32"), unit * 2.0**drop, (magnitude >> drop) + 1
-    return _summed(b, acc, axis), unit, extent * magnitude
-
-
-def _summed(b: Builder, value: Value, axis: int) -> Value:
-    """Exact sum over one axis of INT32, by as many REDUCE_SUMs as the target's limits ask for."""
-    shape = value.shape
-    folded = around(shape, axis)
-    ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
-    ranges = ranges if folded[2] > 1 else {name: ranges[name] for name in ranges if name == "extent"}
-    for place, feature in enumerate(("outer", "extent", "inner")):
-        most = ranges[feature].high if feature in ranges else folded[place]
-        if folded[place] <= most:
-            continue
-        flat, parts = b.reshape(value, folded), []
-        whole = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
-        if feature == "extent" and whole and folded[2] == 1:  # sums of sums: no SLICE of INT32
-            rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // whole, whole)), axis=2)
-            return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
-        for start in range(0, folded[place], most):
-            parts.append(_summed(b, b.sliced(flat, place, start, min(most, folded[place] - start)), 1))
-        if feature != "extent":
-            total = b.emit("CONCAT", *parts, axis=place)
-        else:
-            total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
-        return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
-    return b.emit("REDUCE_SUM", value, axis=axis)
+    return sum_axis(b, acc, axis), unit, extent * magnitude
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
@@ -159,7 +134,7 @@ def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
         total = b.depthwise_conv2d(columns, b.const(np.ones((*window, channels, 1), np.int8)))
         return b.requantize(total, scale, out)
     flat = b.reshape(b.rescale(columns, 1.0, dtype="INT32"), (batch, math.prod(window), channels))
-    return b.reshape(b.requantize(_summed(b, flat, 1), scale, out), (batch, 1, 1, channels))
+    return b.reshape(b.requantize(sum_axis(b, flat, 1), scale, out), (batch, 1, 1, channels))
 
 
 @op(
@@ -212,6 +187,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA 1.0 REDUCE_SUM."""
     if out.q is None:
+        x = led_by(b, x, all_dims(x, dim))
         axes = [axis for d in all_dims(x, dim) for axis in x.dims[d]]
         total = sum_axes(b, b.widened(x.value), axes)
         return b.view(QTensor(total, x.dims, None), out.shape)

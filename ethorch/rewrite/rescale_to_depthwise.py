@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from ethorch.rewrite.insert_copies import LONGEST
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op
-
-#: Most channels of a convolution: Vela 5.2 SUPPORTED_OPS.
-_MOST_CHANNELS = 65536
 
 
 def rescale_to_depthwise(r: Rewriter, smallest: int) -> None:
     """Each RESCALE from INT8 to INT8 that is no part of another operator becomes a DEPTHWISE_CONV2D and the rest of it.
 
-    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays. One with a longer last axis than
-    a convolution may have channels stays.
+    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays. One of a longer axis than
+    the NPU's stays: Vela makes a pool of it, which may be as long as it is.
 
     Args:
         smallest: elements of a RESCALE from which it is done.
     """
     for op in r.named("RESCALE"):
-        channels = (1, *op.result.shape)[-1]
-        if is_plain(op) and not op.operands[0].is_const and math.prod(op.result.shape) >= smallest and channels <= _MOST_CHANNELS:
+        large = math.prod(op.result.shape) >= smallest and max(_as_map(op.result.shape)) <= LONGEST
+        if is_plain(op) and not op.operands[0].is_const and large:
             _multiply_by_one(r, op)
+
+
+def _as_map(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    *outer, width, channels = (1, 1, *shape)
+    return 1, math.prod(outer), width, channels
 
 
 def is_plain(op: Op) -> bool:
@@ -37,9 +41,8 @@ def is_plain(op: Op) -> bool:
 
 def _multiply_by_one(r: Rewriter, op: Op) -> None:
     at, value = r.before(op), op.operands[0]
-    *outer, width, channels = (1, 1, *value.shape)
-    shape = (1, math.prod(outer), width, channels)
-    one = at.constant(np.ones((1, 1, channels, 1), np.int8), "INT8")
+    shape = _as_map(value.shape)
+    one = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
     zero = at.constant(np.zeros(1, np.int32), "INT32")
     window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": op.attrs["input_zp"], "weight_zp": 0}
     value = value if value.shape == shape else at.reshape(value, *shape)

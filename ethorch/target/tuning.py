@@ -109,6 +109,8 @@ class Tuning:
     crop: Literal["map", "kernel"] = "map"
     #: The mean of a small map whose steps are fine: by a sum, or by an AVG_POOL2D and a RESCALE, which round twice.
     mean: Literal["sum", "AVG_POOL2D"] = "sum"
+    #: Most places in front of an axis that is summed with others behind it; of more, the axis comes to the front before. None: any.
+    most_places_before_sum: int | None = None
     #: Fewest columns of a product that is computed as its transpose where it has 16 times fewer rows. None: none is.
     fewest_columns_turned: int | None = None
     #: Most bytes of a map over whose width and height in turn a maximum is taken, where the kernel is large enough for that to pay;

@@ -64,6 +64,30 @@ def test_sums_over_extents_with_small_divisors(extent: int, target: str) -> None
     climb(quantized(Total(), [inputs], config, target=target), inputs, target, tolerance=1)
 
 
+class Spread(nn.Module):
+    def __init__(self, name: str):
+        super().__init__()
+        self.function = getattr(torch, name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, 1)
+
+
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+@pytest.mark.parametrize("name", ["sum", "mean", "std", "norm"])
+def test_sums_behind_many_places(name: str, config: Callable[[], QuantizationConfig]) -> None:
+    """Vela makes an operation of each of the 5,000: 100 KB of commands for a sum, and more for a deviation."""
+    inputs = (torch.rand(5000, 3, 2) - 0.3,)
+    module = Spread(name) if name != "norm" else Lengths()
+    graph, _ = climb(quantized(module, [inputs], config()), inputs, tolerance=2)
+    assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 40_000
+
+
+class Lengths(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=1)
+
+
 class Normed(nn.Module):
     def __init__(self, norm: str):
         super().__init__()
