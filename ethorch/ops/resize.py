@@ -39,6 +39,14 @@ def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tupl
     return b.from_nhwc(result, x.q, x.rank)
 
 
+def _resizable(extents: Sequence[int], sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]]) -> bool:
+    """Has TOSA a RESIZE of these extents to these ``sizes``, with (numerator, denominator, offset) of each scale?
+
+    TOSA 1.0 RESIZE, ERROR_IF: numerators up to 2,048, scales above 1/16, fewer than 16,384 places.
+    """
+    return max(*extents, *sizes) < 16384 and all(num <= 2048 and den < 16 * num for num, den, _ in numbers)
+
+
 def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
     """Each element along ``dim`` ``factor`` times in a row. TOSA 1.0 TILE."""
     if factor == 1:
@@ -59,7 +67,7 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
     """x[..., floor(i * H / size0), floor(j * W / size1)]. What it becomes, the first that applies:
 
     - ``scales`` that are given and are not what the sizes say: rows and columns chosen by them;
-    - whole factors that the target's RESIZE has: a RESIZE;
+    - whole factors that TOSA's RESIZE and the target's has: a RESIZE;
     - other whole factors: TILEs;
     - any other: chosen rows, then chosen columns.
     """
@@ -69,8 +77,8 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
     if whole and ratios == [1, 1]:
         return x
-    if whole and (easy or b.tuning.resize == "any"):
-        numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
+    numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
+    if whole and (easy or b.tuning.resize == "any") and _resizable(x.shape[-2:], size, numbers):
         if x.rank == 4 and x.shape[0] > 1 and b.tuning.resize == "doubling":
             images = [_resize(b, b.narrow(x, 0, n, 1), size, numbers, "NEAREST") for n in range(x.shape[0])]
             return b.concat(images, 0)
@@ -218,7 +226,7 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales:
     """Bilinear interpolation of x[..., H, W] to ``size``. What it becomes, the first that applies:
 
     - one row or column that is to be several: repeated, since Vela refuses such a RESIZE;
-    - a target whose RESIZE takes any scale: a RESIZE;
+    - a target whose RESIZE takes any scale, and a scale that TOSA's takes: a RESIZE;
     - whole factors: ``_by_boxes``;
     - any other: a product with a matrix along each dim.
     """
@@ -231,7 +239,8 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales:
     if b.tuning.resize == "any":
         axes = zip(x.shape[-2:], size, given, strict=True)
         numbers = [_bilinear_numbers(extent, wide, align, scale) for extent, wide, scale in axes]
-        return _resize(b, x, size, numbers, "BILINEAR")
+        if _resizable(x.shape[-2:], size, numbers):
+            return _resize(b, x, size, numbers, "BILINEAR")
     factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
     if not align and not any(given) and all(factor.denominator == 1 for factor in factors):
         return _by_boxes(b, x, (int(factors[0]), int(factors[1])))

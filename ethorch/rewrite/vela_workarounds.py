@@ -5,6 +5,8 @@ Nothing here changes a bit of what a graph computes.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ethorch.rewrite.insert_copies import ELEMENTWISE, copied
@@ -235,7 +237,12 @@ def transpose_now(r: Rewriter, op: Op) -> None:
 
 
 def move_along_an_axis_more(r: Rewriter, op: Op) -> None:
-    """It moves tensors with a last axis of extent 1 more. Moves of one tensor read one RESHAPE: Vela mixes up several."""
+    """It moves tensors with a last axis of extent 1 more. Moves of one tensor read one RESHAPE: Vela mixes up several.
+
+    A PAD does so axis by axis.
+    """
+    if op.name == "PAD":
+        return _pad_axis_by_axis(r, op)
     at, attrs = r.before(op), dict(op.attrs)
     operands = [_earlier_reshape(r, op, value) or at.reshape(value, *value.shape, 1) for value in op.operands]
     for name, more in (("start", (0,)), ("size", (1,)), ("padding", (0, 0)), ("multiples", (1,))):
@@ -243,6 +250,21 @@ def move_along_an_axis_more(r: Rewriter, op: Op) -> None:
             attrs[name] = (*attrs[name], *more)
     moved = at.emit(op.name, *operands, **attrs)
     r.replace(op, at.reshape(moved, *op.result.shape))
+
+
+def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
+    """Each axis as the middle one of three, with those behind it joined to it, and the last of extent 1."""
+    at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
+    shape, const = list(value.shape), op.attrs["pad_const"]
+    for axis in reversed(range(value.rank)):
+        before, behind = padding[2 * axis : 2 * axis + 2]
+        if before == behind == 0:
+            continue
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        value = at.reshape(value, outer, shape[axis] * inner, 1)
+        value = at.emit("PAD", value, padding=(0, 0, before * inner, behind * inner, 0, 0), pad_const=const)
+        shape[axis] += before + behind
+    r.replace(op, at.reshape(value, *shape))
 
 
 def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
