@@ -243,6 +243,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_operand,
         families=U55_U65,
     ),
+    VelaBug(
+        id="vela.wide-int32-in-shapes",
+        wrong="An INT32 that is read in two shapes, one of more than 32,768 places along its last axis, is wrong for all readers.",
+        operators=("RESHAPE",),
+        which=do.is_wide_int32_read_in_shapes,
+        instead=do.copy_operand,
+        families=U55_U65,
+    ),
     # --- shapes and memory that are shared ----------------------------------------------------------------------------
     VelaBug(
         id="vela.select-of-reshaped",

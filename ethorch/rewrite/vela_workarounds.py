@@ -167,6 +167,15 @@ def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
     return value.dtype == "INT32" and value in r.graph.inputs and value.shape[-1:] > (_WIDEST_INT32,)
 
 
+def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
+    """A RESHAPE of INT32 that others read, too, where one of the shapes has more than 32,768 places along its last axis."""
+    value = op.operands[0]
+    if value.dtype != "INT32" or r.uses(value) < 2:
+        return False
+    shapes = [value.shape, *(reader.result.shape for reader in r.readers(value) if reader.name == "RESHAPE")]
+    return max((shape or (1,))[-1] for shape in shapes) > _WIDEST_INT32
+
+
 def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
     """Both operands are one RESHAPE, or RESCALEs of one."""
     first, second = (_unscaled(r, value) for value in op.operands)

@@ -332,6 +332,13 @@ def reshaped_input(b: Builder) -> Value:
 
 
 #: Row -> name -> graph.
+def read_in_wide_shapes(b: Builder) -> Value:
+    x, one = b.emit("ADD", *[b.input(name, (2, 40_000, 2), "INT32") for name in "xy"]), b.const(np.ones((1, 1), np.int32))
+    wide, square = b.reshape(x, (4, 40_000)), b.const(np.ones((1, 1, 1), np.int32))
+    parts = [b.emit("SUB", wide, one), b.emit("SUB", b.reshape(x, (2, 2, 40_000)), square)]
+    return b.emit("ADD", parts[0], b.reshape(parts[1], (4, 40_000)))
+
+
 def wide_rows(b: Builder) -> Value:
     return b.input("x", (2, 40_000), "INT32")
 
@@ -400,6 +407,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.wide-int32-move": {name: lambda b, move=move: move(b, wide_rows(b)) for name, move in WIDE_MOVES.items()},
     "vela.wide-int32-identity": {"": lambda b: b.emit("IDENTITY", wide_rows(b))},
     "vela.wide-int32-input": {"": lambda b: b.reshape(wide_rows(b), (2, 4, 10_000))},
+    "vela.wide-int32-in-shapes": {"": read_in_wide_shapes},
     "vela.select-of-reshaped": {
         f"{shared}, {dtype}": select(shared, dtype) for shared in ("condition", "first", "second") for dtype in ("INT8", "INT16")
     }
