@@ -182,7 +182,9 @@ def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | No
     number = 0
     while hasattr(model, f"_constant_{number}"):
         number += 1
-    model.register_buffer(f"_constant_{number}", tensor.detach().clone())
+    expanded = 0 in tensor.stride()  # one element may have that stride as well; ExecuTorch has none
+    data = tensor.detach().clone(memory_format=torch.contiguous_format if expanded else torch.preserve_format)
+    model.register_buffer(f"_constant_{number}", data)
     node = model.graph.get_attr(f"_constant_{number}")
     node.meta = {**meta, "val": mode.from_tensor(tensor, static_shapes=True)}
     return node

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result, float_qparams
@@ -39,6 +40,12 @@ from ethorch.tosa.layout import contiguous
 
 #: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
+
+
+def shape_of_values(node: Node) -> bool:
+    """Does the shape of the (first) result of ``node`` depend on what tensors hold?"""
+    value = first_value(node)
+    return value is not None and any(isinstance(e, torch.SymInt) and has_free_unbacked_symbols(e) for e in value.shape)
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
@@ -151,7 +158,7 @@ class Frame(ABC):
         if self.given is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or shape_of_values(node):
             return OnCpu(node)
         unsigned = tensor.dtype == torch.uint8 and self.b.integers and _only_dequantized(node)
         if not unsigned and TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:

@@ -29,6 +29,13 @@ INT64_INPUT = Reason(
 )
 
 
+SHAPE_OF_VALUES = Reason(
+    "graph.shape_of_values",
+    "the shape of its result depends on what the tensors hold, and the NPU's programs have fixed shapes",
+    "Keep all elements, and put 0 in place of the others with torch.where; or make what the shape depends on a constant.",
+)
+
+
 def not_quantized(node: Node) -> Reason:
     """Its input ``node`` is float, on a target of integers."""
     return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize the module it is in, and calibrate.")

@@ -42,7 +42,7 @@ from ethorch.fx.node import (
 from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
 from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
+from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of, shape_of_values
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,
@@ -51,6 +51,7 @@ from ethorch.lower.reasons import (
     MOST_RETURNED,
     NOT_OUTPUT_QUANTIZED,
     RETURNED_LATE,
+    SHAPE_OF_VALUES,
     WRITTEN_BACK,
     no_integer_dtype,
     no_table,
@@ -136,6 +137,8 @@ class Walk(Frame):
 
     def result(self, node: Node) -> Any:
         """See Frame."""
+        if shape_of_values(node):
+            raise Unsupported(SHAPE_OF_VALUES if find(node.target) else unknown_operator(node))
         name = op_name(node.target)
         empty = self.empty(node)
         if empty is not None:
