@@ -35,7 +35,9 @@ from ethorch.versions import versions
 
 _C = Path(__file__).resolve().parent / "c"
 _DRIVER = ("ethosu.c", "ethosu.h", "ethosu_text.c", "ethosu_model.h")
-_FIRMWARE = ("startup.c", "console.c", "console.h", "cortex_m.c", "cortex_m.h", "support.c", "freestanding/string.h")
+_FIRMWARE = (
+    "startup.c", "console.c", "console.h", "cortex_m.c", "cortex_m.h", "support.c", "freestanding/string.h", "ziglang.cmake",
+)  # fmt: skip
 _STATEFUL_RUNS = 3  # of the self-test of a model that keeps state: the first, one after it, and one more
 _DEFAULT_BOARDS = {"u55": "corstone-300", "u65": "corstone-300", "u85": "corstone-320"}
 DATA_FORMS = ("incbin", "arrays")

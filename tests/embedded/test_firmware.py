@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import ethorch
+from ethorch.embedded import project_run
+from ethorch.embedded.firmware import firmware
 from ethorch.embedded.project_run import Options
 from tests.support.firmware import NETWORKS, PUBLIC, TARGETS, built_and_run, project
 
@@ -65,3 +71,55 @@ def test_the_same_by_gcc(name: str, tmp_path: Path) -> None:
 def test_outputs_are_the_desks_everywhere(name: str, target: str, interrupt: bool, tmp_path: Path) -> None:
     project(name, target, tmp_path)
     built_and_run(tmp_path, Options(interrupt=interrupt))
+
+
+#: Memory mode -> where constants and feature maps are read and written: REGIONCFG and QCONFIG.
+MODES = [
+    ("ethos-u85-256", "Sram_Only", "0x5551u", "0u"),
+    ("ethos-u85-256", "Dedicated_Sram_384KB", "0x555Bu", "2u"),
+    ("ethos-u55-128", "Sram_Only", "0x5551u", "0u"),
+    ("ethos-u65-256", "Shared_Sram", "0x5553u", "2u"),
+    ("ethos-u65-256", "Sram_Only", "0x5551u", "0u"),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "regions", "queue"), [*MODES[:2], *(pytest.param(*row, marks=pytest.mark.long) for row in MODES[2:])]
+)
+def test_ports_follow_the_memory_mode(target: str, mode: str, regions: str, queue: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3)).eval()
+    x = torch.randn(4, 3, 24, 24)
+    made = firmware(ethorch.compile(model, x[:1], target, calibration=x, memory_mode=mode, progress=False), tmp_path)
+    text = (tmp_path / "model" / "model.c").read_text()
+    assert f".region_config = {regions}," in text and f".queue_config = {queue}," in text
+    assert (made.sizes["fast"] > 0) == mode.startswith("Dedicated")
+    assert not built_and_run(tmp_path).faults
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_builds_the_same_firmware(tmp_path: Path) -> None:
+    project("small", "ethos-u55-128", tmp_path)
+    done = subprocess.run(["make", f"PYTHON={sys.executable}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    by_make = (tmp_path / "build" / "firmware.elf").read_bytes()
+    assert project_run.build(tmp_path).read_bytes() == by_make
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None or shutil.which("ninja") is None, reason="cmake or ninja is not installed")
+def test_cmake_builds_a_firmware_that_passes(tmp_path: Path) -> None:
+    project("small", "ethos-u55-128", tmp_path)
+    first = [
+        "cmake",
+        "-G",
+        "Ninja",
+        "-B",
+        "build",
+        "-DCMAKE_TOOLCHAIN_FILE=firmware/ziglang.cmake",
+        f"-DETHORCH_PYTHON={sys.executable}",
+    ]
+    for line in (first, ["cmake", "--build", "build"]):
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    ran = project_run.run(tmp_path, tmp_path / "build" / "firmware.elf").check()
+    assert "PASS" in ran.text.split()
