@@ -12,8 +12,8 @@ import numpy as np
 
 from ethorch.board import npu_registers as regs
 from ethorch.board.description import Memory, NpuSlot
-from ethorch.board.estimate import step_cycles
-from ethorch.board.extents import Extent, reachable
+from ethorch.board.estimate import Done, cycles_of, done, total
+from ethorch.board.extents import Extent
 from ethorch.board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, PMU_IRQ, RULES, RUNNING
 from ethorch.board.guest import Guest
 from ethorch.board.inference import Inference
@@ -22,7 +22,17 @@ from ethorch.board.npu_programs import Programs, ends
 from ethorch.errors import MachineFault
 from ethorch.npu import Machine, Sources
 from ethorch.npu.arrays import Bytes
-from ethorch.npu.counters import CYCLE, MAC_ACTIVE, NPU_ACTIVE, NPU_IDLE
+from ethorch.npu.counters import (
+    AXI0_READ_BEATS,
+    AXI0_WRITE_BEATS,
+    AXI1_READ_BEATS,
+    AXI1_WRITE_BEATS,
+    BEAT_BYTES,
+    CYCLE,
+    MAC_ACTIVE,
+    NPU_ACTIVE,
+    NPU_IDLE,
+)
 from ethorch.npu.registers import NPUS, U55, U85, Npu
 from ethorch.npu.stream import COP1
 
@@ -323,37 +333,39 @@ class NpuDevice:
             text = "The command stream does not end with NPU_OP_STOP: QSIZE is too small, or the stream is cut off."
             self._fail(run, "npu.stream_end", text)
             return
+        exact = not program.has_branches
+        run.memories = self._reached(run, used, bases, exact)
+        if run.status:
+            return
+        run.inference.memories = {region: memory.name for region, memory in run.memories.items()}
+        run.reads = [(bases[r] + a, bases[r] + b) for r, e in used.items() for a, b in e.read]
+        run.writes = [(bases[r] + a, bases[r] + b) for r, e in used.items() for a, b in e.written]
+        if self.coherence is not None:
+            self.coherence.before_run(run.reads, run.writes, exact)
+        constants = self._rest(bases[0])[: used[0].end if 0 in used else 0]
+        regions = {region: self._rest(bases[region]) for region in used if region}
+        run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
+
+    def _reached(self, run: _Prepared, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
+        """The memory of each region that a stream uses; a fault where the NPU cannot get at it.
+
+        Of a stream with branches (not ``exact``) the beginning of each region is checked, the rest by the machine on its way.
+        """
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):
             if region >= regs.REGIONS:
                 self._fail(run, "npu.command", f"{extent.last} uses region {region}; there are {regs.REGIONS}.")
                 continue
-            what, base = f"region {region} (BASEP{region} = {bases[region]:#x})", bases[region]
+            base, attribute = bases[region], self.values[regs.REGIONCFG] >> 2 * region & 3
             if base % 16:
                 self._fail(run, "npu.base_alignment", f"BASEP{region} is {base:#x}; a region begins at a multiple of 16 bytes.")
                 continue
-            attribute = self.values[regs.REGIONCFG] >> 2 * region & 3
-            label = f"{what}, as far as {extent.last} goes"
-            memory = self._reach(run, label, base + extent.start, extent.end - extent.start, attribute, extent.writes)
+            label = f"region {region} (BASEP{region} = {base:#x})" + (f", as far as {extent.last} goes" if exact else "")
+            start, size = (base + extent.start, extent.end - extent.start) if exact else (base, 1)
+            memory = self._reach(run, label, start, size, attribute, extent.writes and exact)
             if memory is not None:
                 memories[region] = memory
-        if run.status:
-            return
-        run.memories = memories
-        run.inference.memories = {region: memory.name for region, memory in memories.items()}
-        reached = used if not program.has_branches else reachable(program)
-        run.reads = [(bases[r] + a, bases[r] + b) for r, e in reached.items() for a, b in e.read]
-        run.writes = [(bases[r] + a, bases[r] + b) for r, e in reached.items() for a, b in e.written]
-        if self.coherence is not None:
-            self.coherence.before_run(run.reads, run.writes, exact=not program.has_branches)
-        regions = {n: self._rest(bases[n]) for n in range(1, regs.REGIONS) if n in used or program.has_branches}
-        regions = {n: array for n, array in regions.items() if array.size}
-        run.machine = self.programs.machine(run.inference.stream, self._region(bases[0], used.get(0)), regions, bases)
-
-    def _region(self, base: int, extent: Extent | None) -> Bytes:
-        """The bytes of a region as far as the stream uses it; all that follows its base where that is not known."""
-        rest = self._rest(base)
-        return rest if extent is None else rest[: extent.end]
+        return memories
 
     def _rest(self, base: int) -> Bytes:
         found = self.guest.find(base)
@@ -364,7 +376,7 @@ class NpuDevice:
     def _execute(self, run: _Prepared, machine: Machine) -> int:
         """Run the machine, count; returns the STATUS bits of its end."""
         inference = run.inference
-        before = _totals(machine)
+        before = machine.counters
         started = time.perf_counter()
         try:
             machine.run()
@@ -373,53 +385,41 @@ class NpuDevice:
             self.session.report("npu.extent" if outside else "npu.command", f"The NPU stops: {fault}")
             return BUS_ERROR if outside else PARSE_ERROR
         inference.seconds += time.perf_counter() - started
-        after = _totals(machine)
-        inference.macs = after[0] - before[0]
-        inference.read_bytes = {r: n - before[1].get(r, 0) for r, n in sorted(after[1].items()) if r >= 0}
-        inference.written_bytes = {r: n - before[2].get(r, 0) for r, n in sorted(after[2].items()) if r >= 0}
-        self._count_cycles(run, machine)
-        self._pmu.advance(inference.cycles, self._events(run, machine))
+        operations = done(before, machine.counters)
+        inference.macs = sum(operation.macs for operation in operations)
+        inference.read_bytes = total([operation.read for operation in operations])
+        inference.written_bytes = total([operation.written for operation in operations])
+        self._count_cycles(run, operations)
+        self._pmu.advance(inference.cycles, self._events(inference))
         self.values[regs.QREAD] = inference.stream_bytes
         if self.coherence is not None:
             self.coherence.after_run(run.writes, exact=not machine.program.has_branches)
         return END_REACHED
 
-    def _count_cycles(self, run: _Prepared, machine: Machine) -> None:
+    def _count_cycles(self, run: _Prepared, operations: Sequence[Done]) -> None:
         """Vela's estimate where it was given, else ours, with the operators' names."""
         inference, sources = run.inference, self.sources.get(run.inference.stream)
         if sources is not None:
             inference.operators = [(str(source), source.op_cycles) for source in sources.all()]
         else:
-            steps = () if machine.program.has_branches else machine.program.steps()
-            rows = [(step, step_cycles(step, self.npu, self.slot, run.memories)) for step in steps]
-            inference.operators = [(step.op.title, cycles) for step, cycles in rows if cycles]
+            rows = [(operation.title, cycles_of(operation, self.npu, self.slot, run.memories)) for operation in operations]
+            inference.operators = [(title, cycles) for title, cycles in rows if cycles]
         inference.estimated_by = "vela" if sources is not None or inference.stream in self.cycles else "board"
         inference.cycles = self.cycles.get(inference.stream, sum(cycles for _, cycles in inference.operators))
 
-    def _events(self, run: _Prepared, machine: Machine) -> dict[int, int]:
-        """PMU events of this run."""
-        ports = {r: int(self.port(self.values[regs.REGIONCFG] >> 2 * r & 3) == "ext") for r in range(regs.REGIONS)}
-        runs = max((counter.runs for counter in machine.counters.values()), default=1)
-        found = {
-            event: count // max(runs, 1)
-            for event, count in machine.events(ports).items()
-            if event not in (CYCLE, NPU_ACTIVE, NPU_IDLE)
-        }
-        found[MAC_ACTIVE] = -(-run.inference.macs // self.npu.macs)
-        return found | {CYCLE: run.inference.cycles, NPU_ACTIVE: run.inference.cycles, NPU_IDLE: 0}
-
-
-def _totals(machine: Machine) -> tuple[int, dict[int, int], dict[int, int]]:
-    """(MACs, bytes read per region, bytes written per region) of all runs so far."""
-    macs = 0
-    read: dict[int, int] = {}
-    written: dict[int, int] = {}
-    for counter in machine.counters.values():
-        macs += counter.macs
-        for total, part in ((read, counter.read_bytes), (written, counter.written_bytes)):
-            for region, size in part.items():
-                total[region] = total.get(region, 0) + size
-    return macs, read, written
+    def _events(self, inference: Inference) -> dict[int, int]:
+        """PMU events of a run: lower bounds, as of ``npu.counters.events``."""
+        beat = BEAT_BYTES[self.npu.family]
+        beats = dict.fromkeys((AXI0_READ_BEATS, AXI0_WRITE_BEATS, AXI1_READ_BEATS, AXI1_WRITE_BEATS), 0)
+        for sizes, events in (
+            (inference.read_bytes, (AXI0_READ_BEATS, AXI1_READ_BEATS)),
+            (inference.written_bytes, (AXI0_WRITE_BEATS, AXI1_WRITE_BEATS)),
+        ):
+            for region, size in sizes.items():
+                port = self.port(self.values[regs.REGIONCFG] >> 2 * region & 3)
+                beats[events[port == "ext"]] += -(-size // beat)
+        cycles = {CYCLE: inference.cycles, NPU_ACTIVE: inference.cycles, NPU_IDLE: 0}
+        return {**beats, **cycles, MAC_ACTIVE: -(-inference.macs // self.npu.macs)}
 
 
 def _architecture(word: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ethorch.board import npu_registers as regs
-from ethorch.board.extents import Extent, extents
+from ethorch.board.extents import Extent, extents, reachable
 from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.arrays import Bytes
 from ethorch.npu.registers import Npu
@@ -30,13 +30,13 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """The stream without constants, and what it touches: nothing is known of that for a stream with branches.
+        """The stream without constants, and what it touches: of a stream with branches no more than that.
 
         MachineFault where it cannot be decoded or prepared.
         """
         if digest not in self._streams:
             program = Program(payload(self.npu, commands))
-            used = extents(program) if not program.has_branches and ends(program) else {}
+            used = {} if not ends(program) else reachable(program) if program.has_branches else extents(program)
             _keep(self._streams, digest, (program, used))
         return self._streams[digest]
 
