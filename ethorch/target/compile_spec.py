@@ -24,6 +24,7 @@ DEFAULT_INI = "Arm/vela.ini"
 
 # Keys of the list, as ExecuTorch's own Arm backend writes them, so that a .pte says the same thing in the same place.
 _TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
+_CONFIG = "vela_config"  # ours alone: an ini text, where no file has it
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # ours alone
 # Keys that only that backend gives a meaning to: read over, never written.
@@ -168,7 +169,7 @@ class ArmCompileSpec:
         for key in _INCUMBENT_ONLY & items.keys():
             del items[key]
         if items:
-            raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _ARTIFACTS, _DEBUG))
+            raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _CONFIG, _ARTIFACTS, _DEBUG))
         return spec.dump_intermediate_artifacts_to(path).dump_debug_info(mode)  # type: ignore[return-value]
 
     @classmethod
@@ -206,6 +207,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: the NPU's arena: ``"fast"``, as large as makes Vela's schedule fastest; ``"free"``, the smallest found that costs
             hardly more cycles (``ethorch.vela.arena``); or a limit in bytes, under which the fastest is taken. Vela's own flags
             for it, ``--arena-cache-size`` and ``--optimise``, go before.
+        config_text: the content of an ini file instead, as ``ethorch.board.memory_roles`` makes it of a board. It becomes a part of the
+            spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
 
     Raises:
         SpecError: a name or flag that is unknown, with the list of known ones.
@@ -222,8 +225,10 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: str | None = DEFAULT_INI,
         *,
         arena: str | int = FAST,
+        config_text: str | None = None,
     ):
         super().__init__()
+        self.config_text = config_text
         self.arena: str | int = _arena(arena)
         self.target: Target = lookup(target)
         self.flags: dict[str, Any] = parse_flags(extra_flags)
@@ -234,7 +239,10 @@ class EthosUCompileSpec(ArmCompileSpec):
                 "Change target and leave the flag out."
             )
         self.flags.pop("--output-format", None)
-        self.config_files: tuple[str, ...] = (*self.flags.pop("--config", ()), config_ini or DEFAULT_INI)
+        files = (*self.flags.pop("--config", ()), config_ini or DEFAULT_INI)
+        if config_text is not None and files != (DEFAULT_INI,):
+            raise SpecError(f"config_text and the ini file {files[0]!r} say the same in two ways: give one of them.")
+        self.config_files: tuple[str, ...] = files if config_text is None else ()
         self.system_config: str = self._choose("system_config", system_config, self.target.default_system_config)
         self.memory_mode: str = self._choose("memory_mode", memory_mode, self.target.default_memory_mode)
         self.config_files = tuple(dict.fromkeys(self.config_files))
@@ -266,7 +274,9 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def vela_config(self) -> VelaConfig:
-        """The ini files, read."""
+        """The ini files or the ini text, read."""
+        if self.config_text is not None:
+            return vela_ini.parse(self.config_text, "the generated configuration")
         return vela_ini.load(self.config_files)
 
     @property
@@ -296,14 +306,18 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """The same choices as a Vela command line, for ``vela`` itself and for the .pte."""
+        """The same choices as a Vela command line, for ``vela`` itself and for the .pte.
+
+        Of a ``config_text`` it names a file that would hold it.
+        """
         flags = []
+        files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():
             flags.append(name if value is True else f"{name}={value}")
         return [
             *flags,
             f"--accelerator-config={self.target.name}",
-            *(f"--config={name}" for name in self.config_files),
+            *(f"--config={name}" for name in files),
             "--output-format=raw",
             f"--system-config={self.system_config}",
             f"--memory-mode={self.memory_mode}",
@@ -324,6 +338,8 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     def _own_items(self) -> dict[str, str]:
         items = {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
+        if self.config_text is not None:
+            items[_CONFIG] = self.config_text
         return items if self.arena == FAST else {**items, _ARENA: str(self.arena)}
 
     @classmethod
@@ -332,11 +348,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         name = items.pop(_TARGET, None) or flags.get("--accelerator-config")
         if name is None:
             raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
+        text = items.pop(_CONFIG, None)
         *others, ini = flags.pop("--config", [DEFAULT_INI])
+        if text is not None:  # the flags name a file that need not be there
+            others, ini = [], DEFAULT_INI
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)
         given = int(arena) if arena.isdecimal() else arena
-        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given)
+        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given, config_text=text)
 
     def __repr__(self) -> str:
         return f"EthosUCompileSpec({self.target.name!r}, flags={self.compiler_flags!r})"

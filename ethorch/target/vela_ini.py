@@ -177,6 +177,18 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
     return VelaConfig(names, text, sections)
 
 
+@lru_cache(maxsize=64)
+def parse(text: str, name: str) -> VelaConfig:
+    """An ini text as a VelaConfig, called ``name`` in messages. SpecError where it cannot be read."""
+    parser = ConfigParser()
+    try:
+        parser.read_string(text, source=name)
+        sections = {section: dict(parser[section]) for section in parser.sections()}
+    except IniError as error:
+        raise SpecError(f"{name} cannot be read: {error}") from None
+    return VelaConfig((name,), text, sections)
+
+
 def _find(name: str) -> Path:
     """``Arm/vela.ini`` (folder/file) means the installed Vela's own; anything else is a path of the user's."""
     path = Path(os.path.expanduser(name))
