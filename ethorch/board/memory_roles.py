@@ -1,7 +1,7 @@
-"""Which memory of a board holds what of a program, and what Vela is told of it: a system configuration and memory modes as ini text.
+"""Which memory of a board holds what of a program, and what Vela is told of it: system configuration and memory modes as ini text.
 
-The text depends on the board's numbers alone. It goes into the compile spec and so into the ``.pte``, which then says for which clock
-and which bandwidths it was planned, on whatever computer it is read.
+The text depends on the board's numbers alone. It goes into the compile spec and so into the ``.pte``, which then says for which
+clock and bandwidths it was planned, on whatever computer it is read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Roles:
 def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Which memory holds what, for the NPU of a slot.
 
-    Without a memory mode it is what the board's file says under ``constants``, ``feature_maps`` and ``staging``. What it leaves out:
+    Without a memory mode it is what the board says under ``constants``, ``feature_maps`` and ``staging``. What it leaves out:
     weights lie in MRAM, flash or DRAM, in this order; feature maps in the largest SRAM, or, of U65 and U85 with their weights in
     DRAM, there too, staged through the SRAM.
 

@@ -27,18 +27,15 @@ def firmware(
     samples: options.Samples,
     quantization: options.Quantization,
     compiler: options.Compiler,
-    board: Annotated[
-        str | None,
-        typer.Option(
-            help="A board's name, or the path of its .toml. Default: corstone-300; for U85, corstone-320.", metavar="BOARD"
-        ),
-    ] = None,
     name: Annotated[str, typer.Option(help="Stands before each symbol and file of the model.")] = "model",
     data: Annotated[str, typer.Option(help="incbin (files of bytes) or arrays (C arrays, for any compiler).")] = "incbin",
     method: options.Method = "forward",
     inputs: options.Inputs = None,
 ) -> Answer:
-    """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it."""
+    """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it.
+
+    Without --board it is for corstone-300, or of a U85 for corstone-320.
+    """
     chosen = options.settings_of(quantization, compiler)
     if model.endswith(".pte") or Path(model).is_dir():
         program = options.load_program(Path(model), method)
@@ -51,7 +48,7 @@ def firmware(
         from ethorch.program.model_options import inputs_for
 
         given = [inputs_for(program, inputs)]
-    made = write(program, output, board=board, name=name, inputs=given, data=data)
+    made = write(program, output, board=quantization.board, name=name, inputs=given, data=data)
     return Answer(made.to_json(), lambda: str(made))
 
 

@@ -37,7 +37,18 @@ Pte = Annotated[
     Path, typer.Argument(metavar="FILE.pte", help="A program of ethorch or of ExecuTorch's Arm backend, or a saved folder.")
 ]
 Target = Annotated[
-    str | None, _option("--target", "-t", help="NPU; see `ethorch targets`. Default: ethos-u55-128.", panel=COMPILER)
+    str | None,
+    _option("--target", "-t", help="NPU; see `ethorch targets`. Default: the board's first, or ethos-u55-128.", panel=COMPILER),
+]
+Board = Annotated[
+    str | None,
+    _option(
+        "--board",
+        "-b",
+        help="A board of `ethorch boards`, or a TOML file of your own: target, clocks, memories, limits.",
+        panel=COMPILER,
+        metavar="NAME|FILE",
+    ),
 ]
 Scheme = Annotated[
     str | None, _option("--scheme", "-s", help="int8 (default), a16w8, a8w4 or int8-per-tensor.", panel=QUANTIZATION)
@@ -174,6 +185,7 @@ class Quantization:
     leave_out: LeaveOut = None
     io: Io = None
     target: Target = None
+    board: Board = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +262,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
         flash=budget.flash,
         latency_ms=budget.latency(),
         min_sqnr_db=budget.min_sqnr_db,
+        board=quantization.board,
     )
     for flag, why in chosen.spec.flags_without_effect.items():
         print(f"the flag {flag} has no effect: {why}", file=sys.stderr)

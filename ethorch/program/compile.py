@@ -54,6 +54,7 @@ def compile(
     flash: int | str | None = None,
     latency_ms: float | None = None,
     min_sqnr_db: float | None = None,
+    board: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     config: QuantizationConfig | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -76,7 +77,7 @@ def compile(
             ``timm:NAME``, ``hf:FOLDER``.
         example_inputs: a tensor, a tuple of inputs, or a dict of keyword inputs; they fix the shapes. A model by name brings its
             own.
-        target: name of the NPU, see ``ethorch targets``; ``ethos-u55-128`` by default.
+        target: name of the NPU, see ``ethorch targets``; the board's first by default, or ``ethos-u55-128``.
         calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
             folder (see ``ethorch.data.samples``). The ranges of all activations come from them. None: the example inputs alone.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``.
@@ -93,6 +94,8 @@ def compile(
         min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples. Where one of
             these limits does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
             (``ethorch.program.fitting``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
+        board: a board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file of yours: its clocks and bandwidths go to Vela,
+            its NPU is the target unless you name one, and its RAM and flash are the limits unless you set some.
         settings: all of these as one value; the arguments above change it.
         config: a QuantizationConfig instead of the scheme's.
         transform: called on each calibration item first.
@@ -124,6 +127,7 @@ def compile(
         flash=flash,
         latency_ms=latency_ms,
         min_sqnr_db=min_sqnr_db,
+        board=None if board is None else os.fspath(board),
     )
     with quiet(), shown(progress):
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)

@@ -81,9 +81,9 @@ class _Search:
         best = before
         for _ in range(_STEPS):
             settings, arena = _settings(best), _arena(best)
-            if settings.ram is None or not arena or not _missed(best, "ram"):
+            if settings.ram_limit is None or not arena or not _missed(best, "ram"):
                 break
-            limit = max(arena - (best.memory.ram_bytes - settings.ram), 1)
+            limit = max(arena - (best.memory.ram_bytes - settings.ram_limit), 1)
             found = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
             if found.memory.ram_bytes < best.memory.ram_bytes:
                 best = found
@@ -97,7 +97,11 @@ class _Search:
         changes: list[tuple[str, dict[str, Any]]] = []
         if _settings(before).arena == FREE:
             changes.append(("the fastest arena", {"arena": FAST}))
-        if _settings(before).constants == FLASH and _settings(before).ram is not None and _settings(before).memory_mode is None:
+        if (
+            _settings(before).constants == FLASH
+            and _settings(before).ram_limit is not None
+            and _settings(before).memory_mode is None
+        ):
             changes.append(("weights in SRAM", {"constants": SRAM}))
         for change, values in changes:
             found = self.attempt(change, _settings(best).with_(**values))

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ethorch import figures, host
+from ethorch.board import Board
+from ethorch.board.measured import spread
+from ethorch.board.memory_roles import assumptions, roles
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
 from ethorch.figures import Layer, MemoryReport
@@ -29,6 +32,7 @@ from ethorch.metrics import sqnr_db
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
+from ethorch.program.board_fit import MEMORY, MemoryUse, uses
 from ethorch.program.explanation import Explanation, explanation
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
@@ -388,14 +392,16 @@ class Program:
 
     @cached_property
     def budgets(self) -> tuple[Budget, ...]:
-        """The limits that the settings have, and what was found."""
+        """The limits that the settings have, the memories of the board, and what was found."""
         if self.settings is None:
             return ()
         chosen, found = self.settings, []
-        if chosen.ram is not None:
-            found.append(Budget("ram", chosen.ram, self.memory.ram_bytes, self.memory.ram_bytes <= chosen.ram))
-        if chosen.flash is not None:
-            found.append(Budget("flash", chosen.flash, self.memory.flash_bytes, self.memory.flash_bytes <= chosen.flash))
+        needs = {"ram": self.memory.ram_bytes, "flash": self.memory.flash_bytes}
+        for name, limit in (("ram", chosen.ram_limit), ("flash", chosen.flash_limit)):
+            if limit is not None:
+                found.append(Budget(name, limit, needs[name], needs[name] <= limit))
+        for use in self.memory_uses:
+            found.append(Budget(MEMORY + use.memory, use.size_bytes, use.needs_bytes, use.needs_bytes <= use.size_bytes))
         if chosen.latency_ms is not None:
             taken = self.milliseconds
             found.append(Budget("latency_ms", chosen.latency_ms, taken, None if taken is None else taken <= chosen.latency_ms))
@@ -429,12 +435,31 @@ class Program:
         return None if None in cycles else sum(c for c in cycles if c is not None)
 
     @property
+    def board(self) -> Board | None:
+        """The board that it was compiled for; None where none was named."""
+        return None if self.settings is None else self.settings.described
+
+    @cached_property
+    def memory_uses(self) -> tuple[MemoryUse, ...]:
+        """What the NPU takes of each memory of the board; empty without one, and where an ini file describes other memories."""
+        if self.settings is None or self.settings.described is None or self.settings.slot is None or self.spec is None:
+            return ()
+        if self.spec.config_text is None:
+            return ()
+        return uses(self.memory, roles(self.settings.described, self.settings.slot, self.spec.memory_mode))
+
+    @property
+    def cpu_clock_hz(self) -> float:
+        """Clock of the CPU: the board's; without one, the NPU's."""
+        return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
+
+    @property
     def milliseconds(self) -> float | None:
-        """Of one inference by the estimate, the CPU at the NPU's clock; None where cycles are unknown."""
-        cycles = self._cycles(NPU), self._cycles(CPU)
-        if cycles[0] is None or cycles[1] is None or not self.core_clock_hz:
+        """Of one inference by the estimate: CPU and NPU one after the other, each at its clock; None where cycles are unknown."""
+        npu, cpu = self._cycles(NPU), self._cycles(CPU)
+        if npu is None or cpu is None or not self.core_clock_hz:
             return None
-        return 1e3 * (cycles[0] + cycles[1]) / self.core_clock_hz
+        return 1e3 * (npu / self.core_clock_hz + cpu / self.cpu_clock_hz)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; docs/json.md says what each key means."""
@@ -454,6 +479,8 @@ class Program:
             "total_cycles": npu,
             "cpu_cycles": cpu,
             "core_clock_hz": self.core_clock_hz,
+            "cpu_clock_hz": self.cpu_clock_hz,
+            "board": self._board_facts(),
             "memory_system": None if self.spec is None else memory_system(self.spec),
             "milliseconds": taken,
             "inferences_per_second": None if not taken else 1e3 / taken,
@@ -474,6 +501,20 @@ class Program:
             "memory": self.memory.to_json(),
             "settings": None if self.settings is None else self.settings.to_json(),
             "versions": versions(),
+        }
+
+    def _board_facts(self) -> dict[str, Any] | None:
+        """The board as ``to_json`` has it; None without one."""
+        board, slot = self.board, None if self.settings is None else self.settings.slot
+        if board is None or slot is None:
+            return None
+        of_board = self.spec is not None and self.spec.config_text is not None
+        return {
+            "name": board.name,
+            "title": board.title,
+            "memories": [asdict(use) for use in self.memory_uses],
+            "spread": asdict(spread(board.name)),
+            "assumed": list(assumptions(board, slot, self.spec.memory_mode)) if of_board and self.spec is not None else [],
         }
 
     def inspect(self, *inputs: Any, runs: int = 1, etrecord: str | os.PathLike[str] | None = None) -> Inspection:

@@ -12,7 +12,11 @@ from typing import Any
 
 import tomli_w
 
+from ethorch.board import Board, NpuSlot
+from ethorch.board import load as load_board
+from ethorch.board.memory_roles import configuration, roles
 from ethorch.errors import SpecError, unknown_name
+from ethorch.program.board_fit import flash_bytes, ram_bytes
 from ethorch.target.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
 if sys.version_info >= (3, 11):
@@ -28,6 +32,8 @@ SCHEMES = {
     "a16w8": "int16 activations, int8 weights with a scale per channel",
     "a8w4": "int8 activations, int4 weights with a scale per channel",
 }
+#: What those get who name neither target nor board.
+DEFAULT_TARGET = "ethos-u55-128"
 #: What a module alone may have besides.
 FLOAT = "float"
 #: Types that a program's float inputs and outputs can have.
@@ -59,12 +65,12 @@ class Settings:
     """What a program is compiled for and how.
 
     Attributes:
-        target: name of the NPU, as ``ethorch targets`` lists it.
+        target: name of the NPU, as ``ethorch targets`` lists it; empty takes the board's first, or ``ethos-u55-128``.
         scheme: one of SCHEMES, for the model as a whole.
         modules: submodule name -> a scheme of its own, or ``float``: it stays on the CPU.
         io: type of the program's inputs and outputs that are float in the model: one of IO_TYPES.
         nhwc_io: inputs and outputs of rank 4 and 5 have their channels last.
-        system_config, memory_mode: sections of the ini file; None takes the target's.
+        system_config, memory_mode: sections of the ini file; None takes the board's, or the target's.
         config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
         vela_flags: further flags of Vela's command line.
         arena: the NPU's arena: ``free`` (the smallest found that costs hardly more cycles), ``fast`` (as large as Vela likes), or a
@@ -74,12 +80,15 @@ class Settings:
         ram, flash: bytes that the whole application may take; None: no limit.
         latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
         min_sqnr_db: least SQNR against the float model; None: no limit.
+        board: name of a board of ``ethorch boards``, or a TOML file of yours: it says what the target may be, its clocks and
+            memories, and the RAM and flash there are.
 
     Raises:
-        SpecError: a name is unknown, or a size or number is none.
+        SpecError: a name is unknown, a size or number is none, or the board cannot have the target.
+        BoardError: the board's file is wrong.
     """
 
-    target: str = "ethos-u55-128"
+    target: str = ""
     scheme: str = "int8"
     modules: Mapping[str, str] = field(default_factory=dict)
     io: str = "float32"
@@ -94,8 +103,11 @@ class Settings:
     flash: int | None = None
     latency_ms: float | None = None
     min_sqnr_db: float | None = None
+    board: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.target:
+            object.__setattr__(self, "target", DEFAULT_TARGET if self.described is None else self.described.targets[0])
         object.__setattr__(self, "modules", dict(self.modules))
         object.__setattr__(self, "vela_flags", tuple(self.vela_flags))
         for name in ("ram", "flash"):
@@ -120,14 +132,46 @@ class Settings:
                 f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {self.memory_mode!r}: leave one of "
                 "them out."
             )
-        if self.constants == AUTO and self.ram is None:
-            raise SpecError("constants='auto' has to know how much RAM there is: give ram (--ram), or constants='sram'.")
+        if self.constants == AUTO and self.ram_limit is None:
+            raise SpecError(
+                "constants='auto' has to know how much RAM there is: give ram (--ram) or a board (--board), or constants='sram'."
+            )
         object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
+
+    @cached_property
+    def described(self) -> Board | None:
+        """The board's facts; None without a board."""
+        return None if self.board is None else load_board(self.board)
+
+    @cached_property
+    def slot(self) -> NpuSlot | None:
+        """The place of the target on the board; None without a board. SpecError where it cannot have it."""
+        return None if self.described is None else self.described.npu(self.target)[0]
+
+    @property
+    def ram_limit(self) -> int | None:
+        """Bytes of RAM for the whole application: ``ram``, else what the board has; None without either."""
+        return ram_bytes(self.described) if self.ram is None and self.described is not None else self.ram
+
+    @property
+    def flash_limit(self) -> int | None:
+        """Likewise of flash."""
+        return flash_bytes(self.described) if self.flash is None and self.described is not None else self.flash
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
         """The same choices for the compiler; of constants that are ``auto``, those in flash."""
         mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
+        board, slot = self.described, self.slot
+        if board is not None and slot is not None and self.system_config is None and self.config_ini == DEFAULT_INI:
+            return EthosUCompileSpec(
+                self.target,
+                board.name,
+                mode or roles(board, slot).memory_mode,
+                list(self.vela_flags) or None,
+                arena=self.arena,
+                config_text=configuration(board, slot),
+            )
         return EthosUCompileSpec(
             self.target,
             self.system_config,
@@ -155,8 +199,11 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with other values; those that are None stay as they are."""
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+        """A copy with other values; those that are None stay as they are. Of another board the target is chosen again."""
+        changed = {name: value for name, value in changes.items() if value is not None}
+        if "board" in changed and "target" not in changed and changed["board"] != self.board:
+            changed["target"] = ""
+        return replace(self, **changed)
 
     def to_toml(self) -> str:
         """As TOML; what has its default is left out, but for the target and the scheme."""

@@ -10,6 +10,7 @@ from typing import Any
 _FLAGS = {
     "target": "--target", "scheme": "--scheme", "io": "--io", "system_config": "--system-config", "memory_mode": "--memory-mode",
     "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
+    "board": "--board",
 }  # fmt: skip
 _DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini"}
 
@@ -17,7 +18,7 @@ _DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini"}
 def options(settings: Mapping[str, Any]) -> list[str]:
     """Words of a command line; what has its default is left out, but for the target and the scheme.
 
-    An ini file of the user's is named without its folder, which is of another computer.
+    An ini file or board of the user's is named without its folder, which is of another computer.
 
     Args:
         settings: as ``Program.to_json`` has them.
@@ -26,7 +27,7 @@ def options(settings: Mapping[str, Any]) -> list[str]:
     for name, flag in _FLAGS.items():
         value = settings.get(name)
         if value is not None and value != _DEFAULTS.get(name):
-            words += [flag, os.path.basename(value) if name == "config_ini" else str(value)]
+            words += [flag, os.path.basename(value) if name in ("config_ini", "board") else str(value)]
     if settings.get("nhwc_io"):
         words.append("--nhwc-io")
     for module, scheme in settings.get("modules", {}).items():

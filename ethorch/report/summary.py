@@ -50,7 +50,6 @@ def head(data: Data) -> str:
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     """(name, figure, note) of each figure that is known."""
-    clock = data["core_clock_hz"]
     if data["total_cycles"] is not None:
         yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela"
         if data["cpu_cycles"]:
@@ -62,8 +61,13 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         yield (
             "time",
             f"{data['milliseconds']:.3f} ms",
-            f"at {clock / 1e6:.0f} MHz of both; {data['inferences_per_second']:,.1f} a second",
+            f"{_clocks(data)}; {data['inferences_per_second']:,.1f} a second",
         )
+    board = data.get("board")
+    if board and data["total_cycles"] is not None:
+        seen = board["spread"]
+        note = f"published figures of {seen['of']}: {seen['count']}"
+        yield "measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
     if data["mac_count"]:
         share = data["util_mac_percentage"]
         yield (
@@ -82,6 +86,12 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             codes = info["codes"]
             meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
             yield f"{side[:-1]} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+
+
+def _clocks(data: Data) -> str:
+    """``at 400 MHz of both``, or each."""
+    npu, cpu = data["core_clock_hz"] / 1e6, data.get("cpu_clock_hz", data["core_clock_hz"]) / 1e6
+    return f"at {npu:.0f} MHz of both" if npu == cpu else f"NPU at {npu:.0f} MHz, CPU at {cpu:.0f} MHz"
 
 
 def refusal_text(refusal: Data) -> str:

@@ -45,8 +45,12 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
             left = limit - data[key]
             needs += f", {kib(abs(left))} {'less' if left >= 0 else 'MORE'} than the limit of {kib(limit)}"
         parts.append(needs)
+    for name, row in budgets.items():
+        if name.startswith("memory "):
+            states.append(row["holds"])
+            parts.append(_in_memory(name.removeprefix("memory "), row["found"], row["limit"]))
     return Verdict(
-        "Does it fit?", _state(states), f"It needs {'; '.join(parts)}." + _no_limit(states, "--ram and --flash set limits")
+        "Does it fit?", _state(states), f"It needs {'; '.join(parts)}." + _no_limit(states, "--ram, --flash and --board set limits")
     )
 
 
@@ -54,7 +58,9 @@ def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     taken = data["milliseconds"]
     found = "The time of one inference is not known: a .pte does not hold it."
     if taken is not None:
-        found = f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second."
+        found = (
+            f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second.{_measured(data)}"
+        )
     if "latency_ms" not in budgets:
         return Verdict("Is it fast enough?", OPEN, found + _no_limit([], "--latency-ms or --fps sets one"))
     limit = budgets["latency_ms"]["limit"]
@@ -73,6 +79,23 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         return Verdict("Is it accurate?", OPEN, found + _no_limit([], "--min-sqnr-db sets one"))
     limit = budgets["min_sqnr_db"]["limit"]
     return Verdict("Is it accurate?", _state([budgets["min_sqnr_db"]["holds"]]), f"{found} The least is {limit:g} dB.")
+
+
+def _in_memory(memory: str, found: int, size: int) -> str:
+    """``in sram 1,474.0 KiB of 8,192.0 KiB`` or by how many bytes it is too much."""
+    if found <= size:
+        return f"in {memory} {kib(found)} of {kib(size)}"
+    return f"in {memory} {found - size:,} bytes MORE than its {kib(size)}"
+
+
+def _measured(data: Data) -> str:
+    """How far boards have been from estimates, of a program that is for a board."""
+    board = data.get("board")
+    if not board:
+        return ""
+    seen = board["spread"]
+    text = f" Measured, {seen['of']} took {seen['low']:.1f} to {seen['high']:.1f} times the estimate."
+    return text + (" Numbers of its memories are assumed: `ethorch boards` says which." if board["assumed"] else "")
 
 
 def _no_limit(states: list[bool | None], hint: str) -> str:

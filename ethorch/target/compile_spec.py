@@ -207,8 +207,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: the NPU's arena: ``"fast"``, as large as makes Vela's schedule fastest; ``"free"``, the smallest found that costs
             hardly more cycles (``ethorch.vela.arena``); or a limit in bytes, under which the fastest is taken. Vela's own flags
             for it, ``--arena-cache-size`` and ``--optimise``, go before.
-        config_text: the content of an ini file instead, as ``ethorch.board.memory_roles`` makes it of a board. It becomes a part of the
-            spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
+        config_text: the content of an ini file instead, as ``ethorch.board.memory_roles`` makes it of a board. It becomes a part of
+            the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
 
     Raises:
         SpecError: a name or flag that is unknown, with the list of known ones.
@@ -355,7 +355,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)
         given = int(arena) if arena.isdecimal() else arena
-        return cls(name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given, config_text=text)
+        return cls(
+            name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given, config_text=text
+        )
 
     def __repr__(self) -> str:
         return f"EthosUCompileSpec({self.target.name!r}, flags={self.compiler_flags!r})"

@@ -1,0 +1,111 @@
+"""Programs for a board: its target, its clocks, its memories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ethorch
+from ethorch import cli
+from ethorch.board.loading import FOLDER
+from ethorch.board.measured import FVP, MEASURED, SILICON, Measured, spread
+from ethorch.errors import BoardError, SpecError
+from ethorch.program.program import Program
+from ethorch.program.settings import Settings
+from ethorch.report.verdict import verdicts
+
+INPUT = torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1)).eval()
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return ethorch.compile(net(), INPUT, board="alif-e8-hp")
+
+
+def test_the_board_chooses_target_and_clock(program: Program) -> None:
+    assert program.target == "ethos-u55-256"
+    assert (program.core_clock_hz, program.cpu_clock_hz) == (400e6, 400e6)
+    assert program.spec is not None and program.spec.bytes_per_cycle == pytest.approx({"Sram": 6.096, "OffChipFlash": 0.968})
+    again = ethorch.load(program.pte)
+    assert again.core_clock_hz == 400e6 and again.spec == program.spec.published()
+
+
+def test_what_each_memory_holds_is_said(program: Program) -> None:
+    found = {use.memory: use for use in program.memory_uses}
+    assert found["sram"].needs_bytes == program.memory.component("scratch").ram_bytes
+    assert found["mram"].size_bytes == 0x580000 and program.fits
+    answers = [verdict.answer for verdict in verdicts(program.to_json())]
+    assert "in sram" in answers[0] and "of 8,192.0 KiB" in answers[0]
+    assert "times the estimate" in answers[1]
+
+
+def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    text = (FOLDER / "alif-e8-hp.toml").read_text().replace("size_bytes = 0x800000", "size_bytes = 0x1000")
+    path.write_text(text.replace('name = "alif-e8-hp"', 'name = "small"'))
+    small = ethorch.compile(net(), INPUT, board=path, arena="fast")
+    use = next(use for use in small.memory_uses if use.memory == "sram")
+    assert use.needs_bytes > 0x1000 and not small.fits
+    fits = verdicts(small.to_json())[0]
+    assert fits.state == "no"
+    assert f"in sram {use.needs_bytes - 0x1000:,} bytes MORE than its 4.0 KiB" in fits.answer
+
+
+def test_milliseconds_are_of_two_clocks() -> None:
+    left = ethorch.compile(net(), INPUT, board="renesas-ra8p1", leave_out=["2"])
+    data = left.to_json()
+    assert (data["core_clock_hz"], data["cpu_clock_hz"]) == (500e6, 1e9)
+    assert data["cpu_cycles"] > 0
+    assert data["milliseconds"] == pytest.approx(1e3 * (data["total_cycles"] / 500e6 + data["cpu_cycles"] / 1e9))
+
+
+def test_settings_with_a_board() -> None:
+    assert Settings().target == "ethos-u55-128"
+    chosen = Settings(board="corstone-300", target="u65-512")
+    assert chosen.target == "ethos-u65-512" and Settings.from_toml(chosen.to_toml()) == chosen
+    assert chosen.with_(board="alif-e8-u85").target == "ethos-u85-256"
+    assert chosen.with_(board="corstone-300").target == "ethos-u65-512"
+    assert Settings(board="alif-e8-hp").ram_limit == 0x800000 + 0x40000 + 0x100000
+    assert Settings(board="alif-e8-hp", ram="1M").ram_limit == 1 << 20
+    assert Settings(board="nxp-imx93").flash_limit is None
+    assert Settings(board="alif-e8-hp", constants="auto").spec.memory_mode == "Shared_Sram"
+    assert Settings(board="alif-e8-hp", system_config="Ethos_U55_Deep_Embedded").spec.config_text is None
+    with pytest.raises(SpecError, match=r"unknown NPU of board alif-e8-hp.*ethos-u55-256"):
+        Settings(board="alif-e8-hp", target="ethos-u85-256")
+    with pytest.raises(SpecError, match="unknown board 'alif-e9'"):
+        Settings(board="alif-e9")
+
+
+def test_a_board_file_of_the_users_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.Conv2d(3, 8, 3).eval(), (torch.linspace(0, 1, 192).reshape(1, 3, 8, 8),)\n"
+    )
+    mine = tmp_path / "my.toml"
+    mine.write_text((FOLDER / "himax-we2.toml").read_text().replace("clock_hz = 400_000_000", "clock_hz = 100_000_000"))
+    command = ["compile", f"{tmp_path / 'net.py'}:net", "-o", str(tmp_path / "m.pte"), "--board", str(mine)]
+    assert cli.main(command) == 0
+    assert "100 MHz" in capsys.readouterr().out
+    assert ethorch.load(tmp_path / "m.pte").target == "ethos-u55-64"
+    mine.write_text(mine.read_text().replace("interrupt = 192", 'interrupt = "192"'))
+    assert cli.main(command) != 0
+    assert "my.toml, line" in (said := capsys.readouterr().err) and "npu 1, interrupt: found '192'" in said
+    with pytest.raises(BoardError, match="npu 1, interrupt"):
+        Settings(board=str(mine))
+
+
+def test_the_spread_of_published_figures() -> None:
+    def row(board: str, where: str, ratio: float) -> Measured:
+        return Measured("net", "ethos-u55-256", board, where, ratio, 1.0, "us", "them")
+
+    rows = [row("a", SILICON, 1.5), row("a", SILICON, 2.0), row("b", SILICON, 4.0), row("a", FVP, 0.9)]
+    assert (spread("a", rows).low, spread("a", rows).high, spread("a", rows).count) == (1.5, 2.0, 2)
+    assert (spread("b", rows).high, spread("b", rows).count) == (4.0, 3)
+    assert "1.5 to 2.0 times" in str(spread("a", rows))
+    assert all(0.1 < found.ratio < 100 and found.source for found in MEASURED)
