@@ -89,6 +89,9 @@ def _moved(x: Tensor) -> tuple[Tensor, ...]:
         torch.diagonal(x, 0, 2, 3).clone(),
         torch.slice_scatter(x, x[:, :, :2], 2, 1, 3),
         x[:, :0],
+        torch.zeros(2, 3, dtype=x.dtype).fill_(x[0, 0, 0, 1]),
+        torch.full((2, 3), 7, dtype=x.dtype),
+        torch.arange(2, 9, 3, dtype=torch.int32),
     )
 
 

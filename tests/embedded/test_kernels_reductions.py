@@ -75,7 +75,7 @@ def _sums(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _softmaxes(x: Tensor) -> tuple[Tensor, ...]:
-    return x.softmax(-1), x.softmax(1), x.log_softmax(-1), x.log_softmax(1), x[0, 0, 0].softmax(0)
+    return x.softmax(-1), x.softmax(1), x.log_softmax(-1), x.log_softmax(1), x[0, 0, 0].softmax(0), torch.nn.functional.glu(x, 1)
 
 
 class Normalized(torch.nn.Module):

@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cpu-kernels.md"
 STEPS = {
     "exp, log, log1p, pow": 1,
     "expm1, log2, log10, tanh, sigmoid, sin, cos, erf, elu": 2,
-    "tan, sums, means and products of floats, bilinear resizing": 4,
+    "tan, sums, means and products of floats, convolution, bilinear resizing": 4,
     "softmax, log_softmax": 8,
 }
 
@@ -137,6 +137,11 @@ COSTS: tuple[Cost, ...] = (
          lambda n: (T(I8, 1, n, 8, 8), None, (2.0, 2.0), T(I8, 1, n, 16, 16)), units=256),
     Cost("bilinear, twice as large", "aten::upsample_bilinear2d.vec_out",
          lambda n: (T(F, 1, n, 8, 8), None, False, (2.0, 2.0), T(F, 1, n, 16, 16)), units=256),
+    Cost("convolution, 3 x 3 of 8 channels", "aten::convolution.out",
+         lambda n: (T(F, 1, 8, n + 2, 10), T(F, 8, 8, 3, 3), T(F, 8), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, T(F, 1, 8, n, 8)),
+         "multiply-add", 8 * 8 * 72),
+    Cost("max pool, 2 x 2 of int8", "aten::max_pool2d_with_indices.out",
+         lambda n: (T(I8, 1, n, 8, 8), (2, 2), (2, 2), (0, 0), (1, 1), False, T(I8, 1, n, 4, 4), T("int64", 1, n, 4, 4)), units=64),
     Cost("product of matrices", "aten::mm.out", lambda n: (T(F, n, 64), T(F, 64, 8), T(F, n, 8)), "multiply-add", 512),
 )  # fmt: skip
 
@@ -208,7 +213,7 @@ def page() -> str:
         "",
         "The bits of ExecuTorch's runtime on the desk, on x86-64, NaN and infinities included: for quantize, dequantize, casts,",
         "everything that moves elements, integers, comparisons, truth values, basic arithmetic of floats, rounding, square roots,",
-        "extremes and their places, layer norm.",
+        "extremes and their places, pooling, layer norm.",
         "Tests run each operator on this computer and on an emulated Cortex-M33 and compare.",
         "",
         "Others are as far from it, at most, in units of the last place of a float32:",

@@ -300,6 +300,12 @@ def fill(w: Writer, like: View, value: float, out: View) -> None:
     w.fill(out, value)
 
 
+@kernel("aten::fill.Tensor_out")
+def fill_with_tensor(w: Writer, like: View, value: View, out: View) -> None:
+    """out = the one element of a tensor everywhere."""
+    w.cast(out, value.expanded(out.shape) or value)
+
+
 @kernel("aten::full_like.out")
 def full_like(w: Writer, like: View, value: float, memory_format: int | None, out: View) -> None:
     """out = one number everywhere."""

@@ -297,6 +297,16 @@ def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
     compute_in(w, name, "functions.c", ("float32",), "float32", (out, x))
 
 
+@kernel("aten::glu.out")
+def glu(w: Writer, x: View, dim: int, out: View) -> None:
+    """out = a * sigmoid(b), of both halves of an axis."""
+    need_float32(x.dtype)
+    axis = x.axis(dim)
+    half = x.shape[axis] // 2
+    compute_in(w, "etk_sigmoid_f32", "functions.c", ("float32",), "float32", (out, x.sliced(axis, half, 2 * half)))
+    _in(w, "mul", x.dtype, out, x.sliced(axis, 0, half), out)
+
+
 @kernel("aten::where.self_out")
 def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
     """out = x where the condition is true, else y."""

@@ -55,6 +55,12 @@ typedef struct {
 typedef void etk_row(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters);
 
+/* A second output is given as an input. */
+typedef union {
+  const uint8_t *read;
+  uint8_t *write;
+} etk_address;
+
 /* Calls `row` for each row: the last of the axes is the one within a row. Operands that there are not may be any address. */
 void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_t rank, void *out, const void *a,
              const void *b, const void *c);
@@ -188,5 +194,16 @@ ETK_DECLARE_CORTEX_M(i16);
 ETK_DECLARE_CORTEX_M(u16);
 ETK_DECLARE_CORTEX_M(i32);
 etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_activation;
+
+/* pool.c: height and width; steps in bytes. */
+typedef struct {
+  int32_t in_size[2], out_size[2], in_step[2], out_step[2], kernel[2], stride[2], padding[2], dilation[2];
+  int32_t divisor, counts_padding;                  /* of a mean; a divisor of 0 is how many there are */
+  int32_t place_step[2];                            /* of a maximum's places */
+  int32_t channels, channel_step, weight_step[3];   /* of a convolution: channels of a group; weights by channel, height, width */
+  int32_t has_bias;
+} etk_window;
+etk_row etk_avg_pool_f32, etk_convolution_f32;
+etk_row etk_max_pool_i8, etk_max_pool_u8, etk_max_pool_i16, etk_max_pool_i32, etk_max_pool_f32;
 
 #endif

@@ -49,9 +49,10 @@ ETK_PLACE(argmin_f32, etk_f32, y == y && (x < y || x != x))
   void etk_topk_##SUFFIX(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,      \
                          const void *parameters) {                                                                       \
     const int32_t *const p = parameters;                                                                                 \
-    uint8_t *places = (uint8_t *)(uintptr_t)in[0]; /* the second output */                                               \
+    etk_address places;                                                                                                  \
     const uint8_t *start = in[1];                                                                                        \
     int32_t i, k;                                                                                                        \
+    places.read = in[0];                                                                                                 \
     for (i = 0; i < count; ++i) {                                                                                        \
       int32_t found = 0;                                                                                                 \
       for (k = 0; k < p[1]; ++k) {                                                                                       \
@@ -64,19 +65,19 @@ ETK_PLACE(argmin_f32, etk_f32, y == y && (x < y || x != x))
           }                                                                                                              \
           if (at < p[0]) {                                                                                               \
             *(TYPE *)(void *)(out + (ptrdiff_t)at * p[3]) = y;                                                           \
-            *(etk_i64 *)(void *)(places + (ptrdiff_t)at * p[4]) =                                                        \
-                *(const etk_i64 *)(const void *)(places + (ptrdiff_t)(at - 1) * p[4]);                                   \
+            *(etk_i64 *)(void *)(places.write + (ptrdiff_t)at * p[4]) =                                                        \
+                *(const etk_i64 *)(const void *)(places.write + (ptrdiff_t)(at - 1) * p[4]);                                   \
           }                                                                                                              \
           at -= 1;                                                                                                       \
         }                                                                                                                \
         if (at < p[0]) {                                                                                                 \
           *(TYPE *)(void *)(out + (ptrdiff_t)at * p[3]) = x;                                                             \
-          *(etk_i64 *)(void *)(places + (ptrdiff_t)at * p[4]) = k;                                                       \
+          *(etk_i64 *)(void *)(places.write + (ptrdiff_t)at * p[4]) = k;                                                       \
           found += (found < p[0]) ? 1 : 0;                                                                               \
         }                                                                                                                \
       }                                                                                                                  \
       out += step[0];                                                                                                    \
-      places += step[1];                                                                                                 \
+      places.write += step[1];                                                                                                 \
       start += step[2];                                                                                                  \
     }                                                                                                                    \
   }

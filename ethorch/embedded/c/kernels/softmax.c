@@ -63,9 +63,10 @@ void etk_log_softmax_f32(uint8_t *out, const uint8_t *const in[3], const int32_t
 void etk_moments_f32(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters) {
   const etk_normalization *const p = parameters;
-  uint8_t *deviation = (uint8_t *)(uintptr_t)in[0]; /* the second output */
+  etk_address deviation;
   const uint8_t *start = in[1];
   int32_t i, k;
+  deviation.read = in[0];
   for (i = 0; i < count; ++i) {
     const etk_f32 *const x = (const etk_f32 *)(const void *)start;
     float sum = 0.0F, squares = 0.0F, mean;
@@ -75,9 +76,9 @@ void etk_moments_f32(uint8_t *out, const uint8_t *const in[3], const int32_t ste
     }
     mean = sum / (float)p->count;
     *(etk_f32 *)(void *)out = mean;
-    *(etk_f32 *)(void *)deviation = etk_sqrt(squares / (float)p->count - mean * mean + p->eps);
+    *(etk_f32 *)(void *)deviation.write = etk_sqrt(squares / (float)p->count - mean * mean + p->eps);
     out += step[0];
-    deviation += step[1];
+    deviation.write += step[1];
     start += step[2];
   }
 }
