@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ethorch.board.faults import BUS_ERROR, PARSE_ERROR, RULES
 from ethorch.formats.files import write_whole
 from ethorch.report import listings, messages
 from ethorch.report.limit_words import feature_words
@@ -128,6 +129,19 @@ def messages_page() -> str:
             if row.kind == kind:
                 cells = (f"`{row.id}`", _cell(row.text), _cell(row.way_out))
                 lines.append("| " + " | ".join(cells) + " |")
+    what = "What the virtual board finds wrong with firmware: what silicon would show, and what the NPU's STATUS says here."
+    lines += [
+        "",
+        "## On the virtual board",
+        "",
+        what,
+        "",
+        "| id | on silicon | STATUS here | way out |",
+        "| --- | --- | --- | --- |",
+    ]
+    for id, rule in RULES.items():
+        status = {PARSE_ERROR: "parse error", BUS_ERROR: "bus error"}.get(rule.status, "")
+        lines.append(f"| `{id}` | {_cell(rule.shows)} | {status} | {_cell(rule.way_out)} |")
     return "\n".join(lines) + "\n"
 
 

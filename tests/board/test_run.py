@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from ethorch import board
+from ethorch.board.loading import FOLDER, parse
 from ethorch.errors import EthorchError, SpecError
 from tests.board import support as s
 
@@ -241,3 +244,41 @@ def test_wrong_arguments_are_named(probe: Path) -> None:
 def test_memory_that_is_not_there_cannot_be_read(probe: Path) -> None:
     with pytest.raises(EthorchError, match="has no memory at 0x90000000"):
         probe_run(probe).read(0x90000000, 4)
+
+
+def test_a_board_with_two_npus(probe: Path) -> None:
+    """As on parts that have a U55 beside a U85: each is named, or is the first of its place."""
+    second = """
+[[npu]]
+family = "u85"
+macs = [128, 256]
+base = 0x48106000
+aliases = [0x58106000]
+interrupt = 57
+clock_hz = 500_000_000
+source = "assumed"
+"""
+    which = parse(((FOLDER / "corstone-300.toml").read_text() + second).encode())
+    model = s.model("ethos-u85-256")
+    run = s.run(probe, model, which, s.setup(model, which)).check()
+    assert run.npu == "ethos-u85-256, ethos-u55-128"
+    assert s.said(run, "SUM") == [s.checksum(model.wanted)]
+    other = s.run(probe, model, which, s.setup(model, which), npu="ethos-u55-64")
+    assert other.npu == "ethos-u55-64, ethos-u85-128"
+    assert s.ids(other) == ["npu.configuration"]
+
+
+def test_ctrl_c_ends_a_run(probe: Path) -> None:
+    """A signal that comes while the emulator is at work is handled at the next look at the clock."""
+    turns: list[int] = []
+
+    def clock() -> float:
+        turns.append(1)
+        if len(turns) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return time.monotonic()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("ethorch.board.unicorn_engine.time.perf_counter", clock)
+        probe_run(probe, s.SPIN_FOR_EVER)
+    assert len(turns) == 3
