@@ -205,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--caches", action="store_true", help="with the core's caches on")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a run may take; default: %(default)s")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="write what ran when, for Perfetto or chrome://tracing")
     parser.add_argument("--json", action="store_true", help="print plain data")
     options = parser.parse_args(arguments)
     project = Path(__file__).resolve().parent
@@ -214,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"built {elf.relative_to(project)}")
             return 0
         done = run(project, elf, options.platform, options.timeout)
+        if options.trace is not None:
+            done.trace(options.trace)
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -240,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(done.text.replace("\x04", "").rstrip())
     for fault in done.faults:
         print(f"board: {fault}")
+    if done.measured_ratio is not None:
+        print(f"cycles of the NPU: {done.measured_cycles} measured, {done.measured_ratio:.2f} of the estimate")
     for output in compared:
         said = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
         print(f"run {output.run}, output {output.number} ({facts['outputs'][output.number]}) {said}")
