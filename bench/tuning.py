@@ -339,13 +339,22 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "smallest_rescale_by_depthwise",
         "RESCALE of [1,32,32,16], INT8",
         of_operator("INT8", (1, 32, 32, 16), _rescaled),
-        {U55: None, U85: None},
+        {U55: None, U65: None, U85: None},
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
         "RESCALE of [1,2,2,16], INT8",
         of_operator("INT8", (1, 2, 2, 16), _rescaled),
         {U55: 1, U85: 1},
+    ),
+    *(
+        Measurement(
+            "channels_of_rescale_by_depthwise",
+            f"RESCALE of [1,96,96,{channels}], INT8",
+            of_operator("INT8", (1, 96, 96, channels), _rescaled),
+            {U65: (1, 65536)},
+        )
+        for channels in (3, 32)
     ),
     Measurement(
         "fewest_columns_turned",

@@ -126,7 +126,7 @@ def _times(b: Builder, codes: Value, factor: Value) -> Value:
 
 #: Bounds of what rounds a quotient to an integer: one code of the quotient may decide between two integers, which is the step of
 #: the result times as many codes as an integer has.
-_ONE_INTEGER, _ONE_INTEGER_16 = 80, 20_000
+_ONE_INTEGER, _ONE_INTEGER_16 = 128, 20_000
 
 
 @composite(

@@ -304,6 +304,7 @@ def rms_norm_of_floats(
 @op(
     "aten.rms_norm.default",
     quant=EACH_INPUT,
+    bound=2,
     bound16=3,
     check=check_rms_norm,
     decompose=decompose_rms_norm,
@@ -311,7 +312,10 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm behind it."""
+    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm behind it.
+
+    The bound: as of ``layer_norm``.
+    """
     return _normalized(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
 
 

@@ -209,7 +209,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
 
 @composite(
     "aten.cosine_similarity.default",
-    bound=2,
+    bound=3,
     bound16=3,
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )

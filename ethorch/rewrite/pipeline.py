@@ -148,7 +148,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     ),
     Step(
         "rescale by depthwise convolutions",
-        Tuned(rescale_to_depthwise, lambda t: t.smallest_rescale_by_depthwise),
+        lambda r, t: rescale_to_depthwise(r, t.smallest_rescale_by_depthwise, t.channels_of_rescale_by_depthwise),
         "After channels are selected: that turns RESCALEs into convolutions that move channels, too.",
     ),
     Step(

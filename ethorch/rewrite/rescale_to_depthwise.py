@@ -12,18 +12,23 @@ from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op
 
 
-def rescale_to_depthwise(r: Rewriter, smallest: int) -> None:
+def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
     """Each RESCALE from INT8 to INT8 that is no part of another operator becomes a DEPTHWISE_CONV2D and the rest of it.
 
     The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays. One of a longer axis than
     the NPU's stays: Vela makes a pool of it, which may be as long as it is.
 
     Args:
-        smallest: elements of a RESCALE from which it is done.
+        smallest: elements of a RESCALE from which it is done; None: it is not.
+        channels: fewest and most of those for which it is done; None: any.
     """
+    if smallest is None:
+        return
+    fewest, most = channels or (1, LONGEST)
     for op in r.named("RESCALE"):
-        large = math.prod(op.result.shape) >= smallest and max(_as_map(op.result.shape)) <= LONGEST
-        if is_plain(op) and not op.operands[0].is_const and large:
+        shape = _as_map(op.result.shape)
+        pays = math.prod(shape) >= smallest and fewest <= shape[3] <= most and max(shape) <= LONGEST
+        if is_plain(op) and not op.operands[0].is_const and pays:
             _multiply_by_one(r, op)
 
 

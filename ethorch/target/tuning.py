@@ -136,6 +136,8 @@ class Tuning:
     copies_broadcast_constants: bool = False
     #: Fewest elements of an INT8 RESCALE that becomes a DEPTHWISE_CONV2D (``rewrite.rescale_to_depthwise``). None: none does.
     smallest_rescale_by_depthwise: int | None = None
+    #: Fewest and most channels of one, where others are slower than the RESCALE is. None: any.
+    channels_of_rescale_by_depthwise: tuple[int, int] | None = None
 
     # --- what Vela gets wrong for this family (``rewrite.vela_bugs``) -----------------------------------------------------
 

@@ -39,8 +39,11 @@ KINDS = ladder.INPUTS
 #: The distance is that from PyTorch in float32 or in float64, the smaller for each element: of 32,767 places, those between which
 #: an image is interpolated are 0.002 off in float32, 57 steps of noise.
 OUTLIERS = 16
-#: For one call on one target.
-SECONDS, GIGABYTES = 20, 12
+#: For one call on one target. A batch of 32,767 products of int16 is 260,000 operations: half a minute in the simulator.
+SECONDS, GIGABYTES = 60, 12
+#: Operators whose error grows with an extent: by what their bound is multiplied. Scores of 32,767 products, times the sample's
+#: scale, range over 600, so that one code of them is a hundredth of a weight.
+STEEP = {"aten.scaled_dot_product_attention.default": 32}
 
 
 def stretched(sample: Sample, dim: int, extent: int, others: int) -> Sample | None:
@@ -141,7 +144,7 @@ def climb(name: str, dim: int, extent: int, number: int, dtype: str, target: str
             with torch.no_grad():
                 found = found.beside(q.in_float64().output_codes(call[1][0]))
             assert not found.different, f"{found.different} elements differ between reference model and simulator"
-            bound = SPECS[name].bound if dtype == "int8" else SPECS[name].bound16
+            bound = (SPECS[name].bound if dtype == "int8" else SPECS[name].bound16) * STEEP.get(name, 1)
             tolerance = bound if dtype == "int8" else OUTLIERS * bound
             assert found.rms_steps <= bound, f"{found.rms_steps:.2f} steps off (root mean square), {bound} allowed"
             assert found.steps_off <= tolerance, f"{found.steps_off} steps off, {tolerance} allowed"

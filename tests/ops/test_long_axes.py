@@ -16,6 +16,7 @@ from ethorch import (
     get_symmetric_quantization_config,
     vela,
 )
+from ethorch.errors import QuantizationError
 from ethorch.fx.node import constants_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk
@@ -108,6 +109,22 @@ def test_norms_of_long_rows_of_int16(norm: str, extent: int) -> None:
     assert not found.different
     assert off[0].max() <= 2
     assert off[1].max() <= 64
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+def test_norms_over_more_than_65536_places(config: Callable[[], QuantizationConfig], target: str) -> None:
+    """A group of 97,740 elements: what an NPU cannot sum at once is summed in parts."""
+    inputs = (torch.randn(1, 6, 180, 181),)
+    module = nn.GroupNorm(2, 6)
+    climb(quantized(module, [inputs], config(), target=target), inputs, target, tolerance=2)
+
+
+def test_recurrent_layers_over_too_many_steps_are_refused() -> None:
+    inputs = (torch.rand(1, 5000, 2),)
+    with pytest.raises(QuantizationError) as refusal:
+        quantized(nn.RNN(2, 2, batch_first=True), [inputs])
+    assert refusal.value.id == "recurrent.steps"
 
 
 class Deviation(nn.Module):

@@ -86,3 +86,12 @@ def test_what_stays() -> None:
     ]
     for family in ("u55", "u85"):
         assert {op.name for op in rewrite(copy.deepcopy(b.graph), tuning=TUNING[family]).ops} == {"RESCALE"}
+
+
+@pytest.mark.parametrize(("channels", "convolutions"), [(3, 0), (8, 1), (16, 1), (32, 0)])
+def test_channels_on_u65(channels: int, convolutions: int) -> None:
+    """Of 3 channels the convolution takes 8 times the cycles of the RESCALE, of 16 half of them."""
+    b = Builder()
+    b.graph.outputs.append(b.rescale(b.input("x", (1, 48, 48, channels), "INT8"), 0.7, input_zp=3))
+    after = rewrite(b.graph, tuning=TUNING["u65"])
+    assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == convolutions
