@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import ethorch
+from ethorch.board.loading import load, names
 from ethorch.embedded import project_run
 from ethorch.embedded.firmware import firmware
 from ethorch.embedded.project_run import Options
-from tests.support.firmware import NETWORKS, PUBLIC, TARGETS, built_and_run, project
+from tests.support.firmware import NETWORKS, PUBLIC, TARGETS, built_and_run, program, project
 
 CROSS_SECTION = [
     ("small", "ethos-u55-128", True),
@@ -123,3 +124,14 @@ def test_cmake_builds_a_firmware_that_passes(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     ran = project_run.run(tmp_path, tmp_path / "build" / "firmware.elf").check()
     assert "PASS" in ran.text.split()
+
+
+FEW = ("alif-e7-hp", "renesas-ra8p1")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.long) for name in names()])
+def test_every_board_runs_it(name: str, tmp_path: Path) -> None:
+    target = load(name).targets[0]
+    made = firmware(program("small", target), tmp_path, board=name)
+    assert (made.board, made.target) == (name, target)
+    assert not built_and_run(tmp_path).faults
