@@ -7,12 +7,13 @@ case: nothing leaves the cache by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ethorch.board.description import Cpu
 from ethorch.board.guest import Block, Guest
+from ethorch.board.mpu import BACK, THROUGH, Mpu
 from ethorch.board.unicorn_hooks import DIRTY, STALE, Hooks
 from ethorch.npu.arrays import Bytes
 
@@ -38,6 +39,7 @@ class DataCache:
     ):
         self.line_bytes = cpu.cache_line_bytes
         self._guest, self._hooks, self._report, self._switched_on = guest, hooks, report, switched_on
+        self.mpu = Mpu()  # until the core brings its own
         self._flags: dict[str, Bytes] = {}
         if cpu.dcache_bytes:
             cached = [block for block in guest.blocks if block.memory.kind != "tcm"]
@@ -79,12 +81,19 @@ class DataCache:
         first, last = found[1] // self.line_bytes, (found[1] + end - start - 1) // self.line_bytes
         return self._flags[found[0].memory.name][first : last + 1]
 
+    def _kept(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
+        """The parts of address ranges that the cache keeps in one of these ways, by the MPU and the default memory map."""
+        for start, end in ranges:
+            for low, high, policy in self.mpu.policies(start, end):
+                if policy in policies:
+                    yield low, high
+
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
         """Complain of lines that the CPU has written and not cleaned, where the NPU reads or writes."""
         if not self.enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
-            for start, end in ranges:
+            for start, end in self._kept(ranges, BACK):
                 flags = self._lines(start, end)
                 dirty = np.flatnonzero(flags & DIRTY) if flags is not None else np.zeros(0, np.int64)
                 if len(dirty):
@@ -100,7 +109,7 @@ class DataCache:
         """The NPU has written: what the cache has of it is old."""
         if not self.enabled or not exact:
             return
-        for start, end in writes:
+        for start, end in self._kept(writes, BACK, THROUGH):
             flags = self._lines(start, end)
             if flags is not None:
                 flags |= STALE

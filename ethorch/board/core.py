@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ethorch.board.mpu import Mpu
+
 SYSTEM_BASE, SYSTEM_BYTES = 0xE0000000, 0x100000  # the private peripheral bus
 _DWT, _SCS, _SCS_NONSECURE = 0x1000, 0xE000, 0x2E000
 SYSTICK, SVCALL, PENDSV, EXTERNAL = 15, 11, 14, 16  # exception numbers; external lines begin at the last
@@ -77,6 +79,7 @@ class Core:
         self._priorities: dict[int, int] = {}
         self._systick_control = self._systick_reload = 0
         self._systick_start = self._cycle_start = 0
+        self.mpu = Mpu()
         self._sets: set[tuple[bool, bool, int]] = set()
 
     # The bus.
@@ -122,6 +125,8 @@ class Core:
             return self.vtor
         if at == 0xD14:
             return self._words.get(offset, 0x201) & ~(1 << 16) | self.caches.enabled << 16
+        if self.mpu.owns(at):
+            return self.mpu.read(at)
         if 0xD18 <= at < 0xD24:
             return sum(self._priorities.get(4 + at - 0xD18 + n, 0) << 8 * n for n in range(4))
         if at == 0xD78:
@@ -171,6 +176,8 @@ class Core:
         elif at == 0xD14:
             self._words[offset] = value
             self.caches.enabled = bool(value >> 16 & 1) and self.cache_bytes > 0
+        elif self.mpu.owns(at):
+            self.mpu.write(at, value)
         elif 0xD18 <= at < 0xD24:
             for n in range(4):
                 self._priorities[4 + at - 0xD18 + n] = value >> 8 * n & 0xFF

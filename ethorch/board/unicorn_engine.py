@@ -189,6 +189,7 @@ class UnicornBoard:
             row.base, row.size, row.bytes = base, block.memory.size_bytes, block.bytes.ctypes.data
             row.lines = self.cache.flags_address(block)
         self.hooks.memories = len(rows)
+        self.cache.mpu = self.core.mpu
         self.core.caches, self.core.cache_bytes, self.core.line_bytes = (
             self.cache,
             self.board.cpu.dcache_bytes,

@@ -13,6 +13,7 @@ import pytest
 from ethorch import board
 from ethorch.board import fvp
 from ethorch.errors import EmulatorError
+from ethorch.report.doctor import examine
 
 FAKE = """#!{python}
 import json, os, sys, time
@@ -80,6 +81,17 @@ def test_an_fvp_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EmulatorError, match=r"FVP_Corstone_SSE-320 is not on PATH.*developer.arm.com.*unicorn"):
         board.run(probe, "corstone-320", backend="fvp")
+
+
+def test_doctor_looks_for_them(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {check.name: check for check in examine()}
+    assert before["unicorn"].state == before["pyelftools"].state == before["ziglang"].state == "ok"
+    assert before["FVP_Corstone_SSE-320"].state == "missing"
+    assert "developer.arm.com" in before["FVP_Corstone_SSE-320"].advice
+    record = install(tmp_path, monkeypatch, "FVP_Corstone_SSE-320")
+    after = {check.name: check for check in examine()}
+    assert after["FVP_Corstone_SSE-320"].state == "ok"
+    assert not record.exists(), "it is not started for that"
 
 
 def test_a_board_that_has_no_fvp() -> None:
