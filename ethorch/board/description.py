@@ -73,6 +73,7 @@ class Memory(Sourced):
         bytes_per_second: what the NPU can move from or to it at best; None where nobody knows.
         read_latency_cycles, write_latency_cycles: of the NPU's clock, from request to first data; None where nobody knows.
         burst_bytes: how long a burst is that the memory moves at best; None where nobody knows.
+        outstanding: how many requests of the NPU may wait for it at a time; None where nobody knows.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Memory(Sourced):
     read_latency_cycles: float | None = None
     write_latency_cycles: float | None = None
     burst_bytes: int | None = None
+    outstanding: int | None = None
 
     @property
     def writable(self) -> bool:

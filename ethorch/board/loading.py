@@ -92,6 +92,7 @@ _MEMORY = {
     "read_latency_cycles": Key(not_negative, number=True),
     "write_latency_cycles": Key(not_negative, number=True),
     "burst_bytes": Key(integer(1, 4096), number=True),
+    "outstanding": Key(integer(1, 256), number=True),
 }
 _UART = {
     "kind": Key(one_of(*UART_KINDS), required=True),

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SILICON, FVP = "silicon", "fvp"
+#: What printed our estimates, and when.
+COMMAND = "python -m bench.boards"
 
 
 @dataclass(frozen=True)

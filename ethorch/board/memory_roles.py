@@ -17,8 +17,9 @@ from ethorch.target.npus import FAMILIES
 SRAM_ONLY, SHARED, DEDICATED = "Sram_Only", "Shared_Sram", "Dedicated_Sram"
 _READ_KINDS = ("mram", "flash", "dram")  # where weights go by default, the first that is there
 _VELA_KIND = {"mram": "OffChipFlash", "flash": "OffChipFlash", "dram": "Dram", "sram": "OnChipFlash"}
-# Where the board does not say: what Vela's reference systems have of an SRAM and of anything else.
+# Where the board does not say: what Vela's reference systems have of an SRAM and of anything else. Requests that wait: of its U85.
 _BURST_BYTES, _LATENCY_CYCLES = {"u55": (32, 128), "u65": (32, 128), "u85": (64, 128)}, (32, 64)
+_OUTSTANDING = {"Sram": 8, "OnChipFlash": 8, "OffChipFlash": 2, "Dram": 24}
 _DECIMALS = 6
 
 
@@ -132,12 +133,15 @@ def _memory_lines(kind: str, memory: Memory, slot: NpuSlot, family: Family) -> l
     read = _LATENCY_CYCLES[slow] if memory.read_latency_cycles is None else memory.read_latency_cycles
     write = memory.write_latency_cycles if memory.write_latency_cycles is not None else read if memory.writable else 0
     burst = memory.burst_bytes or _BURST_BYTES[slot.family][slow]
+    waiting = memory.outstanding or _OUTSTANDING[kind]
     return [
         f"{kind}_clock_scale={round(min(share / ports, 1.0), _DECIMALS):g}",
         *([f"{kind}_ports_used={ports}"] if slot.family == "u85" else []),
         f"{kind}_burst_length={burst}",
         f"{kind}_read_latency={read:g}",
         f"{kind}_write_latency={write:g}",
+        f"{kind}_max_reads={waiting}",
+        f"{kind}_max_writes={waiting if memory.writable else 0}",
     ]
 
 

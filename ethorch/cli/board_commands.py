@@ -1,4 +1,4 @@
-"""Subcommands of boards: boards, run-firmware."""
+"""Subcommands of boards: boards, run-firmware, calibrate-board."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ethorch.board import Board as BoardType
     from ethorch.board import Run
+    from ethorch.program.calibration import Calibration
 
 PANEL = "Firmware"
 Board = Annotated[
@@ -116,4 +117,42 @@ def _told(run: Run) -> str:
         lines.append(f"region {region}: {row['read']} bytes read, {row['written']} written by the NPU")
     lines += [f"FAULT: {fault}" for fault in run.faults]
     lines += [f"note: {note}" for note in run.notes]
+    return "\n".join(lines)
+
+
+@command("calibrate-board", PANEL)
+def calibrate_board(
+    board: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The board to start from.")],
+    measured: Annotated[
+        Path,
+        typer.Option(
+            "--measured",
+            help="CSV with the columns program,milliseconds, or TOML with [[measured]] tables: .pte files and what a call took.",
+            metavar="FILE",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new board.", metavar="FILE.toml")],
+) -> Answer:
+    """Fit a board's bandwidths to times that you measured on it, and write it as a board of your own."""
+    from ethorch.board import load
+    from ethorch.board.loading import parse
+    from ethorch.formats.files import write_whole
+    from ethorch.program.calibration import calibrate, read_measured
+
+    found = calibrate(load(board), read_measured(measured))
+    text = found.to_toml(output.stem.lower()).encode()
+    parse(text, str(output))  # what is written can be read
+    write_whole(output, text)
+    return Answer({**found.to_json(), "output": str(output)}, lambda: _calibrated(found, output))
+
+
+def _calibrated(found: Calibration, output: Path) -> str:
+    lines = [
+        f"{row.program}: {row.measured_ms:.3f} ms measured, {row.before_ms:.3f} before, {row.after_ms:.3f} now"
+        for row in found.programs
+    ]
+    for name, fitted in found.bytes_per_second.items():
+        had = found.board.memory(name).bytes_per_second
+        lines.append(f"{name}: {fitted / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f}"))
+    lines.append(f"error {100 * found.error:.1f} %, before {100 * found.error_before:.1f} %; wrote {output}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ethorch.board.faults import BUS_ERROR, PARSE_ERROR, RULES
 from ethorch.formats.files import write_whole
-from ethorch.report import listings, messages
+from ethorch.report import board_page, listings, messages
 from ethorch.report.limit_words import feature_words
 from ethorch.report.support import FAMILIES
 from ethorch.rewrite.vela_bugs import VELA_BUGS
@@ -145,6 +145,11 @@ def messages_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def boards_page() -> str:
+    """The boards with their sources, and measured times beside estimates."""
+    return board_page.page(_WRITTEN)
+
+
 def _cell(text: str) -> str:
     """Text for a cell of a Markdown table: no character of it means anything there."""
     plain = " ".join(text.split())
@@ -158,6 +163,7 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "ops.md", operators_page().encode())
     write_whole(folder / "targets.md", targets_page().encode())
+    write_whole(folder / "boards.md", boards_page().encode())
     write_whole(folder / "vela-bugs.md", vela_bugs_page().encode())
     (folder / "reference").mkdir(exist_ok=True)
     write_whole(folder / "reference" / "messages.md", messages_page().encode())

@@ -31,6 +31,9 @@ def test_vela_is_told_the_boards_numbers(found: Board, slot: NpuSlot) -> None:
         wanted = memory.bytes_per_second / slot.clock_hz
         assert spec.bytes_per_cycle[area] == pytest.approx(wanted if slot.family == "u85" else min(wanted, port), rel=1e-4)
     assert system.constants_in_sram == (chosen.constants is chosen.feature_maps is chosen.staging)
+    assert spec.config_text is not None
+    section = spec.vela_config.sections[f"System_Config.{found.name}"]
+    assert int(section["sram_max_reads"]) == (chosen.staging.outstanding or 8)
     assert system.staged == (chosen.staging is not chosen.feature_maps)
 
 

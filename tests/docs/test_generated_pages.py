@@ -19,6 +19,7 @@ def test_pages_are_current() -> None:
     hint = "run `python -m ethorch.report.docs`"
     assert (FOLDER / "ops.md").read_text() == docs.operators_page(), hint
     assert (FOLDER / "targets.md").read_text() == docs.targets_page(), hint
+    assert (FOLDER / "boards.md").read_text() == docs.boards_page(), hint
     assert (FOLDER / "vela-bugs.md").read_text() == docs.vela_bugs_page(), hint
     assert (FOLDER / "reference" / "messages.md").read_text() == docs.messages_page(), hint
     assert (FOLDER / "reference" / "cli.md").read_text() == reference.page(), "run `python -m ethorch.cli.reference`"

@@ -1,0 +1,126 @@
+"""Published times of boards beside our estimates: ``python -m bench.boards [--only NAME] [--small]``.
+
+Networks have random weights: cycles depend on their shapes, and on how well weights compress, which random ones do worse than
+trained ones. The boards' rows are those of ``ethorch boards``. ``ethorch.board.measured`` keeps the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import ethorch
+from ethorch.model_zoos import load
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure that somebody published.
+
+    Attributes:
+        network: a name of torchvision or timm.
+        size: of the picture.
+        scheme, target, board, memory_mode: how it is compiled here; None takes the board's.
+        milliseconds: as published.
+        source: by whom.
+        npu_only: is it what the NPU's counter said, without the CPU?
+        io: type of the program's ends; codes go with channels last, as TFLite has them.
+    """
+
+    network: str
+    size: int
+    scheme: str
+    board: str
+    milliseconds: float
+    source: str
+    target: str | None = None
+    memory_mode: str | None = None
+    npu_only: bool = False
+    io: str = "float32"
+
+    def estimated_ms(self, program: ethorch.Program) -> float:
+        """What compares with the figure: of the NPU alone, or of the whole call."""
+        data = program.to_json()
+        taken = 1e3 * data["total_cycles"] / data["core_clock_hz"] if self.npu_only else data["milliseconds"]
+        return float(taken)
+
+
+E8 = "Hugging Face, Arm/{}-ethos-u-executorch: p50 on Alif's DevKit-E8, bare metal"
+PUBLISHED = (
+    Published("torchvision:mobilenet_v2", 224, "int8", "alif-e8-hp", 19.0, "executorch #19131, zephyr_alif_tutorial.md: text"),
+    Published("torchvision:mobilenet_v2", 224, "int8", "alif-e8-hp", 30.0, "executorch #19131, zephyr_alif_tutorial.md: its log"),
+    Published("torchvision:mobilenet_v2", 224, "int8", "renesas-rzg3e", 68.0,
+              "renesas-rz/rz-ethos-u-docs, run-applications.md: TFLite", io="int8"),
+    Published("torchvision:mobilenet_v2", 224, "int8", "corstone-320", 4.739,
+              "Arm learning path visualizing-ethos-u-performance, FVP: PMU's cycles, at 1 GHz", "ethos-u85-128", "Sram_Only", True),
+    Published("torchvision:mobilenet_v2", 224, "int8", "corstone-300", 11.0, "executorch #9830, FVP: 5.5 M cycles, at 500 MHz",
+              "ethos-u55-128", "Sram_Only", True),
+    Published("torchvision:mobilenet_v3_large", 224, "int8", "alif-e8-u85", 35.17, E8.format("mobilenet-v3-large-int8")),
+    Published("torchvision:resnet50", 224, "int8-per-tensor", "alif-e8-u85-ospi", 110.2, E8.format("resnet-50-int8-per-tensor")),
+    Published("torchvision:resnet50", 224, "int8", "alif-e8-u85-ospi", 151.4, E8.format("resnet-50-int8-per-channel")),
+    Published("torchvision:inception_v3", 299, "int8-per-tensor", "alif-e8-u85-ospi", 237.1, E8.format("inception-v3-int8")),
+    Published("timm:deit_tiny_patch16_224", 224, "int8", "alif-e8-u85-ospi", 81.6, E8.format("deit-tiny-int8")),
+)  # fmt: skip
+SMALL = ("mobilenet_v2", "mobilenet_v3_large")
+
+
+def estimate(row: Published) -> ethorch.Program:
+    """The program of a row."""
+    torch.manual_seed(0)
+    module, _ = load(*row.network.split(":"))
+    picture = torch.nn.functional.interpolate(torch.rand(1, 3, 8, 8), (row.size, row.size), mode="bicubic")
+    return ethorch.compile(
+        module,
+        picture,
+        row.target,
+        board=row.board,
+        scheme=row.scheme,
+        memory_mode=row.memory_mode,
+        io=row.io,
+        nhwc_io=row.io != "float32" or None,
+        progress=False,
+    )
+
+
+def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
+    """As Markdown: measured, estimated, ratio."""
+    lines = [
+        "| network | quantized | board | NPU | memory mode | measured, ms | estimate, ms | measured / estimate | measured by |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row, program in rows:
+        assert program.spec is not None
+        estimate_ms = row.estimated_ms(program)
+        cells = (
+            row.network.partition(":")[2], row.scheme, row.board, program.target.removeprefix("ethos-"), program.spec.memory_mode,
+            f"{row.milliseconds:g}", f"{estimate_ms:.2f}", f"{row.milliseconds / estimate_ms:.2f}", row.source,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compile the rows that are asked for, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="networks with this in their name")
+    parser.add_argument("--small", action="store_true", help=f"only {', '.join(SMALL)}")
+    chosen = parser.parse_args()
+    keep: Callable[[str], bool] = lambda name: chosen.only in name and (not chosen.small or any(s in name for s in SMALL))  # noqa: E731
+    done: dict[tuple[object, ...], ethorch.Program] = {}
+    found = []
+    for row in PUBLISHED:
+        if keep(row.network):
+            key = (row.network, row.scheme, row.board, row.target, row.memory_mode, row.io)
+            if key not in done:
+                done[key] = estimate(row)
+            found.append((row, done[key]))
+            print(table(found).splitlines()[-1], flush=True)
+    print()
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
