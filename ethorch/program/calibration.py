@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 
 from ethorch.board import Board
 from ethorch.board.estimate import ISSUE_CYCLES
@@ -198,7 +199,7 @@ class _Model:
             self.layers.append((computing / slot.clock_hz, moved))
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
-    def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, np.ndarray]:
+    def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
         """Seconds of layers that compute, and of each memory the bytes of layers that wait for it, at these seconds a byte."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
