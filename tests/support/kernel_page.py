@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,8 +18,9 @@ from elftools.elf.elffile import ELFFile
 
 from ethorch.embedded.kernels import SOURCE_FOLDER, supported
 from ethorch.formats.files import write_whole
-from ethorch.formats.pte_types import Call, Chain, Method, Value
+from ethorch.formats.pte_types import Value
 from tests.support.c_kernels import ZIG, CortexM33, Program
+from tests.support.made_calls import Made, T
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cpu-kernels.md"
 
@@ -30,48 +31,6 @@ STEPS = {
     "tan, sums, means and products of floats, convolution, bilinear resizing": 4,
     "softmax, log_softmax": 8,
 }
-
-
-@dataclass
-class Made:
-    """A method of one call, made by hand."""
-
-    values: list[Value] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    used: int = 0
-
-    def add(self, value: Value) -> int:
-        """One more value; its index."""
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def tensor(self, dtype: str, *shape: int) -> int:
-        """A tensor with a place of its own."""
-        value = Value("tensor", dtype, shape, tuple(range(len(shape))), place=(1, self.used))
-        self.used += -(-value.nbytes // 16) * 16
-        return self.add(value)
-
-    def argument(self, argument: object) -> int:
-        """Any other argument, or the index of a tensor within a list."""
-        if argument is None:
-            return self.add(Value("none"))
-        if isinstance(argument, bool):
-            return self.add(Value("bool", number=argument))
-        if isinstance(argument, (int, float)):
-            return self.add(Value("int" if isinstance(argument, int) else "double", number=argument))
-        if isinstance(argument, str):
-            return self.add(Value("string", text=argument))
-        assert isinstance(argument, tuple)
-        if argument and isinstance(argument[0], T):
-            return self.add(Value("tensor[]", items=tuple(self.tensor(t.dtype, *t.shape) for t in argument)))
-        return self.add(Value("int[]", items=tuple(self.argument(item) for item in argument)))
-
-
-class T:
-    """A tensor among the arguments of a case."""
-
-    def __init__(self, dtype: str, *shape: int):
-        self.dtype, self.shape = dtype, shape
 
 
 F, I8 = "float32", "int8"
@@ -148,16 +107,8 @@ COSTS: tuple[Cost, ...] = (
 
 def _program(cost: Cost, n: int, number: int) -> Program:
     made = Made()
-    args = []
-    for argument in cost.arguments(n):
-        if isinstance(argument, tuple) and argument and isinstance(argument[0], float):
-            args.append(made.add(Value("double[]", numbers=argument)))
-        else:
-            args.append(made.tensor(argument.dtype, *argument.shape) if isinstance(argument, T) else made.argument(argument))
-    call = Call(cost.operator, None, (*args, args[-1]))
-    inputs = tuple(i for i, value in enumerate(made.values) if value.kind == "tensor" and i != args[-1])
-    method = Method(f"m{number}", tuple(made.values), inputs, (), (cost.operator,), (), (Chain((call,)),), (0, made.used))
-    return Program(f"p{number}", b"", method, (b"",), ())
+    made.call(cost.operator, cost.arguments(n))
+    return Program(f"p{number}", b"", made.method(), (b"",), ())
 
 
 def _random(value: Value) -> torch.Tensor:

@@ -173,8 +173,6 @@ def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
 @kernel("aten::roll.out")
 def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
     """out = x.roll(shifts, dims), as two copies for each axis that is rolled."""
-    if not dims:
-        x, out, dims = x.reshaped((x.numel,)) or x, out.reshaped((out.numel,)) or out, (0,)
     parts = [(x, out)]
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[x.axis(dim)]
