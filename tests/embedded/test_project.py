@@ -94,9 +94,10 @@ def test_other_cores_compile(options: Options, tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # the Arm backend takes a quarter of a minute to make its files
-def test_a_file_of_the_arm_backend(incumbent: Path, tmp_path: Path) -> None:
-    firmware(incumbent / "cnn.pte", tmp_path)
-    built_and_run(tmp_path)
+@pytest.mark.parametrize("name", ["cnn", "interrupted", "staged", "u85"])
+def test_files_of_the_arm_backend(name: str, incumbent: Path, tmp_path: Path) -> None:
+    firmware(incumbent / f"{name}.pte", tmp_path)
+    assert not built_and_run(tmp_path).faults
 
 
 TWO = """
