@@ -1,8 +1,9 @@
 """What operators on the CPU cost: the kernel to link, and an estimate of its cycles on a Cortex-M55.
 
-A rate says how many cycles a kernel takes for each of its units of work. None was measured on a Cortex-M55: every rate is assumed,
-from what the kernel does with an element in C++ without vector instructions, or, of ``cortex_m``, with them. They tell a layer that
-matters from one that does not; they predict no board.
+A rate says how many cycles a kernel takes for each of its units of work. None was measured on a Cortex-M55. Those that are counted
+are instructions of the C kernels that firmware has (docs/cpu-kernels.md), on an emulated Cortex-M33, a cycle each. The others are
+assumed, from what the kernel does with an element in C++ without vector instructions, or, of ``cortex_m``, with them. They tell a
+layer that matters from one that does not; they predict no board.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from ethorch.formats.pte_types import Value
 
 ASSUMED = "assumed"
+COUNTED = "counted"
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Rate:
         name: stable name, which a layer's ``estimate`` gives.
         unit: what is counted: ``element`` of the largest tensor, ``byte`` of the outputs, ``mac``.
         cycles: for each unit.
-        source: where the number is from, or ``assumed`` with what was counted.
+        source: ``counted`` with what was, or ``assumed`` with why.
     """
 
     name: str
@@ -38,22 +40,26 @@ def _assumed(name: str, unit: str, cycles: float, why: str) -> tuple[str, Rate]:
     return name, Rate(name, unit, cycles, f"{ASSUMED}: {why}")
 
 
+def _counted(name: str, unit: str, cycles: float, what: str) -> tuple[str, Rate]:
+    return name, Rate(name, unit, cycles, f"{COUNTED}: instructions of firmware's C kernels on a Cortex-M33, {what}")
+
+
 RATES: Mapping[str, Rate] = MappingProxyType(
     dict(
         (
-            _assumed("quantize", "element", 30, "load, multiply, round by a library call, add, clamp, store"),
-            _assumed("dequantize", "element", 10, "load, subtract, convert, multiply, store"),
+            _counted("quantize", "element", 29, "to int8 and to int16"),
+            _counted("dequantize", "element", 13, "of int8 and of int16"),
             _assumed("quantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
             _assumed("dequantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
             _assumed("copy", "byte", 0.5, "memcpy: loads and stores of eight bytes in two cycles each"),
-            _assumed("permuted copy", "element", 20, "an address from each axis's index and stride, load, store"),
+            _counted("permuted copy", "element", 12, "a permute of int8 with 8 channels"),
             _assumed("none", "element", 0, "a view of the same memory, or arithmetic on one number"),
-            _assumed("pointwise", "element", 15, "loads, addresses with broadcasting, one operation, store"),
-            _assumed("function", "element", 80, "a function of the C library: exp, log, tanh, sin"),
-            _assumed("softmax", "element", 120, "maximum, exp, sum, division"),
-            _assumed("reduction", "element", 20, "an address from each axis's index, load, accumulate"),
-            _assumed("normalization", "element", 40, "two reductions, a subtraction and a multiplication"),
-            _assumed("sort", "element", 200, "a comparison sort or a heap, some ten comparisons an element"),
+            _counted("pointwise", "element", 13, "from 11 (add) to 14 (where)"),
+            _counted("function", "element", 90, "from 67 (exp) to 104 (gelu)"),
+            _counted("softmax", "element", 96, "rows of 32"),
+            _counted("reduction", "element", 12, "a mean of 64"),
+            _counted("normalization", "element", 53, "a layer norm of 64"),
+            _counted("sort", "element", 57, "the 5 greatest of 64"),
             _assumed("float mac", "mac", 10, "portable C++: addresses of input and weight, two loads, a multiply-add"),
             _assumed("int8 mac.cortex_m", "mac", 0.5, "CMSIS-NN with vector instructions, loads included"),
             _assumed("other", "element", 50, "what no other rate is for"),
