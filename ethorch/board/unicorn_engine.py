@@ -50,8 +50,8 @@ _INTERRUPTS = {
     19: "stack limit",
     22: "misaligned access",
 }
-_FRAME_WORDS = 26  # R0-R3, R12, LR, PC, xPSR, S0-S15, FPSCR, one reserved
-_EXC_RETURN_HANDLER, _EXC_RETURN_THREAD = 0xFFFFFFE1, 0xFFFFFFE9
+_FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; in the long one S0-S15, FPSCR and a reserved word too
+_EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
 
 
 @dataclass
@@ -542,32 +542,37 @@ class UnicornBoard:
             self._end = _End("fault")
             return
         place[:] = np.array(words, "<u4").view(np.uint8)
-        nested = bool(self.core.active)
+        thread = not self.core.active
+        on_process_stack = thread and self._register("CONTROL") & 2
         self.core.enter(exception)
         self._write("SP", aligned)
-        self._write("LR", _EXC_RETURN_HANDLER if nested else _EXC_RETURN_THREAD)
-        self._write("IPSR", exception)
+        self._write("LR", _EXC_RETURN | (_TO_THREAD if thread else 0) | (_PROCESS_STACK if on_process_stack else 0))
+        self._write("IPSR", exception)  # from here on SP is the main stack's
         self._pc = handler & ~1
 
     def _leave(self) -> None:
-        """Pop the frame."""
-        stack = self._register("SP")
-        place = self.guest.bytes_at(stack, 4 * _FRAME_WORDS)
+        """Pop the frame that the value of EXC_RETURN in PC says."""
+        kind = self._pc
+        stack = self._register("PSP" if kind & _PROCESS_STACK else "MSP")
+        size = _SHORT_FRAME_WORDS if kind & _SHORT_FRAME else _FRAME_WORDS
+        place = self.guest.bytes_at(stack, 4 * size)
         if place is None:
-            self._report(
-                "cpu.memory", f"An exception's frame is popped from {stack:#010x}, where the board has no memory.", self._pc
-            )
+            text = f"An exception's frame is popped from {stack:#010x}, where the board has no memory."
+            self._report("cpu.memory", text, self._register("LR"))
             self._end = _End("fault")
             return
         words = [int(word) for word in place.view("<u4")]
         for name, value in zip(("R0", "R1", "R2", "R3", "R12", "LR"), words, strict=False):
             self._write(name, value)
         self._pc, flags = words[6] & ~1, words[7]
-        for n in range(16):
-            self._write(f"S{n}", words[8 + n])
-        self._write("FPSCR", words[24])
-        self._write("SP", stack + 4 * _FRAME_WORDS + (4 if flags >> 9 & 1 else 0))
+        if size == _FRAME_WORDS:
+            for n in range(16):
+                self._write(f"S{n}", words[8 + n])
+            self._write("FPSCR", words[24])
         self._write("IPSR", self.core.leave())
+        if not self.core.active:
+            self._write("CONTROL", self._register("CONTROL") & ~2 | (2 if kind & _PROCESS_STACK else 0))
+        self._write("SP", stack + 4 * size + (4 if flags >> 9 & 1 else 0))
         self._write("APSR", flags & 0xF80F0000)
         self._idle = 0
         if not any(device.irq for device in self.devices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from ethorch import board
 from ethorch.board.loading import FOLDER, parse
+from ethorch.board.qemu import COMMAND
 from ethorch.errors import EthorchError, SpecError
 from tests.board import support as s
 
@@ -282,3 +284,12 @@ def test_ctrl_c_ends_a_run(probe: Path) -> None:
         patch.setattr("ethorch.board.unicorn_engine.time.perf_counter", clock)
         probe_run(probe, s.SPIN_FOR_EVER)
     assert len(turns) == 3
+
+
+@pytest.mark.parametrize("backend", ["unicorn", "qemu"])
+def test_tasks_on_stacks_of_their_own(tmp_path: Path, backend: str) -> None:
+    """SVC, PendSV, process stacks, frames with and without floating-point registers: what an RTOS needs."""
+    if backend == "qemu" and shutil.which(COMMAND) is None:
+        pytest.skip(f"{COMMAND} is not installed: apt-get install {COMMAND}")
+    run = board.run(s.compiled(tmp_path, "tasks.c", "tasks.elf"), backend=backend)
+    assert run.check().text == "PASS\n"
