@@ -10,6 +10,7 @@ from .errors import EthorchError
 from .metrics import sqnr_db
 from .program.compile import compile, quantize
 from .program.evaluate import Evaluation, evaluate
+from .program.explore import Exploration, explore
 from .program.program import Program, load
 from .program.settings import Settings
 from .program.training import convert, freeze, prepare
@@ -34,6 +35,7 @@ __all__ = [
     "EthosUPartitioner",
     "EthosUQuantizer",
     "Evaluation",
+    "Exploration",
     "Program",
     "QuantizationConfig",
     "Settings",
@@ -49,6 +51,7 @@ __all__ = [
     "correct_bias",
     "equalize",
     "evaluate",
+    "explore",
     "firmware",
     "freeze",
     "get_symmetric_a8w4_quantization_config",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -191,3 +191,77 @@ def sensitivity(
             user.module, quantizer_for(chosen), list(user.calibration) or [user.example_inputs], progress=lambda *_: step()
         )
     return Answer(found.to_json(), found.rich)
+
+
+def _values(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+@command("explore", PANEL)
+def explore(
+    model: options.Model,
+    samples: options.Samples,
+    budget: options.Budget,
+    targets: Annotated[str | None, typer.Option(help="NPUs, with commas between; or all.", metavar="A,B")] = None,
+    boards: Annotated[
+        str | None, typer.Option(help="Boards, by name or TOML file; `ethorch boards` lists them.", metavar="A,B")
+    ] = None,
+    schemes: Annotated[str | None, typer.Option(help="int8, a16w8, a8w4, int8-per-tensor.", metavar="A,B")] = None,
+    io: Annotated[str | None, typer.Option(help="Types of inputs and outputs.", metavar="A,B")] = None,
+    memory_modes: Annotated[str | None, typer.Option(help="Sections of vela.ini.", metavar="A,B")] = None,
+    system_configs: Annotated[str | None, typer.Option(help="Sections of vela.ini.", metavar="A,B")] = None,
+    constants: Annotated[str | None, typer.Option(help="flash, sram.", metavar="A,B")] = None,
+    arenas: Annotated[str | None, typer.Option(help="free, fast, sizes.", metavar="A,B")] = None,
+    settings: options.SettingsFile = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A page with table and plot (.html), or .json.", metavar="FILE")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep finished variants there, and go on from them.", metavar="FILE.jsonl")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one for each CPU.", min=1)] = None,
+    no_accuracy: Annotated[bool, typer.Option("--no-accuracy", help="Do not measure SQNR; quicker.")] = False,
+) -> Answer:
+    """Which NPU, which scheme, which memory? The product of all that is given, as a table and a plot with the Pareto front."""
+    from ethorch.program.saving import check_folder
+
+    chosen = options.settings_of(options.Quantization(settings=settings), budget=budget)
+    axes: dict[str, Any] = {
+        "target": _values(targets),
+        "board": _values(boards),
+        "scheme": _values(schemes),
+        "io": _values(io),
+        "memory_mode": _values(memory_modes),
+        "system_config": _values(system_configs),
+        "constants": _values(constants),
+        "arena": _values(arenas),
+    }
+    if axes["target"] == ["all"]:
+        from ethorch.target.npus import TARGETS
+
+        axes["target"] = list(TARGETS)
+    if not any(axes.values()):
+        raise SpecError("nothing is varied: give --targets, --boards, --schemes, --memory-modes, --constants or another list.")
+    if output is not None:
+        check_folder(output)
+        if output.suffix not in (".html", ".htm", ".json"):
+            raise SpecError(f"--output is {output}; it has to end in .html or .json.")
+    from ethorch.user_code import find
+
+    find(model)
+    from ethorch.program.explore import explore as explored
+
+    found = explored(
+        _user_model(model, samples),
+        settings=chosen,
+        workers=workers,
+        resume=resume,
+        accuracy=not no_accuracy,
+        **{axis: values for axis, values in axes.items() if values is not None},
+    )
+    if output is not None:
+        found.save(output)
+    data = {**found.to_json(), "output": None if output is None else str(output)}
+    holds = not found.budgets or found.cheapest is not None
+    status = Status.INTERRUPTED if found.interrupted else Status.DONE if holds else Status.COULD_NOT
+    return Answer(data, lambda: found.rich() if output is None else options.stacked(found.rich(), f"wrote {output}"), status)

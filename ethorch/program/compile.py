@@ -248,6 +248,16 @@ def _compiled(
     return program
 
 
+def quantized_for(user: UserModel, settings: Settings) -> GraphModule:
+    """The model quantized as the settings say, in the layout they say."""
+    return _quantized(*_in_layout(user, settings), None)
+
+
+def compile_once(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
+    """The program of a model that ``quantized_for`` quantized by the same settings; budgets are compared and not searched for."""
+    return _built(user, quantized, settings, None)
+
+
 def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]:
     """Compiles as ``compile`` does, without a search for budgets; what ``program`` has of the same model is not done again."""
 

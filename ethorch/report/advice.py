@@ -171,9 +171,8 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         weights = sum(part.flash_bytes or part.ram_bytes for part in memory.components if part.name == "weights")
         if system is not None and name == system["constants"] and name != system["feature_maps"]:
             way = (
-                f"The weights ({kib(weights)}) are read from {name} in memory mode {system['memory_mode']}. Where they fit, "
-                "a mode that keeps them in SRAM (--memory-mode Sram_Only) ends the waiting; fewer or 4-bit weights (--scheme a8w4) "
-                "shorten it."
+                f"The weights ({kib(weights)}) are read from {name} in memory mode {system['memory_mode']}. Where they fit into "
+                'SRAM, constants="sram" (--constants sram) ends the waiting; fewer or 4-bit weights (--scheme a8w4) shorten it.'
             )
         elif name == "Sram":
             way = (

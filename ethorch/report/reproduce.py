@@ -10,9 +10,9 @@ from typing import Any
 _FLAGS = {
     "target": "--target", "scheme": "--scheme", "io": "--io", "system_config": "--system-config", "memory_mode": "--memory-mode",
     "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
-    "board": "--board",
+    "board": "--board", "arena": "--arena", "constants": "--constants",
 }  # fmt: skip
-_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini"}
+_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini", "arena": "free", "constants": "flash"}
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,14 @@ def program() -> ethorch.Program:
     small = torch.rand(4, 1, 3, 4, 4)
     images = [nn.functional.interpolate(x, (16, 16), mode="bilinear") for x in small]
     program = ethorch.compile(
-        Both().eval(), images[0], "ethos-u55-128", calibration=images, ram="64K", latency_ms=0.001, min_sqnr_db=10
+        Both().eval(),
+        images[0],
+        "ethos-u55-128",
+        calibration=images,
+        ram="64K",
+        latency_ms=0.001,
+        min_sqnr_db=10,
+        memory_mode="Shared_Sram",
     )
     assert program.accuracy is not None
     return program

@@ -52,8 +52,10 @@ function filter() {
   }
   document.getElementById("count").textContent = `${shown} of ${layers.length} layers`;
 }
-for (const input of [search, where, bound]) input.addEventListener("input", filter);
-search.form.addEventListener("submit", (event) => event.preventDefault());
+if (search) {
+  for (const input of [search, where, bound]) input.addEventListener("input", filter);
+  search.form.addEventListener("submit", (event) => event.preventDefault());
+}
 
 const PRINTED = 680; // CSS pixels across a page of A4, without its margins
 const drawn = [];

@@ -51,16 +51,16 @@ def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
     charts = _charts(data, layers, memory, comparison)
-    library, own = _library(), _text("page.js")
-    return _template().render(
+    plotting, own = library(), text_of("page.js")
+    return template("page.html").render(
         **shown,
         title=title or data["target"] or "program without an NPU",
         chart_names=list(charts),
-        charts=_packed(json.dumps(charts, separators=(",", ":"))),
-        library=_packed(library),
-        style=_text("page.css"),
+        charts=packed(json.dumps(charts, separators=(",", ":"))),
+        library=packed(plotting),
+        style=text_of("page.css"),
         script=own,
-        hashes=[_hash(own), _hash(library)],
+        hashes=[allowed(own), allowed(plotting)],
     )
 
 
@@ -76,7 +76,7 @@ def _charts(data: Data, layers: list[Layer], memory: MemoryReport, comparison: D
 
 
 @cache
-def _library() -> str:
+def library() -> str:
     """Plotly's library for browsers, from its wheel."""
     from plotly.offline import get_plotlyjs
 
@@ -84,23 +84,25 @@ def _library() -> str:
 
 
 @lru_cache(maxsize=2)
-def _packed(text: str) -> str:
+def packed(text: str) -> str:
     """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def _hash(script: str) -> str:
+def allowed(script: str) -> str:
     """As a Content-Security-Policy names a script that it allows."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _text(name: str) -> str:
+def text_of(name: str) -> str:
+    """A file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A page of this package, whose text is escaped where it is put in."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(_text("page.html"))
+    return environment.from_string(text_of(name))

@@ -1,0 +1,413 @@
+"""One model in many ways: NPUs, boards, schemes, memory modes, each as a program, side by side."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import joblib
+import torch
+
+from ethorch.errors import EthorchError, SpecError, unknown_name
+from ethorch.formats.files import write_whole
+from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.program.compile import Model, compile_once, quantized_for, user_model
+from ethorch.program.progress_bar import shown
+from ethorch.program.settings import Settings
+from ethorch.progress import stage
+from ethorch.quiet import quiet
+from ethorch.report.page.exploration import exploration_page
+from ethorch.report.rendered import as_html, as_text
+from ethorch.target.npus import TARGETS, lookup
+from ethorch.versions import versions
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Settings that may be varied, in the order of the table's columns.
+AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
+_ALONE = 4  # programs up to which no processes are started: each takes seconds to import torch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program of the product.
+
+    Attributes:
+        settings: what is varied: name -> value.
+        milliseconds: of one inference by the estimate; None where it could not be made.
+        total_cycles: of the NPU.
+        core_clock_hz: which the milliseconds are at.
+        ram_bytes, flash_bytes: of the whole application.
+        sqnr_db: against the float model, on the samples; None where it was not measured, or the outputs are equal.
+        cpu_operators: operators that stay on the CPU.
+        fits: do all budgets hold?
+        error: why there is no program; empty where there is one.
+        front: no other variant is at least as good in everything and better in something.
+    """
+
+    settings: Mapping[str, Any]
+    milliseconds: float | None = None
+    total_cycles: int | None = None
+    core_clock_hz: float | None = None
+    ram_bytes: int | None = None
+    flash_bytes: int | None = None
+    sqnr_db: float | None = None
+    cpu_operators: int | None = None
+    fits: bool = False
+    error: str = ""
+    front: bool = False
+
+    @property
+    def name(self) -> str:
+        """What is varied, in a word or two."""
+        return " ".join(str(value) for value in self.settings.values() if value is not None) or "as it is"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What ``ethorch.explore`` found.
+
+    Attributes:
+        variants: in the order of the product.
+        cheapest: name of the smallest NPU with a variant that keeps all budgets (in the order of ``ethorch targets``), and that
+            variant; None where none does.
+        budgets: the limits that were given.
+        interrupted: somebody stopped it; the variants are those so far.
+    """
+
+    variants: tuple[Variant, ...]
+    cheapest: Variant | None
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names, and ``versions``."""
+        return {
+            "variants": [variant.to_json() for variant in self.variants],
+            "cheapest": None if self.cheapest is None else self.cheapest.to_json(),
+            "budgets": dict(self.budgets),
+            "interrupted": self.interrupted,
+            "versions": versions(),
+        }
+
+    def rich(self) -> RenderableType:
+        """A table of Rich: a row for each variant; ``*`` marks the Pareto front."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        axes = list(dict.fromkeys(axis for variant in self.variants for axis in variant.settings))
+        for name in ("", *axes):
+            table.add_column(name)
+        for name in ("ms", "NPU cycles", "MHz", "RAM KiB", "flash KiB", "SQNR dB", "on CPU"):
+            table.add_column(name, justify="right")
+        table.add_column("budgets")
+        for one in self.variants:
+            chosen = ["" if one.settings.get(axis) is None else str(one.settings[axis]) for axis in axes]
+            if one.error:
+                table.add_row("", *chosen, *[""] * 7, one.error)
+                continue
+            verdict = "" if not self.budgets else "hold" if one.fits else "do not hold"
+            table.add_row("*" if one.front else "", *chosen, *_figures(one), verdict)
+        lines: list[Any] = [table]
+        if any(one.front for one in self.variants):
+            lines += ["", "* no other is as good in time, RAM, flash and accuracy together"]
+        if self.budgets:
+            named = (
+                "none keeps all budgets" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that keeps them"
+            )
+            lines.append(f"Budgets: {', '.join(f'{name} {limit:g}' for name, limit in self.budgets.items())}; {named}.")
+        if self.interrupted:
+            lines.append("Interrupted.")
+        return Group(*lines)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page with the table and a plot of time against RAM (``.html``), or the plain data (``.json``).
+
+        Raises:
+            EthorchError: the ending is another one, the plotting library is not installed, or the file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix == ".json":
+            text = json.dumps(self.to_json(), indent=2) + "\n"
+        elif target.suffix in (".html", ".htm"):
+            text = exploration_page(self.to_json())
+        else:
+            raise EthorchError(f"cannot write {target}: an exploration is saved as .html or .json.")
+        try:
+            write_whole(target, text.encode())
+        except OSError as error:
+            raise EthorchError(f"cannot write {target}: {error.strerror}.") from None
+        return target
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rich())
+
+
+def explore(
+    model: Model,
+    example_inputs: Any = None,
+    *,
+    calibration: Any = None,
+    settings: Settings | None = None,
+    workers: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    accuracy: bool = True,
+    progress: bool | None = None,
+    **axes: Iterable[Any],
+) -> Exploration:
+    """Compile a model in many ways and put them side by side.
+
+    ::
+
+        found = ethorch.explore(model, image, calibration=images, target=["u55-64", "u55-128"], scheme=["int8", "a16w8"])
+        print(found)
+        found.save("front.html")
+
+    Every axis is a field of ``Settings`` with several values: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``,
+    ``system_config``, ``constants``, ``arena``. The product of all is compiled; the model is quantized once for each scheme and
+    family of NPUs. All figures are of the whole application, milliseconds at the clock of each variant's own system.
+
+    Args:
+        model, example_inputs, calibration: as of ``ethorch.compile``.
+        settings: of what is not varied, budgets among them.
+        workers: processes; None: one for each CPU where there are many variants. Inside ``joblib.parallel_config`` with a cluster's
+            backend (Dask, Ray), that cluster.
+        resume: a file of finished variants, a line of JSON for each: those that are there are not made again, new ones are added.
+        accuracy: measure SQNR against the float model on the first samples.
+        progress: draw progress on stderr; None: on a terminal.
+
+    Raises:
+        SpecError: an axis or one of its values is unknown, or no axis is given.
+        EthorchError: as of ``ethorch.compile``; what only one variant cannot do is in its ``error``.
+    """
+    base = settings or Settings()
+    known = [axis for axis in AXES if axis in {entry.name for entry in fields(Settings)}]
+    varied = {axis: list(values) for axis, values in axes.items() if values is not None and list(values)}
+    for axis in varied:
+        if axis not in known:
+            raise unknown_name("axis", axis, known)
+    if not varied:
+        raise SpecError(f"nothing is varied: give values of at least one of {', '.join(known)}.")
+    names = [axis for axis in known if axis in varied]
+    points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
+    with quiet(), shown(progress):
+        user = user_model(model, example_inputs, calibration)
+        log = _Log(resume, user, base, accuracy)
+        open_points = [point for point in points if log.find(point) is None]
+        groups = _groups(open_points, base, workers)
+        interrupted = False
+        with stage("explore", len(open_points)) as step:
+            try:
+                for group in _made(user, base, groups, accuracy, workers):
+                    for variant in group:
+                        log.add(variant)
+                        step()
+            except KeyboardInterrupt:
+                interrupted = True
+    found = [one for point in points if (one := log.find(point)) is not None]
+    if found and not interrupted and all(variant.error for variant in found):
+        raise EthorchError(f"no variant could be made; the first says: {found[0].error}")
+    marked = tuple(_with_front(found))
+    limits = {name: value for name in ("ram", "flash", "latency_ms", "min_sqnr_db") if (value := getattr(base, name)) is not None}
+    return Exploration(marked, _cheapest(marked, base), limits, interrupted)
+
+
+def _groups(points: Sequence[dict[str, Any]], base: Settings, workers: int | None) -> list[list[dict[str, Any]]]:
+    """Points that share a quantized model, cut where there are more workers than groups."""
+    by_model: dict[Any, list[dict[str, Any]]] = {}
+    for point in points:
+        try:
+            chosen = _chosen(base, point)
+            key: Any = (chosen.scheme, lookup(chosen.target).family)
+        except EthorchError:
+            key = json.dumps(point, sort_keys=True, default=str)  # its own words, later
+        by_model.setdefault(key, []).append(point)
+    count = workers or os.cpu_count() or 1
+    if len(points) <= _ALONE or count == 1:
+        return list(by_model.values())
+    parts = -(-count // len(by_model))
+    return [group[i::parts] for group in by_model.values() for i in range(min(parts, len(group)))]
+
+
+def _made(
+    user: UserModel, base: Settings, groups: Sequence[Sequence[dict[str, Any]]], accuracy: bool, workers: int | None
+) -> Iterable[list[Variant]]:
+    """The variants of each group as they are finished."""
+    own = functools.partial(_variants, user, base, accuracy)
+    if workers == 1 or len(groups) == 1 or sum(map(len, groups)) <= _ALONE:
+        for group in groups:
+            for point in group:  # one by one, so that an interrupt keeps the figures so far
+                yield own([point])
+        return
+    yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
+        joblib.delayed(own)(group) for group in groups
+    )
+
+
+def _chosen(base: Settings, point: Mapping[str, Any]) -> Settings:
+    """The settings of a point; a board that cannot have the target of ``base`` brings its own."""
+    try:
+        return base.with_(**point)
+    except SpecError:
+        if "board" not in point or "target" in point:
+            raise
+        return base.with_(target="", **point)
+
+
+_last: list[Any] = []  # the model that this process quantized last: key, quantized
+
+
+def _variants(user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]]) -> list[Variant]:
+    """A program for each point."""
+    found = []
+    with quiet():
+        for point in points:
+            try:
+                found.append(_variant(user, _chosen(base, point), point, accuracy))
+            except EthorchError as error:
+                found.append(Variant(dict(point), error=str(error)))
+    return found
+
+
+def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
+    with in_eval_mode(user.module):
+        key = (id(user), settings.scheme, lookup(settings.target).family, settings.nhwc_io, json.dumps(dict(settings.modules)))
+        if not _last or _last[0] != key or _last[2] is not user:
+            _last[:] = [key, quantized_for(user, settings), user]
+        program = compile_once(user, _last[1], settings)
+    data = program.to_json() if not accuracy else {**program.to_json(), "accuracy": None}
+    measured = program.accuracy if accuracy else None
+    sqnr = None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db
+    return Variant(
+        dict(point),
+        data["milliseconds"],
+        data["total_cycles"],
+        data["core_clock_hz"],
+        data["ram_bytes"],
+        data["flash_bytes"],
+        sqnr,
+        data["operators"]["cpu"],
+        program.fits,
+    )
+
+
+def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
+    """The same, those of the Pareto front marked: least time, RAM and flash, most accuracy."""
+
+    def costs(one: Variant) -> tuple[float, ...]:
+        sqnr = float("inf") if one.sqnr_db is None else one.sqnr_db
+        return (one.milliseconds or float("inf"), one.ram_bytes or 0, one.flash_bytes or 0, -sqnr)
+
+    good = [one for one in variants if not one.error]
+    for one in variants:
+        mine = costs(one)
+        beaten = any(all(a <= b for a, b in zip(costs(other), mine, strict=True)) and costs(other) != mine for other in good)
+        yield Variant(**{**{entry.name: getattr(one, entry.name) for entry in fields(one)}, "front": not one.error and not beaten})
+
+
+def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
+    """Of those that keep the budgets, on the smallest NPU the quickest."""
+    order = list(TARGETS)
+    holding = [one for one in variants if not one.error and one.fits]
+
+    def size(one: Variant) -> tuple[int, float]:
+        return order.index(_chosen(base, one.settings).target), one.milliseconds or float("inf")
+
+    return min(holding, key=size, default=None)
+
+
+class _Log:
+    """Finished variants in a file, so that an exploration that was stopped goes on."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, user: UserModel, base: Settings, accuracy: bool):
+        self.path = None if path is None else Path(path)
+        self.of = "" if path is None else _digest(user, base, accuracy)
+        self.found: dict[str, Variant] = {}
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise EthorchError(f"cannot read {self.path}: {getattr(error, 'strerror', None) or error}.") from None
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                of, variant = row.pop("of"), Variant(**row)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                if number == len(lines):
+                    break  # cut off when it was stopped
+                raise EthorchError(f"{self.path}, line {number}, is no variant of an exploration: give another file.") from None
+            if of == self.of:
+                self.found[_key(variant.settings)] = variant
+
+    def find(self, point: Mapping[str, Any]) -> Variant | None:
+        """The finished variant of these settings."""
+        return self.found.get(_key(point))
+
+    def add(self, variant: Variant) -> None:
+        """Keep it; what has an error is tried again next time."""
+        self.found[_key(variant.settings)] = variant
+        if self.path is None or variant.error:
+            return
+        try:
+            with self.path.open("a+b") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)  # a line that was cut off
+                file.write((json.dumps({"of": self.of, **variant.to_json()}) + "\n").encode())
+        except OSError as error:
+            raise EthorchError(f"cannot write {self.path}: {error.strerror}.") from None
+
+
+def _key(point: Mapping[str, Any]) -> str:
+    return json.dumps(dict(point), sort_keys=True, default=str)
+
+
+def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
+    """Of all that a variant depends on, besides its own settings."""
+    digest = hashlib.sha256()
+
+    def add(*parts: Any) -> None:
+        for part in parts:
+            data = part if isinstance(part, bytes) else str(part).encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+
+    add(user.module, accuracy, json.dumps(base.to_json(), sort_keys=True), json.dumps(versions(), sort_keys=True))
+    tensors = [*user.module.state_dict().items()]
+    for sample in (user.example_inputs, *user.calibration):
+        tensors += [("", leaf) for leaf in torch.utils._pytree.tree_leaves(sample)]
+    for name, tensor in tensors:
+        add(name)
+        if isinstance(tensor, torch.Tensor):
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            add(plain.dtype, tuple(tensor.shape), plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+        else:
+            add(tensor)
+    return digest.hexdigest()[:32]
+
+
+def _figures(one: Variant) -> list[str]:
+    return [
+        "" if one.milliseconds is None else f"{one.milliseconds:,.3f}",
+        "" if one.total_cycles is None else f"{one.total_cycles:,}",
+        "" if not one.core_clock_hz else f"{one.core_clock_hz / 1e6:,.0f}",
+        f"{(one.ram_bytes or 0) / 1024:,.1f}",
+        f"{(one.flash_bytes or 0) / 1024:,.1f}",
+        "" if one.sqnr_db is None else f"{one.sqnr_db:.1f}",
+        str(one.cpu_operators),
+    ]

@@ -1,0 +1,142 @@
+"""One model in many ways: the table's figures are those of the programs, an exploration that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.errors import FormatError, SpecError
+from ethorch.program import explore as module
+from ethorch.program.explore import Exploration, Variant
+from ethorch.program.settings import Settings
+from ethorch.report.page.exploration import exploration_page
+
+TARGETS = ["ethos-u55-64", "ethos-u55-128"]
+
+
+def explored(model: nn.Module, images: list[Tensor], **more: Any) -> Exploration:
+    more = {"target": TARGETS, "scheme": ["int8", "a16w8"], "workers": 1, **more}
+    return ethorch.explore(model, images[0], calibration=images, **more)
+
+
+@pytest.fixture(scope="module")
+def found(model: nn.Module, images: list[Tensor]) -> Exploration:
+    return explored(model, images, settings=Settings(ram="1M", latency_ms=100.0))
+
+
+def test_each_variant_is_a_program(found: Exploration, model: nn.Module, images: list[Tensor]) -> None:
+    assert [tuple(one.settings.values()) for one in found.variants] == [(t, s) for t in TARGETS for s in ("int8", "a16w8")]
+    for one in found.variants:
+        target, scheme = one.settings.values()
+        program = ethorch.compile(model, images[0], target, calibration=images, scheme=scheme)
+        assert (one.milliseconds, one.ram_bytes, one.flash_bytes) == (
+            program.milliseconds, program.memory.ram_bytes, program.memory.flash_bytes,
+        )  # fmt: skip
+        assert program.accuracy is not None and one.sqnr_db == program.accuracy.sqnr_db and one.fits
+
+
+def test_the_smallest_npu_that_keeps_the_budgets_is_named(found: Exploration) -> None:
+    assert found.cheapest is not None and found.cheapest.settings["target"] == "ethos-u55-64"
+    assert "is the smallest NPU that keeps them" in str(found) and "*" in str(found)
+
+
+def test_the_front_is_what_no_other_beats() -> None:
+    def made(ms: float, ram: int, sqnr: float | None) -> Variant:
+        return Variant({"io": f"{ms} {ram} {sqnr}"}, ms, 1, 1e9, ram, 10, sqnr, 0, True)
+
+    rows = [made(1, 100, 30), made(2, 50, 30), made(2, 100, 30), made(3, 100, 40), made(4, 100, None), Variant({}, error="no")]
+    assert [one.front for one in module._with_front(rows)] == [True, True, False, True, True, False]
+
+
+def test_what_one_variant_cannot_do_is_said_in_its_row(model: nn.Module, images: list[Tensor]) -> None:
+    found = explored(model, images, scheme=["int8"], memory_mode=["Shared_Sram", "No_Such_Mode"], target=["ethos-u55-128"])
+    good, bad = found.variants
+    assert not good.error and "No_Such_Mode" in bad.error and bad.milliseconds is None and "No_Such_Mode" in str(found)
+    with pytest.raises(ethorch.EthorchError, match=r"no variant could be made; the first says: .*No_Such_Mode"):
+        explored(model, images, scheme=["int8"], memory_mode=["No_Such_Mode"])
+
+
+def test_wrong_axes_are_refused(model: nn.Module, images: list[Tensor]) -> None:
+    with pytest.raises(SpecError, match="nothing is varied"):
+        ethorch.explore(model, images[0])
+    with pytest.raises(SpecError, match="axis 'colour'"):
+        ethorch.explore(model, images[0], colour=["red"])
+
+
+def test_an_exploration_goes_on_where_it_was_stopped(
+    model: nn.Module, images: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, made = tmp_path / "variants.jsonl", []
+    variant = module._variant
+
+    def stopped(user: Any, settings: Settings, point: Any, accuracy: bool) -> Variant:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(point)
+        return variant(user, settings, point, accuracy)
+
+    monkeypatch.setattr(module, "_variant", stopped)
+    part = explored(model, images, resume=log)
+    assert part.interrupted and len(part.variants) == 2 and "Interrupted." in str(part)
+    log.write_bytes(log.read_bytes() + b'{"of": "cut')  # it was killed while it wrote
+    monkeypatch.setattr(module, "_variant", lambda *args: made.append(args[2]) or variant(*args))
+    whole = explored(model, images, resume=log)
+    assert len(made) == 4 and len(whole.variants) == 4 and whole.variants[:2] == explored(model, images, resume=log).variants[:2]
+    assert len(made) == 4, "nothing is made twice"
+    other = nn.Sequential(*model).eval()
+    with torch.no_grad():
+        other[0].weight.mul_(2)
+    explored(other, images, resume=log, target=TARGETS[:1], scheme=["int8"])
+    assert len(made) == 5, "another model is another exploration"
+    log.write_text("no variant\n" + log.read_text())
+    with pytest.raises(ethorch.EthorchError, match="line 1, is no variant"):
+        explored(model, images, resume=log)
+
+
+def test_it_is_saved_as_a_page_and_as_data(found: Exploration, tmp_path: Path) -> None:
+    data = json.loads(found.save(tmp_path / "front.json").read_text())
+    assert len(data["variants"]) == 4 and data["cheapest"]["settings"]["target"] == "ethos-u55-64"
+    page = found.save(tmp_path / "front.html").read_text()
+    assert page.count("<tr>") >= 5 and "Pareto" not in page.split("<script", 1)[0] and "ethos-u55-64" in page
+    assert len(page) < 5_000_000 and "http://" not in page.split('id="library"')[0]
+    with pytest.raises(ethorch.EthorchError, match=r"saved as \.html or \.json"):
+        found.save(tmp_path / "front.txt")
+    with pytest.raises(FormatError, match="not the data of an exploration"):
+        exploration_page({"variants": [{}]})
+    nasty = {**data, "variants": [{**data["variants"][0], "settings": {"target": "<script>alert(1)</script>"}}]}
+    assert "<script>alert" not in exploration_page(nasty)
+
+
+def test_the_command_line_prints_the_table(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()\n"
+        "example_inputs = (torch.rand(1, 3, 8, 8),)\n"
+    )
+    command = [sys.executable, "-m", "ethorch.cli", "explore", "net.py:model", "--targets", "u55-128,u85-256"]
+    command += ["--no-accuracy", "--workers", "1", "--ram", "1K", "-o", "front.html", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1, done.stderr  # nobody keeps 1 KiB
+    data = json.loads(done.stdout)
+    assert [one["settings"] for one in data["variants"]] == [{"target": "u55-128"}, {"target": "u85-256"}]
+    assert data["cheapest"] is None and data["variants"][0]["sqnr_db"] is None and (tmp_path / "front.html").exists()
+    wrong = subprocess.run(command[:5], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert wrong.returncode == 2 and "nothing is varied: give --targets" in wrong.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_workers_give_the_same(model: nn.Module, images: list[Tensor], found: Exploration, backend: str) -> None:
+    with joblib.parallel_config(backend=backend):
+        parallel = explored(model, images, settings=Settings(ram="1M", latency_ms=100.0), workers=2, io=["float32", "int8"])
+    alone = explored(model, images, settings=Settings(ram="1M", latency_ms=100.0), io=["float32", "int8"])
+    assert parallel.variants == alone.variants and len(alone.variants) == 8
