@@ -262,6 +262,6 @@ def explore(
     if output is not None:
         found.save(output)
     data = {**found.to_json(), "output": None if output is None else str(output)}
-    holds = not found.budgets or found.cheapest is not None
+    holds = found.cheapest is not None or all(one.fits is None for one in found.variants)
     status = Status.INTERRUPTED if found.interrupted else Status.DONE if holds else Status.COULD_NOT
     return Answer(data, lambda: found.rich() if output is None else options.stacked(found.rich(), f"wrote {output}"), status)

@@ -48,7 +48,7 @@ class Variant:
         ram_bytes, flash_bytes: of the whole application.
         sqnr_db: against the float model, on the samples; None where it was not measured, or the outputs are equal.
         cpu_operators: operators that stay on the CPU.
-        fits: do all budgets hold?
+        fits: do all budgets hold, a board's own memories among them? None where there are none.
         error: why there is no program; empty where there is one.
         front: no other variant is at least as good in everything and better in something.
     """
@@ -61,7 +61,7 @@ class Variant:
     flash_bytes: int | None = None
     sqnr_db: float | None = None
     cpu_operators: int | None = None
-    fits: bool = False
+    fits: bool | None = None
     error: str = ""
     front: bool = False
 
@@ -119,16 +119,15 @@ class Exploration:
             if one.error:
                 table.add_row("", *chosen, *[""] * 7, one.error)
                 continue
-            verdict = "" if not self.budgets else "hold" if one.fits else "do not hold"
+            verdict = "" if one.fits is None else "hold" if one.fits else "do not hold"
             table.add_row("*" if one.front else "", *chosen, *_figures(one), verdict)
         lines: list[Any] = [table]
         if any(one.front for one in self.variants):
             lines += ["", "* no other is as good in time, RAM, flash and accuracy together"]
-        if self.budgets:
-            named = (
-                "none keeps all budgets" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that keeps them"
-            )
-            lines.append(f"Budgets: {', '.join(f'{name} {limit:g}' for name, limit in self.budgets.items())}; {named}.")
+        if any(one.fits is not None for one in self.variants):
+            named = "None keeps all" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that keeps them"
+            limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the boards' memories"
+            lines.append(f"Budgets: {limits}. {named}.")
         if self.interrupted:
             lines.append("Interrupted.")
         return Group(*lines)
@@ -233,7 +232,7 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings, workers: int | Non
     by_model: dict[Any, list[dict[str, Any]]] = {}
     for point in points:
         try:
-            chosen = _chosen(base, point)
+            chosen = base.with_(**point)
             key: Any = (chosen.scheme, lookup(chosen.target).family)
         except EthorchError:
             key = json.dumps(point, sort_keys=True, default=str)  # its own words, later
@@ -260,16 +259,6 @@ def _made(
     )
 
 
-def _chosen(base: Settings, point: Mapping[str, Any]) -> Settings:
-    """The settings of a point; a board that cannot have the target of ``base`` brings its own."""
-    try:
-        return base.with_(**point)
-    except SpecError:
-        if "board" not in point or "target" in point:
-            raise
-        return base.with_(target="", **point)
-
-
 _last: list[Any] = []  # the model that this process quantized last: key, quantized
 
 
@@ -279,7 +268,7 @@ def _variants(user: UserModel, base: Settings, accuracy: bool, points: Sequence[
     with quiet():
         for point in points:
             try:
-                found.append(_variant(user, _chosen(base, point), point, accuracy))
+                found.append(_variant(user, base.with_(**point), point, accuracy))
             except EthorchError as error:
                 found.append(Variant(dict(point), error=str(error)))
     return found
@@ -303,7 +292,7 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
         data["flash_bytes"],
         sqnr,
         data["operators"]["cpu"],
-        program.fits,
+        program.fits if program.budgets else None,
     )
 
 
@@ -327,7 +316,7 @@ def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
     holding = [one for one in variants if not one.error and one.fits]
 
     def size(one: Variant) -> tuple[int, float]:
-        return order.index(_chosen(base, one.settings).target), one.milliseconds or float("inf")
+        return order.index(base.with_(**one.settings).target), one.milliseconds or float("inf")
 
     return min(holding, key=size, default=None)
 

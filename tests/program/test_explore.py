@@ -65,6 +65,13 @@ def test_what_one_variant_cannot_do_is_said_in_its_row(model: nn.Module, images:
         explored(model, images, scheme=["int8"], memory_mode=["No_Such_Mode"])
 
 
+def test_boards_bring_their_own_npu_and_memories(model: nn.Module, images: list[Tensor]) -> None:
+    found = explored(model, images, target=None, scheme=None, board=["alif-e7-hp", "himax-we2"], accuracy=False)
+    assert [one.settings for one in found.variants] == [{"board": "alif-e7-hp"}, {"board": "himax-we2"}]
+    assert all(one.fits for one in found.variants) and found.cheapest is found.variants[1], "an ethos-u55-64"
+    assert "the boards' memories" in " ".join(str(found).split())
+
+
 def test_wrong_axes_are_refused(model: nn.Module, images: list[Tensor]) -> None:
     with pytest.raises(SpecError, match="nothing is varied"):
         ethorch.explore(model, images[0])

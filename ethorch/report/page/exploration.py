@@ -38,6 +38,7 @@ def exploration_page(data: Data, title: str = "") -> str:
             axes=axes,
             rows=rows,
             budgets=budgets,
+            limited=any(one["fits"] is not None for one in variants),
             cheapest=cheapest,
             interrupted=data["interrupted"],
             versions=sorted(data["versions"].items()),
