@@ -31,8 +31,8 @@ static ethosu_job job(void) {
   ethosu_job made = {
       .commands = stream,
       .commands_bytes = MODEL_COMMANDS_BYTES,
-      .region = {(void *)(uintptr_t)model_weights_0, model.arena},
-      .region_bytes = {MODEL_WEIGHTS_BYTES, MODEL_ARENA_BYTES},
+      .region = {(void *)(uintptr_t)model_weights_0, model.arena, model.fast},
+      .region_bytes = {MODEL_WEIGHTS_BYTES, MODEL_ARENA_BYTES, MODEL_FAST_BYTES},
       .region_config = REGIONS,
       .queue_config = QUEUE,
   };
