@@ -74,6 +74,8 @@ CALLS: dict[str, list[tuple[object, ...]]] = {
     "aten::any.dims_out": [(I8, (0,), False, T(B, 6)), (X, None, False, T(B)), (X, (0, 1), True, T(B, 1, 1))],
     "aten::linear.out": [(T(F, 2, 3, 8), T(F, 5, 8), T(F, 5), T(F, 2, 3, 5))],
     "aten::pow.Tensor_Tensor_out": [(X, X, OUT)],
+    "quantized_decomposed::quantize_per_tensor.Tensor_out": [(X, T("float64", 1), T(L, 1), -128, 127, 1, I8)],
+    "quantized_decomposed::dequantize_per_tensor.Tensor_out": [(I8, T("float64", 1), T(L, 1), -128, 127, 1, None, OUT)],
 }
 #: Calls of operators that write their first argument.
 IN_PLACE: dict[str, list[tuple[object, ...]]] = {
@@ -98,6 +100,8 @@ def _program() -> tuple[Program, list[str]]:
 
 def _input(value: Value) -> Tensor:
     dtype: torch.dtype = getattr(torch, value.dtype)
+    if dtype is torch.float64:  # a scale
+        return torch.rand(value.shape, dtype=dtype) + 0.01
     if dtype.is_floating_point:
         return floats(*value.shape)
     if dtype is torch.bool:

@@ -92,6 +92,22 @@ class Normalized(torch.nn.Module):
         return self.norm(x), self.plain(x)
 
 
+class BatchNorms(torch.nn.Module):
+    """Of images and of sequences, with and without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.sequences = torch.nn.BatchNorm2d(4), torch.nn.BatchNorm1d(4, affine=False)
+        for norm in (self.images, self.sequences):
+            torch.nn.init.normal_(norm.running_mean)
+            torch.nn.init.uniform_(norm.running_var, 0.1, 3)
+        torch.nn.init.normal_(self.images.weight)
+        torch.nn.init.normal_(self.images.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.images(x), self.sequences(x[:, :, 0])
+
+
 def _ints(dtype: torch.dtype, most: int = 100) -> Callable[[], Tensor]:
     low = 0 if dtype is torch.uint8 else -most
     return lambda: torch.randint(low, most, (3, 4, 6, 7), dtype=dtype)
@@ -138,6 +154,7 @@ BOUNDS = {"sums_float32": 4, "softmaxes": 8, "softmaxes_of_extremes": 8}
 def _programs() -> dict[str, Program]:
     torch.manual_seed(0)
     programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
+    programs["batch_norms"] = Program.of("batch_norms", exported(BatchNorms(), [torch.zeros(3, 4, 6, 7)]))
     programs["normalized"] = Program.of("normalized", exported(Normalized(), [torch.zeros(3, 4, 6, 7)]))
     return programs
 
@@ -170,3 +187,13 @@ def test_layer_norms_are_those_of_the_runtime(library: Loaded) -> None:
     _, outputs = c.run(programs["normalized"], [x])
     for got, want in zip(outputs, programs["normalized"].on_the_desk([x]), strict=True):
         assert same_bits(got, want)
+
+
+def test_batch_norms_are_within_rounding_of_the_runtime(library: Loaded) -> None:
+    """A difference and a sum whose parts may cancel: compared by the size of the parts, at most 16 here."""
+    c, programs = library
+    x = torch.randn(3, 4, 6, 7)
+    status, outputs = c.run(programs["batch_norms"], [x])
+    assert status == 0
+    for got, want in zip(outputs, programs["batch_norms"].on_the_desk([x]), strict=True):
+        assert got.shape == want.shape and (got - want).abs().max() <= 16 * 2**-22

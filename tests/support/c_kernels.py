@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -104,13 +105,13 @@ class Program:
     def text(self, calls: Sequence[KernelCall]) -> str:
         """C of arena, constants and the function."""
         lines = [f"_Alignas(16) uint8_t arena_{self.name}[{self.arena_bytes}];"]
+        body = "\n".join(f"  {line}" for call in calls for line in call.lines)
         for index, content in enumerate(self.contents):
-            if index:
+            if index and re.search(rf"\bconstant_{self.name}_{index}\b", body):
                 array = ", ".join(map(str, content)) or "0"
                 lines.append(f"_Alignas(16) static const uint8_t constant_{self.name}_{index}[] = {{{array}}};")
         lines += [line for call in calls for line in call.constants]
-        body = [f"  {line}" for call in calls for line in call.lines]
-        return "\n".join([*lines, f"int run_{self.name}(void);", f"int run_{self.name}(void) {{", *body, "  return 0;", "}", ""])
+        return "\n".join([*lines, f"int run_{self.name}(void);", f"int run_{self.name}(void) {{", body, "  return 0;", "}", ""])
 
     def on_the_desk(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """What ExecuTorch's runtime gives."""

@@ -173,6 +173,7 @@ def page() -> str:
         "| --- | --- |",
         *(f"| {names} | {steps} |" for names, steps in STEPS.items()),
         "| gelu | 2 of its argument's |",
+        "| batch norm | 4 of its largest part |",
         "",
         "What is different on purpose, or has to be known:",
         "",

@@ -88,3 +88,28 @@ def dequantize_per_channel(
     if zero_points is None:
         raise Refused("argument", "it has no zero points", "Give zeros as zero points.")
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_channels(x, scales, zero_points, axis)])
+
+
+@kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
+def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
+    """The same as quantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    _check(x, out)
+    function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
+    w.map(function, "quantize.c", [out, x, *_one(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
+
+
+@kernel("quantized_decomposed::dequantize_per_tensor.Tensor_out")
+def dequantize_by_tensors(
+    w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
+) -> None:
+    """The same as dequantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    _check(out, x)
+    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_one(scale, zero_point)])
+
+
+def _one(scale: View, zero_point: View) -> tuple[View, View]:
+    """A scale and a zero point without axes."""
+    one, zero = scale.reshaped(()), zero_point.reshaped(())
+    if scale.dtype != "float64" or zero_point.dtype != "int64" or one is None or zero is None:
+        raise refused_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
+    return one, zero

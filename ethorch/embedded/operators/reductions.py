@@ -303,3 +303,33 @@ def native_layer_norm(
     for function, view in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
         if view is not None:
             w.map(function, "elementwise.c", [result, result, view.reshaped((inner,)) or view])
+
+
+@kernel("aten::_native_batch_norm_legit_no_training.out")
+def native_batch_norm(
+    w: Writer,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    mean: View,
+    variance: View,
+    momentum: float,
+    eps: float,
+    out: View,
+    saved_mean: View,
+    saved_factor: View,
+) -> None:
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias, of each channel."""
+    for view in (x, mean, variance, *(view for view in (weight, bias) if view is not None)):
+        if view.dtype != "float32":
+            raise refused_dtype(view.dtype, "float32")
+    shape = [x.shape[axis] if axis == 1 else 1 for axis in range(x.rank)]
+
+    def of_channels(view: View) -> View:
+        return view.reshaped(shape) or view
+
+    parameters = w.numbers([eps], "float32")
+    w.map("etk_normalize_f32", "softmax.c", [out, x, of_channels(mean), of_channels(variance)], parameters)
+    for function, view in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
+        if view is not None:
+            w.map(function, "elementwise.c", [out, out, of_channels(view)])

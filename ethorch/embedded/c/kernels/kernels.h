@@ -152,7 +152,7 @@ typedef struct {
   int32_t count;
   float eps;
 } etk_normalization;
-etk_row etk_softmax_f32, etk_log_softmax_f32, etk_moments_f32;
+etk_row etk_softmax_f32, etk_log_softmax_f32, etk_moments_f32, etk_normalize_f32;
 
 /* index.c: out[place] = x[place + sum of index * step], or the other way round. An index that is negative counts from the end; 1 where
  * one is out of range, and nothing is read or written there. */

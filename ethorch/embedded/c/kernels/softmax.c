@@ -82,3 +82,19 @@ void etk_moments_f32(uint8_t *out, const uint8_t *const in[3], const int32_t ste
     start += step[2];
   }
 }
+
+/* (x - mean) / sqrt(variance + eps): inputs x, mean, variance; parameters: eps, a float. */
+void etk_normalize_f32(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
+                       const void *parameters) {
+  const float eps = *(const etk_f32 *)parameters;
+  const uint8_t *x = in[0], *mean = in[1], *variance = in[2];
+  int32_t i;
+  for (i = 0; i < count; ++i) {
+    const float deviation = etk_sqrt(*(const etk_f32 *)(const void *)variance + eps);
+    *(etk_f32 *)(void *)out = (*(const etk_f32 *)(const void *)x - *(const etk_f32 *)(const void *)mean) / deviation;
+    out += step[0];
+    x += step[1];
+    mean += step[2];
+    variance += step[3];
+  }
+}
