@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SILICON, FVP = "silicon", "fvp"
+SILICON, LINUX, FVP = "silicon", "linux", "fvp"
 #: What printed our estimates, and when.
 COMMAND = "python -m bench.boards"
 
@@ -21,7 +21,7 @@ class Measured:
         network: what ran.
         target: the NPU.
         board: its name here; empty of a board that is not here.
-        where: ``silicon`` or ``fvp``.
+        where: ``silicon``; ``linux``: silicon, called through an operating system, in memory that nobody describes; or ``fvp``.
         milliseconds: of one call, as published.
         estimate_ms: what was estimated for it.
         estimated_by: who estimated, with which memories and when.
@@ -76,8 +76,8 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread:
-    """The spread of a board's own figures, where it has two or more; else of all silicon."""
-    known = [row for row in rows if row.where == SILICON]
+    """The spread of a board's own figures, where it has two or more; else of all silicon that firmware drives, and its own."""
+    known = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
     own = [row.ratio for row in known if row.board == board]
     ratios = own if len(own) > 1 else [row.ratio for row in known]
     return Spread(min(ratios), max(ratios), len(ratios), "this board" if len(own) > 1 else "boards with silicon")

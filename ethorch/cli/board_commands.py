@@ -50,6 +50,9 @@ def _listed(found: list[BoardType], whole: bool) -> Group:
     from rich.console import Group
     from rich.table import Table
 
+    from ethorch.board.measured import MEASURED
+    from ethorch.board.memory_roles import roles
+
     parts: list[Any] = []
     for board in found:
         parts.append(f"{board.name}: {board.title}")
@@ -61,6 +64,7 @@ def _listed(found: list[BoardType], whole: bool) -> Group:
             table.add_column(name)
         for memory in board.memories:
             speed = "" if memory.bytes_per_second is None else f"{memory.bytes_per_second / 1e6:g}"
+            speed += " assumed" if memory.is_assumed("bytes_per_second") else ""
             addresses, ports = ", ".join(f"{base:#010x}" for base in memory.bases), ", ".join(memory.npu_ports) or "none"
             source = memory.sources["size_bytes"]
             table.add_row(memory.name, memory.kind, addresses, f"{memory.size_bytes // 1024}", ports, speed, source)
@@ -70,6 +74,13 @@ def _listed(found: list[BoardType], whole: bool) -> Group:
                 f"  Ethos-{slot.family.upper()} at {slot.base:#010x}, interrupt {slot.interrupt}, {slot.clock_hz / 1e6:g} MHz: "
                 f"{slot.sources['base']}"
             )
+            used = roles(board, slot)
+            parts.append(f"  weights in {used.constants.name}, feature maps in {used.feature_maps.name}: {used.memory_mode}")
+        parts += [
+            f"  {row.network}: {row.milliseconds:g} ms measured, {row.ratio:.1f} times the estimate ({row.source})"
+            for row in MEASURED
+            if row.board == board.name
+        ]
     return Group(*parts)
 
 

@@ -631,7 +631,7 @@ def load(
         file = Path(path)
         if file.is_dir():
             if (kept := file / "settings.toml").is_file():
-                settings = Settings.from_toml(kept.read_text(encoding="utf-8"), str(kept))
+                settings = Settings.from_toml(kept.read_text(encoding="utf-8"), str(kept), file)
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
         try:

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ethorch.board.loading import FOLDER
 from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
 from ethorch.program.settings import Settings
@@ -54,12 +55,20 @@ def tosa_of(build: Build | None) -> bytes:
 
 
 def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, build: Build | None) -> None:
-    """``model.pte``, ``program.json``, ``settings.toml`` and ``delegates/``, as far as they are known; ``load`` reads them."""
+    """``model.pte``, ``program.json``, ``settings.toml`` and ``delegates/``, as far as they are known; ``load`` reads them.
+
+    A board of the user's is kept as ``board.toml``: the folder says all on any computer.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.pte", pte)
     write_whole(folder / "program.json", (json.dumps(data, indent=2) + "\n").encode())
     if settings is not None:
-        write_whole(folder / "settings.toml", settings.to_toml().encode())
+        board = None
+        path = settings.described.path if settings.described else None
+        if path is not None and path.parent != FOLDER:
+            board = "board.toml"
+            write_whole(folder / board, path.read_bytes())
+        write_whole(folder / "settings.toml", settings.to_toml(board).encode())
     if build is not None:
         delegates = folder / "delegates"
         delegates.mkdir(exist_ok=True)

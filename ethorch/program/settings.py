@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -205,21 +206,33 @@ class Settings:
             changed["target"] = ""
         return replace(self, **changed)
 
-    def to_toml(self) -> str:
-        """As TOML; what has its default is left out, but for the target and the scheme."""
+    def to_toml(self, board: str | None = None) -> str:
+        """As TOML; what has its default is left out, but for the target and the scheme.
+
+        Args:
+            board: what to name the board's file, where it is kept beside the settings.
+        """
         default = type(self)().to_json()
         kept = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
+        if board is not None:
+            kept["board"] = board
         return tomli_w.dumps(kept)
 
     @classmethod
-    def from_toml(cls, text: str, name: str = "the settings") -> Settings:
+    def from_toml(cls, text: str, name: str = "the settings", folder: Path | None = None) -> Settings:
         """What ``to_toml`` wrote, or a user.
+
+        Args:
+            folder: where the file of a board is looked for first.
 
         Raises:
             SpecError: it is no TOML, or a key or a value is unknown; ``name`` says of which file.
         """
         try:
-            return cls.from_json(tomllib.loads(text))
+            data = tomllib.loads(text)
+            if folder is not None and (folder / str(data.get("board", ""))).is_file():
+                data["board"] = str(folder / data["board"])
+            return cls.from_json(data)
         except (tomllib.TOMLDecodeError, TypeError) as error:
             raise SpecError(f"{name}: {error}.") from error
         except SpecError as error:

@@ -11,7 +11,7 @@ from torch import nn
 import ethorch
 from ethorch import cli
 from ethorch.board.loading import FOLDER
-from ethorch.board.measured import FVP, MEASURED, SILICON, Measured, spread
+from ethorch.board.measured import FVP, LINUX, MEASURED, SILICON, Measured, spread
 from ethorch.errors import BoardError, SpecError
 from ethorch.program.program import Program
 from ethorch.program.settings import Settings
@@ -53,6 +53,11 @@ def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> N
     small = ethorch.compile(net(), INPUT, board=path, arena="fast")
     use = next(use for use in small.memory_uses if use.memory == "sram")
     assert use.needs_bytes > 0x1000 and not small.fits
+    small.save(tmp_path / "kept")
+    path.unlink()
+    kept = ethorch.load(tmp_path / "kept")
+    assert kept.board is not None and kept.board.name == "small" and kept.fits is False
+    assert str(tmp_path) not in (tmp_path / "kept" / "settings.toml").read_text()
     fits = verdicts(small.to_json())[0]
     assert fits.state == "no"
     assert f"in sram {use.needs_bytes - 0x1000:,} bytes MORE than its 4.0 KiB" in fits.answer
@@ -106,6 +111,8 @@ def test_the_spread_of_published_figures() -> None:
 
     rows = [row("a", SILICON, 1.5), row("a", SILICON, 2.0), row("b", SILICON, 4.0), row("a", FVP, 0.9)]
     assert (spread("a", rows).low, spread("a", rows).high, spread("a", rows).count) == (1.5, 2.0, 2)
+    linux = [*rows, row("c", LINUX, 20.0)]
+    assert (spread("b", linux).high, spread("c", linux).high, spread("c", linux).of) == (4.0, 20.0, "boards with silicon")
     assert (spread("b", rows).high, spread("b", rows).count) == (4.0, 3)
     assert "1.5 to 2.0 times" in str(spread("a", rows))
     assert all(0.1 < found.ratio < 100 and found.source for found in MEASURED)
