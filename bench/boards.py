@@ -96,7 +96,8 @@ def estimate(row: Published) -> ethorch.Program:
 def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
     """As Markdown: measured, estimated, ratio."""
     lines = [
-        "| network | quantized | board | NPU | memory mode | measured, ms | estimate, ms | measured / estimate | measured by |"
+        "| network | quantized | board | NPU | memory mode | measured, ms | estimate, ms | measured / estimate | weights, MB "
+        "| measured by |"
     ]
     lines.append("| --- " * 10 + "|")
     for row, program in rows:
