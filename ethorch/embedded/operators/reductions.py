@@ -330,6 +330,6 @@ def native_batch_norm(
 
     parameters = w.numbers([eps], "float32")
     w.map("etk_normalize_f32", "softmax.c", [out, x, of_channels(mean), of_channels(variance)], parameters)
-    for function, view in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
-        if view is not None:
-            w.map(function, "elementwise.c", [out, out, of_channels(view)])
+    for function, factor in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
+        if factor is not None:
+            w.map(function, "elementwise.c", [out, out, of_channels(factor)])
