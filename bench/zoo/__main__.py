@@ -26,9 +26,9 @@ SCHEMES = ("int8", "a16w8")
 
 def cases() -> dict[str, Any]:
     """Every network by name."""
-    from bench.zoo import images, sequences
+    from bench.zoo import families, images, sequences
 
-    return {case.name: case for case in (*images.CASES, *sequences.CASES)}
+    return {case.name: case for case in (*images.CASES, *sequences.CASES, *families.CASES)}
 
 
 def read(path: Path) -> list[Record]:

@@ -30,15 +30,43 @@ _TIMM: dict[str, int] = {
     "shvit_s1": 128, "efficientformerv2_s0": 224, "botnet26t_256": 256, "mixer_s32_224": 224, "resmlp_12_224": 224,
     "xcit_nano_12_p16_224": 64, "tiny_vit_5m_224": 224, "swiftformer_xs": 64,
     "coat_tiny": 64, "convit_tiny": 64,
+    # further families of both kinds
+    "crossvit_9_240": 240, "tnt_s_patch16_224": 64, "visformer_tiny": 64, "davit_tiny": 64, "hiera_tiny_224": 224,
+    "halonet26t": 256,
+    "efficientformer_l1": 224, "coat_lite_tiny": 64, "sequencer2d_s": 64, "cait_xxs24_224": 64, "beit_base_patch16_224": 64,
+    "eva02_tiny_patch14_224": 56, "coatnet_pico_rw_224": 224, "maxvit_rmlp_pico_rw_256": 64, "twins_pcpvt_small": 64,
+    "twins_svt_small": 64, "lambda_resnet26t": 128, "sebotnet33ts_256": 256, "repghostnet_050": 64, "semnasnet_050": 64,
+    "dpn48b": 64,
+    "xception41": 64, "densenet121": 64, "inception_v3": 96, "resnest14d": 64, "cs3darknet_focus_s": 64, "rdnet_tiny": 64,
+    "mobilenet_edgetpu_v2_s": 64, "regnetz_005": 64, "eca_nfnet_l0": 64, "swinv2_cr_tiny_ns_224": 64, "swinv2_tiny_window8_256": 64,
 }  # fmt: skip
-_WITH_IMAGE_SIZE = {"vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "coat_tiny", "convit_tiny"}
+_WITH_IMAGE_SIZE = {
+    "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "coat_tiny", "convit_tiny", "tnt_s_patch16_224", "visformer_tiny",
+    "coat_lite_tiny", "sequencer2d_s", "cait_xxs24_224", "beit_base_patch16_224", "eva02_tiny_patch14_224",
+    "maxvit_rmlp_pico_rw_256",
+    "twins_pcpvt_small", "twins_svt_small", "swinv2_cr_tiny_ns_224", "swinv2_tiny_window8_256",
+}  # fmt: skip
 _SETTINGS: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
     "vit_tiny_patch16_224": {"depth": 3},
     "xcit_nano_12_p16_224": {"depth": 3},
     "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
     "convit_tiny": {"depth": 2, "local_up_to_layer": 1},
+    "crossvit_9_240": {"depth": ((1, 1, 0),) * 2, "embed_dim": (64, 128), "num_heads": (2, 2), "mlp_ratio": (3, 3, 1)},
+    "tnt_s_patch16_224": {"depth": 2},
+    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 96, 128), "num_heads": (1, 2, 3, 4)},
+    "hiera_tiny_224": {"embed_dim": 32, "stages": (1, 1, 1, 1)},
+    "sequencer2d_s": {"layers": (1, 1, 1, 1)},
+    "cait_xxs24_224": {"depth": 2},
+    "beit_base_patch16_224": {"depth": 2, "embed_dim": 96, "num_heads": 3},
+    "eva02_tiny_patch14_224": {"depth": 2},
+    "twins_pcpvt_small": {"depths": (1, 1, 1, 1)},
+    "twins_svt_small": {"depths": (1, 1, 2, 1)},
+    "swinv2_cr_tiny_ns_224": {"window_size": 2, "depths": (1, 1, 1, 1)},
+    "swinv2_tiny_window8_256": {"depths": (1, 1, 1, 1)},
 }
+#: A scale of a residual branch below this is the beginning of a training, at which the branch adds nothing.
+_NOTHING = 1e-2
 _TORCHVISION = ("mobilenet_v3_large", "googlenet", "mnasnet0_5", "regnet_y_400mf", "shufflenet_v2_x0_5", "efficientnet_v2_s")
 
 
@@ -55,9 +83,20 @@ def _timm(name: str, side: int) -> Callable[[], nn.Module]:
         if name in _WITH_IMAGE_SIZE:
             settings["img_size"] = side
         model: nn.Module = timm.create_model(name, **settings)
+        _begin(model)
         return model
 
     return create
+
+
+def _begin(model: nn.Module) -> None:
+    """Heads that begin at zero get weights, scales of residual branches a size: else the network says the same of every picture."""
+    for name, parameter in model.named_parameters():
+        largest = float(parameter.detach().abs().max())
+        if parameter.dim() > 1 and largest == 0 and name.endswith("weight"):
+            nn.init.xavier_uniform_(parameter)
+        elif parameter.dim() == 1 and "gamma" in name and 0 < largest < _NOTHING:
+            nn.init.constant_(parameter, 0.3)
 
 
 class Segmentation(nn.Module):
