@@ -27,6 +27,7 @@ from ethorch.errors import Reason
 from ethorch.fx.control_flow import nodes_everywhere
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
 from ethorch.lower.delegate import builder_for
+from ethorch.lower.diagnose import STREAM_TOO_LONG
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
@@ -41,6 +42,17 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = {"<built-in function getitem>"}
 
 
+def _refusal(words: str) -> Reason:
+    """Why what Vela refuses in these words stays on the CPU."""
+    if STREAM_TOO_LONG in words:
+        return Reason(
+            "vela.stream",
+            f"it takes too many commands by itself: {words}",
+            "Compute a part of it at a time in the model, and join the results with torch.cat on the CPU.",
+        )
+    return Reason("vela.refused", f"Vela refuses it: {words}", "Please report it: a limit is missing.")
+
+
 class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no types
     """The partitioner of any backend whose ``preprocess`` is ethorch's walk: its dry run decides."""
 
@@ -53,6 +65,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         self.additional_checks = list(additional_checks or ())
         self.report = PartitionReport(compile_spec.target.name)
         self.declined: dict[Origin, str] = {}  # what Vela refused though the limits allow it -> its words
+        self.begins: dict[Origin, int] = {}  # what begins a delegate, since the one before had too many commands -> how much later
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
@@ -102,7 +115,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             if node.op == "call_function" and not plumbing(node) and not check.is_node_supported(modules, node)
         }
         refused |= {
-            node: Reason("vela.refused", f"Vela refuses it: {self.declined[origin]}", "Please report it: a limit is missing.")
+            node: _refusal(self.declined[origin])
             for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
@@ -163,7 +176,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
                 tagged.add(node)
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"
-        for group in partitions(program, tagged):
+        later = {node: self.begins.get(origin_of_codes(node), 0) for node in tagged if self.begins and not plumbing(node)}
+        for group in partitions(program, tagged, later):
             tag = f"{prefix}_{len(tags)}" if tags else prefix
             for node in group:
                 node.meta["delegation_tag"] = tag

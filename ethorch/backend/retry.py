@@ -38,7 +38,10 @@ def install() -> None:
 
 
 def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
-    """``once``, called again as long as Vela declines something new. Nothing is compiled twice unless Vela raised."""
+    """``once``, called again as long as Vela declines something new. Nothing is compiled twice unless Vela raised.
+
+    A delegate whose command stream is too long becomes two; what is too long by itself goes to the CPU.
+    """
 
     @functools.wraps(once)
     def attempts(program: Any, *rest: Any) -> Any:
@@ -51,6 +54,13 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return once(program, *rest)
             except VelaError as error:
+                cut = error.too_long
+                if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
+                    logger.info("a delegate has too many commands; %s begins another", cut)
+                    for (_, user), report in zip(users, before, strict=True):
+                        user.begins[cut] = user.begins.get(cut, 0) + 1  # past those that began one before it
+                        user.report.restore(report)
+                    continue
                 new = {
                     place: words for place, words in error.declined.items() if any(place not in user.declined for _, user in users)
                 }

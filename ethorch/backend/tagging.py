@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -53,11 +53,16 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
         program.graph.erase_node(node)
 
 
-def partitions(program: ExportedProgram | Converted, tagged: set[Node]) -> list[list[Node]]:
+def partitions(
+    program: ExportedProgram | Converted, tagged: set[Node], later: Mapping[Node, int] | None = None
+) -> list[list[Node]]:
     """The tagged nodes in as few groups as have no path out of a group and back into it, each in graph order.
 
     Greedy over levels: a node's level counts the CPU stretches on the longest path before it; nodes of one level form one
     delegate, since no path leads from one of them over the CPU to another. Dequantize nodes belong to whoever reads them.
+
+    Args:
+        later: operators that begin a group, and by how many stretches they count as if the CPU stood before them.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -67,7 +72,7 @@ def partitions(program: ExportedProgram | Converted, tagged: set[Node]) -> list[
         for arg in map(behind_dequantize, node.all_input_nodes):
             crosses = arg in tagged and node not in tagged
             before = max(before, level[arg] + (1 if crosses else 0))
-        level[node] = before
+        level[node] = before + (later or {}).get(node, 0)
     groups: dict[int, list[Node]] = {}
     for node in program.graph.nodes:
         if node in tagged:

@@ -10,6 +10,9 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
 from ethorch.tosa.serialize import serialize
 
+#: Vela 5.2's words for a delegate of more than 16 MiB of commands, which the NPU cannot address.
+STREAM_TOO_LONG = "command stream exceeds the hardware limit"
+
 
 def alone(op: Op) -> Graph:
     """A graph of this operator only: its constants as they are, its other operands as inputs."""
@@ -68,7 +71,7 @@ def first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | Non
 
 def explained(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
     """The error with the user's operators named, in its text and in ``declined``, as far as they can be told."""
-    found = list(refused(graph, spec))
+    found, too_long = list(refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in found}))
     text = f"{error} Vela declines these by themselves: {names}."
     if not found:
@@ -76,6 +79,7 @@ def explained(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaEr
         last = first_refused(graph, spec)
         if last is not None:
             found = [last]
+            too_long = last[0].result.origin if STREAM_TOO_LONG in str(error) and last[0].result.origin != NOWHERE else None
             text += f" It takes what is before {last[0].name} of {last[0].result.origin}."
     text += " Keep an operator on the CPU with EthosUPartitioner(..., additional_checks=[...])."
-    return VelaError(text, {op.result.origin: words for op, words in found if op.result.origin != NOWHERE})
+    return VelaError(text, {op.result.origin: words for op, words in found if op.result.origin != NOWHERE}, too_long)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from typing import final
+from typing import Any, final
 
 import pytest
 import torch
@@ -16,11 +16,14 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
-from ethorch import EthosUPartitioner, host, vela
+from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, host, vela
 from ethorch.backend import retry
+from ethorch.errors import VelaError
 from ethorch.rewrite import pipeline
 from ethorch.target.npus import LIMITS
 from ethorch.tosa.limits import Limits
+from ethorch.vela import arena, compiler
+from ethorch.vela.compiled_model import CompiledModel
 from tests.backend.test_partitioner import SPEC, steps
 from tests.support.quantized import lower, quantized
 
@@ -69,6 +72,41 @@ def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
     assert refused["aten.convolution.default"].origin.module == "0"
 
 
+class Products(nn.Module):
+    """On U55 a product of int16 is some 160 commands of each of the second matrix's columns."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a = torch.tanh(torch.bmm(x, y))
+        return a + torch.sigmoid(torch.bmm(x + 1, y)) * torch.bmm(x, torch.relu(y))
+
+
+@pytest.mark.parametrize(("most", "delegates", "refused"), [(250_000, 1, 0), (120_000, 3, 0), (40_000, 2, 3)])
+def test_too_many_commands(monkeypatch, most: int, delegates: int, refused: int) -> None:
+    """More delegates where each operator is short enough; what is too long by itself goes to the CPU, with a way out.
+
+    16 MiB of commands take Vela minutes; so a lower limit, in its words.
+    """
+
+    def limited(tosa: bytes, spec: EthosUCompileSpec, **options: Any) -> CompiledModel:
+        model = compiler.compile(tosa, spec, **options)
+        if len(model.command_stream) > most:
+            raise VelaError(
+                "Vela refused the graph: The command stream exceeds the hardware limit of 16 MiB (current size: 17.00 MiB)"
+            )
+        return model
+
+    monkeypatch.setattr(arena, "compile", limited)
+    monkeypatch.setattr(vela, "compile", limited)
+    inputs = (torch.rand(2, 5, 4) - 0.4, torch.rand(2, 4, 100) - 0.3)
+    module = quantized(Products(), [inputs], get_symmetric_a16w8_quantization_config()).module
+    partitioner = EthosUPartitioner(SPEC)
+    program = host.load(lower(module, inputs, partitioner))
+    found = partitioner.report.refusals
+    assert (len(program.delegates), len(found)) == (delegates, refused)
+    assert all(refusal.reason.id == "vela.stream" for refusal in found)
+    torch.testing.assert_close(program(*inputs)[0], module(*inputs), rtol=0, atol=3e-4)
+
+
 class Stacked(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, y], 1)
@@ -102,8 +140,8 @@ def test_what_is_broken_up_has_no_views(monkeypatch, module, shapes, dtype) -> N
 
 def test_what_vela_refuses_is_compiled_once_otherwise(monkeypatch) -> None:
     calls: list[bytes] = []
-    compile_ = vela.compile
-    monkeypatch.setattr(vela, "compile", lambda tosa, *rest: calls.append(tosa) or compile_(tosa, *rest))
+    compile_ = compiler.compile
+    monkeypatch.setattr(arena, "compile", lambda tosa, *rest: calls.append(tosa) or compile_(tosa, *rest))
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(nn.Conv2d(3, 4, 1), [inputs]).module
     lower(module, inputs, EthosUPartitioner(SPEC))
