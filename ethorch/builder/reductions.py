@@ -108,6 +108,7 @@ def tabulated(
     *,
     dtype: str = "INT32",
     from_middle: bool = False,
+    highest: float = 0.0,
 ) -> Value:
     """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there.
 
@@ -115,6 +116,7 @@ def tabulated(
     f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself. Entries lie at a and at b, since a line
     to an entry beyond is off where f is cut. For that a bound moves by a step or two.
 
+    ``highest``: the highest v, where that is above the last of the bounds.
     ``from_middle``, of INT32 results: the last piece's entries count from the middle of what it gives, which is added at the end.
     So its 16 bits are for how far f goes there, not for f, whose largest value may well be the largest code of a 16-bit result.
     """
@@ -135,7 +137,7 @@ def tabulated(
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         table = b.const(np.rint(real / step).astype(np.int16), name="table")
         inside = v
-        if bounds[-1] * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
+        if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
         looked_up = b.emit("TABLE", b.rescale(centred, scale, dtype="INT16"), table)

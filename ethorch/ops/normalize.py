@@ -180,7 +180,8 @@ def _in_two_parts(
     rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))
     if first:
         end = function(np.asarray([bounds[first]]))
-        r = b.emit("ADD", r, tabulated(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit))
+        above = tabulated(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit, highest=bounds[-1])
+        r = b.emit("ADD", r, above)
     return r, rest
 
 

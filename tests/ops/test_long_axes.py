@@ -120,6 +120,13 @@ def test_norms_over_more_than_65536_places(config: Callable[[], QuantizationConf
     climb(quantized(module, [inputs], config(), target=target), inputs, target, tolerance=2)
 
 
+def test_norms_of_int16_whose_rows_differ_by_far() -> None:
+    """A table of the smallest sums of squares met the largest: a RESCALE beyond 32 bits, which TOSA leaves open."""
+    inputs = (torch.randn(2, 32_767) * torch.tensor([[1.0], [1e-4]]),)
+    q = quantized(Normed("rms_norm"), [inputs], get_symmetric_a16w8_quantization_config())
+    assert not climbed(q, inputs).different
+
+
 def test_recurrent_layers_over_too_many_steps_are_refused() -> None:
     inputs = (torch.rand(1, 5000, 2),)
     with pytest.raises(QuantizationError) as refusal:
