@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ethorch import EthosUPartitioner, vela
+from ethorch import EthosUPartitioner
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import IoTensor
-from ethorch.vela import CompiledModel
+from ethorch.vela import CompiledModel, arena
 from tests.backend.test_partitioner import SPEC
 from tests.support.quantized import lower, quantized
 
@@ -40,8 +40,8 @@ FORGED: dict[str, tuple[Callable[[CompiledModel], CompiledModel], str]] = {
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_payload(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forge, message = FORGED[name]
-    compile_ = vela.compile
-    monkeypatch.setattr(vela, "compile", lambda *args, **options: forge(compile_(*args, **options)))
+    compile_ = arena.compile
+    monkeypatch.setattr(arena, "compile", lambda *args, **options: forge(compile_(*args, **options)))
     inputs = (torch.randn(1, 3, 6, 8),)
     with pytest.raises(EthorchError, match=message):
         lower(quantized(nn.Conv2d(3, 4, 1), [inputs]).module, inputs, EthosUPartitioner(SPEC))
