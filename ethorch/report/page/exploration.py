@@ -11,6 +11,7 @@ from ethorch.report.page.page import allowed, library, packed, template, text_of
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
+_NAMED = 6  # points up to which each has its name beside it; with more, names lie over each other
 
 
 def exploration_page(data: Data, title: str = "") -> str:
@@ -75,7 +76,7 @@ def _plot(go: Any, variants: list[Data]) -> Any:
                 customdata=[[one["flash_bytes"] / 1024, dB] for one, dB in zip(group, accuracy, strict=True)],
                 hovertemplate="%{text}<br>%{x:.3f} ms, %{y:.1f} KiB RAM, %{customdata[0]:.1f} KiB flash, %{customdata[1]}"
                 "<extra></extra>",
-                mode="markers+text" if len(variants) <= 12 else "markers",
+                mode="markers+text" if len(variants) <= _NAMED else "markers",
                 textposition="top center",
                 name=name,
                 marker={"color": colour, "size": [10 + 18 * one["flash_bytes"] / most for one in group]},
