@@ -1,5 +1,17 @@
-"""The Arm backend's files, as tests/host has them."""
+"""What several tests of firmware share: C kernels on both platforms, and the Arm backend's files as tests/host has them."""
+
+from __future__ import annotations
+
+import pytest
 
 from tests.host.conftest import incumbent
+from tests.support.c_kernels import PLATFORMS, Loaded, compiled
 
 __all__ = ["incumbent"]
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The test file's ``programs()`` in one library, on each platform."""
+    programs = request.module.programs()
+    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs

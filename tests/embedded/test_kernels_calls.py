@@ -138,6 +138,6 @@ def test_every_operator_is_called_by_a_test() -> None:
         test_kernels_reductions,
         test_kernels_windows,
     )
-    called = {call.operator for module in modules for program in module._programs().values() for call in program.method.calls}
+    called = {call.operator for module in modules for program in module.programs().values() for call in program.method.calls}
     of_its_own = {name for name in supported() if name.startswith("cortex_m::")}  # test_kernels_cortex_m.py
     assert set(supported()) - called - of_its_own == {*CALLS, *IN_PLACE, *UNCALLED}

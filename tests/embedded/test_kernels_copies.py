@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import host
-from tests.support.c_kernels import PLATFORMS, Library, Loaded, Program, Several, compiled, exported, floats, same_bits
+from tests.support.c_kernels import Library, Loaded, Program, both, exported, floats, inputs_of, programs_of, same_bits
 
 Q = torch.ops.quantized_decomposed
 CODES = {
@@ -120,29 +120,15 @@ CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], 
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, Program]:
-    torch.manual_seed(0)
-    programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
-    return programs
-
-
-@pytest.fixture(scope="module", params=PLATFORMS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """All cases in one library, on each platform."""
-    programs = _programs()
-    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+def programs() -> dict[str, Program]:
+    return programs_of(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
-    c, programs = library
-    x = CASES[name][1]()
-    status, outputs = c.run(programs[name], [x])
-    assert status == 0
-    wanted = programs[name].on_the_desk([x])
-    assert len(outputs) == len(wanted)
-    different = [number for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)) if not same_bits(got, want)]
-    assert not different, [(outputs[n], wanted[n]) for n in different]
+    found = both(library, name, inputs_of(CASES, name))
+    different = [number for number, (got, want) in enumerate(found) if not same_bits(got, want)]
+    assert not different, [found[n] for n in different]
 
 
 def test_a_buffer_keeps_what_a_call_left(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import Loaded, Program, Several, both, floats, inputs_of, programs_of, same_bits, steps_apart
 
 Function = Callable[..., Tensor]
 
@@ -203,31 +203,16 @@ def _all_functions(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, Program]:
-    torch.manual_seed(0)
-    programs = {name: Program.of(name, exported(Several(function), make())) for name, (function, make) in CASES.items()}
-    programs["functions"] = Program.of("functions", exported(Several(_all_functions), [_arguments()]))
-    programs["gelus"] = Program.of("gelus", exported(Several(_gelus), [_arguments()]))
-    return programs
-
-
-@pytest.fixture(scope="module", params=PLATFORMS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """All cases in one library, on each platform."""
-    programs = _programs()
-    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+def programs() -> dict[str, Program]:
+    return programs_of(CASES, functions=(Several(_all_functions), [_arguments()]), gelus=(Several(_gelus), [_arguments()]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
-    c, programs = library
-    inputs = CASES[name][1]()
-    status, outputs = c.run(programs[name], inputs)
-    assert status == 0
-    wanted = programs[name].on_the_desk(inputs)
-    assert len(outputs) == len(wanted)
+    inputs = inputs_of(CASES, name)
+    found = both(library, name, inputs)
     different = {}
-    for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+    for number, (got, want) in enumerate(found):
         if not same_bits(got, want):
             where = (got != want) & ~((got != got) & (want != want)) if got.shape == want.shape else ...
             different[number] = (got[where][:5], want[where][:5], [x.expand(got.shape)[where][:5] for x in inputs])
@@ -244,11 +229,9 @@ def _arguments() -> Tensor:
 @pytest.fixture(scope="module")
 def steps(library: Loaded) -> dict[str, int]:
     """How far the C's results are from the runtime's, by function."""
-    c, programs = library
     x = _arguments()
-    _, outputs = c.run(programs["functions"], [x])
-    wanted = programs["functions"].on_the_desk([x])
-    return {name: steps_apart(got, want) for name, got, want in zip(FUNCTIONS, outputs, wanted, strict=True)}
+    found = both(library, "functions", [x])
+    return {name: steps_apart(got, want) for name, (got, want) in zip(FUNCTIONS, found, strict=True)}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -260,10 +243,8 @@ def test_gelu_is_within_two_units_of_the_last_place_of_its_argument(
     library: Loaded,
 ) -> None:
     """Below 0 it is x times a difference of numbers near 1, in ExecuTorch and here: its own last place means nothing there."""
-    c, programs = library
     x = _arguments()
-    _, outputs = c.run(programs["gelus"], [x])
-    for got, want in zip(outputs, programs["gelus"].on_the_desk([x]), strict=True):
+    for got, want in both(library, "gelus", [x]):
         finite = want.isfinite()
         assert same_bits(got[~finite], want[~finite])
         assert ((got - want).abs()[finite] <= 2**-22 * x.abs()[finite]).all()

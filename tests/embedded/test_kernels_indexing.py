@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
 
 
 def _taken(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
@@ -125,29 +125,14 @@ class Rows(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, Program]:
-    torch.manual_seed(0)
-    programs = {name: Program.of(name, exported(Several(function), make())) for name, (function, make) in CASES.items()}
-    programs["rows"] = Program.of("rows", exported(Rows(), [torch.zeros(1, 3), torch.tensor([0])]))
-    return programs
-
-
-@pytest.fixture(scope="module", params=PLATFORMS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """All cases in one library, on each platform."""
-    programs = _programs()
-    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+def programs() -> dict[str, Program]:
+    return programs_of(CASES, rows=(Rows(), [torch.zeros(1, 3), torch.tensor([0])]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
-    c, programs = library
-    inputs = CASES[name][1]()
-    status, outputs = c.run(programs[name], inputs)
-    assert status == 0
-    wanted = programs[name].on_the_desk(inputs)
-    assert len(outputs) == len(wanted)
-    for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+    found = both(library, name, inputs_of(CASES, name))
+    for number, (got, want) in enumerate(found):
         if name in BOUNDS:
             assert steps_apart(got, want) <= BOUNDS[name], number
         else:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, ...]:
@@ -151,30 +151,16 @@ BOUNDS = {"sums_float32": 4, "softmaxes": 8, "softmaxes_of_extremes": 8}
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, Program]:
-    torch.manual_seed(0)
-    programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
-    programs["batch_norms"] = Program.of("batch_norms", exported(BatchNorms(), [torch.zeros(3, 4, 6, 7)]))
-    programs["normalized"] = Program.of("normalized", exported(Normalized(), [torch.zeros(3, 4, 6, 7)]))
-    return programs
-
-
-@pytest.fixture(scope="module", params=PLATFORMS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """All cases in one library, on each platform."""
-    programs = _programs()
-    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+def programs() -> dict[str, Program]:
+    return programs_of(
+        CASES, batch_norms=(BatchNorms(), [torch.zeros(3, 4, 6, 7)]), normalized=(Normalized(), [torch.zeros(3, 4, 6, 7)])
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
-    c, programs = library
-    x = CASES[name][1]()
-    status, outputs = c.run(programs[name], [x])
-    assert status == 0
-    wanted = programs[name].on_the_desk([x])
-    assert len(outputs) == len(wanted)
-    for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+    found = both(library, name, inputs_of(CASES, name))
+    for number, (got, want) in enumerate(found):
         if want.is_floating_point() and name in BOUNDS:
             assert steps_apart(got, want) <= BOUNDS[name], number
         else:
@@ -182,18 +168,13 @@ def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
 
 
 def test_layer_norms_are_those_of_the_runtime(library: Loaded) -> None:
-    c, programs = library
     x = torch.randn(3, 4, 6, 7) * 3 + 20
-    _, outputs = c.run(programs["normalized"], [x])
-    for got, want in zip(outputs, programs["normalized"].on_the_desk([x]), strict=True):
+    for got, want in both(library, "normalized", [x]):
         assert same_bits(got, want)
 
 
 def test_batch_norms_are_within_rounding_of_the_runtime(library: Loaded) -> None:
     """A difference and a sum whose parts may cancel: compared by the size of the parts, at most 16 here."""
-    c, programs = library
     x = torch.randn(3, 4, 6, 7)
-    status, outputs = c.run(programs["batch_norms"], [x])
-    assert status == 0
-    for got, want in zip(outputs, programs["batch_norms"].on_the_desk([x]), strict=True):
+    for got, want in both(library, "batch_norms", [x]):
         assert got.shape == want.shape and (got - want).abs().max() <= 16 * 2**-22

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.c_kernels import PLATFORMS, Loaded, Program, Several, compiled, exported, floats, same_bits, steps_apart
+from tests.support.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
 
 
 def _pools(x: Tensor) -> tuple[Tensor, ...]:
@@ -72,36 +72,18 @@ CASES: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[[], Tensor]]]
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, Program]:
-    torch.manual_seed(0)
-    programs = {name: Program.of(name, exported(Several(function), [make()])) for name, (function, make) in CASES.items()}
-    programs["convolutions"] = Program.of("convolutions", exported(Convolutions(), [torch.zeros(2, 4, 6, 8)]))
-    return programs
-
-
-@pytest.fixture(scope="module", params=PLATFORMS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """All cases in one library, on each platform."""
-    programs = _programs()
-    return compiled(request.param, list(programs.values()), tmp_path_factory.mktemp("kernels")), programs
+def programs() -> dict[str, Program]:
+    return programs_of(CASES, convolutions=(Convolutions(), [torch.zeros(2, 4, 6, 8)]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
-    c, programs = library
-    x = CASES[name][1]()
-    status, outputs = c.run(programs[name], [x])
-    assert status == 0
-    wanted = programs[name].on_the_desk([x])
-    assert len(outputs) == len(wanted)
-    for number, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+    found = both(library, name, inputs_of(CASES, name))
+    for number, (got, want) in enumerate(found):
         assert same_bits(got, want), (number, got, want)
 
 
 def test_convolutions_are_those_of_the_runtime(library: Loaded) -> None:
-    c, programs = library
     x = torch.rand(2, 4, 6, 8) + 1
-    status, outputs = c.run(programs["convolutions"], [x])
-    assert status == 0
-    for got, want in zip(outputs, programs["convolutions"].on_the_desk([x]), strict=True):
+    for got, want in both(library, "convolutions", [x]):
         assert steps_apart(got, want) <= 4 and got.shape == want.shape

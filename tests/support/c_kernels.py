@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import executorch.kernels.quantized  # noqa: F401  registers the out variants of quantize and dequantize
 import numpy as np
@@ -254,6 +255,31 @@ class CortexM33(_Compiled):
 
 Loaded = tuple[Library | CortexM33, dict[str, Program]]
 PLATFORMS = ("computer", "cortex-m33")
+
+
+#: Name -> functions of some inputs, and what makes the inputs: a tensor, or several.
+Cases = Mapping[str, tuple[Callable[..., Any], Callable[[], Tensor | list[Tensor]]]]
+
+
+def inputs_of(cases: Cases, name: str) -> list[Tensor]:
+    """New inputs of a case."""
+    made = cases[name][1]()
+    return [made] if isinstance(made, Tensor) else made
+
+
+def programs_of(cases: Cases, **modules: tuple[nn.Module, Sequence[Tensor]]) -> dict[str, Program]:
+    """A program for each case, and for each further module with its example inputs."""
+    torch.manual_seed(0)
+    made = {name: (Several(function), inputs_of(cases, name)) for name, (function, _) in cases.items()} | modules
+    return {name: Program.of(name, exported(module, inputs)) for name, (module, inputs) in made.items()}
+
+
+def both(library: Loaded, name: str, inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each output of a program: in C, and in ExecuTorch's runtime."""
+    c, programs = library
+    status, outputs = c.run(programs[name], inputs)
+    assert status == 0
+    return list(zip(outputs, programs[name].on_the_desk(inputs), strict=True))
 
 
 def compiled(platform: str, programs: Sequence[Program], folder: Path) -> Library | CortexM33:
