@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ethorch.errors import EthorchError, FormatError
-from ethorch.report.page.page import allowed, library, packed, template, text_of
+from ethorch.report.page.page import rendered
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
@@ -33,8 +33,9 @@ def exploration_page(data: Data, title: str = "") -> str:
         cheapest = None if data["cheapest"] is None else name_of(data["cheapest"])
         rows = [(one, [one[_SETTINGS].get(axis) for axis in axes]) for one in variants]
         budgets = dict(data["budgets"])
-        own, plotting = text_of("page.js"), library()
-        return template("exploration.html").render(
+        return rendered(
+            "exploration.html",
+            charts,
             title=title or "Exploration",
             axes=axes,
             rows=rows,
@@ -43,12 +44,6 @@ def exploration_page(data: Data, title: str = "") -> str:
             cheapest=cheapest,
             interrupted=data["interrupted"],
             versions=sorted(data["versions"].items()),
-            chart_names=list(charts),
-            charts=packed(json.dumps(charts, separators=(",", ":"))),
-            library=packed(plotting),
-            style=text_of("page.css"),
-            script=own,
-            hashes=[allowed(own), allowed(plotting)],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of an exploration: {type(error).__name__}: {error}.") from error

@@ -51,16 +51,26 @@ def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
     charts = _charts(data, layers, memory, comparison)
-    plotting, own = library(), text_of("page.js")
-    return template("page.html").render(
-        **shown,
-        title=title or data["target"] or "program without an NPU",
+    return rendered("page.html", charts, title=title or data["target"] or "program without an NPU", **shown)
+
+
+def rendered(name: str, charts: Mapping[str, Any], **values: Any) -> str:
+    """A page of this package's templates, with its charts.
+
+    Args:
+        name: of the template; it extends ``base.html``.
+        charts: name of a chart -> Plotly's figure as plain data.
+        values: what the template shows; all of it is escaped.
+    """
+    library, own = _library(), _text("page.js")
+    return _template(name).render(
         chart_names=list(charts),
-        charts=packed(json.dumps(charts, separators=(",", ":"))),
-        library=packed(plotting),
-        style=text_of("page.css"),
+        charts=_packed(json.dumps(charts, separators=(",", ":"))),
+        library=_packed(library),
+        style=_text("page.css"),
         script=own,
-        hashes=[allowed(own), allowed(plotting)],
+        hashes=[_hash(own), _hash(library)],
+        **values,
     )
 
 
@@ -76,7 +86,7 @@ def _charts(data: Data, layers: list[Layer], memory: MemoryReport, comparison: D
 
 
 @cache
-def library() -> str:
+def _library() -> str:
     """Plotly's library for browsers, from its wheel."""
     from plotly.offline import get_plotlyjs
 
@@ -84,25 +94,25 @@ def library() -> str:
 
 
 @lru_cache(maxsize=2)
-def packed(text: str) -> str:
+def _packed(text: str) -> str:
     """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def allowed(script: str) -> str:
+def _hash(script: str) -> str:
     """As a Content-Security-Policy names a script that it allows."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def text_of(name: str) -> str:
-    """A file of this package."""
+def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def template(name: str) -> jinja2.Template:
-    """A page of this package, whose text is escaped where it is put in."""
+def _template(name: str) -> jinja2.Template:
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(text_of(name))
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(name)
