@@ -135,14 +135,14 @@ def table(records: Sequence[Record], target: str) -> str:
     models = list(dict.fromkeys(model for model, _ in by_key))
     system_config, memory_mode = memory_for(target)
     head = ["model", "delegates + CPU operators", "SQNR, dB", *(column.title for column in COLUMNS)]
-    lines = [f"### {target}, {system_config}, {memory_mode}", "", _row(head), _row(["---"] * len(head))]
+    lines = [f"### {target}, {system_config}, {memory_mode}", "", markdown_row(head), markdown_row(["---"] * len(head))]
     for model in models:
         own, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
         sqnr = [f"{r['sqnr_db']:.1f}" if r and "error" not in r else "-" for r in (own, arm)]
         cells = [_cell(column, own, arm) for column in COLUMNS]
-        lines.append(_row([model, f"{_coverage(own)} / {_coverage(arm)}", " / ".join(sqnr), *cells]))
+        lines.append(markdown_row([model, f"{_coverage(own)} / {_coverage(arm)}", " / ".join(sqnr), *cells]))
     means = [geometric_mean(list(ratios(records, target, column).values())) for column in COLUMNS]
-    lines.append(_row(["geometric mean of ratios", "", "", *("" if math.isnan(m) else f"**{m:.2f}**" for m in means)]))
+    lines.append(markdown_row(["geometric mean of ratios", "", "", *("" if math.isnan(m) else f"**{m:.2f}**" for m in means)]))
     failures = [
         f"- {r['impl']}, {r['model']}: {r['error']['type']} in {r['error']['step']}: "
         + (r["error"]["message"].strip().splitlines() or [""])[-1][:200]
@@ -157,7 +157,8 @@ def table(records: Sequence[Record], target: str) -> str:
     return "\n".join([*lines, *([""] if failures or left else []), *failures, *left])
 
 
-def _row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 import ethorch
-from bench.compile import DEFAULT_TARGETS, geometric_mean, provenance
+from bench.compile import DEFAULT_TARGETS, geometric_mean, markdown_row, provenance
 from bench.implementation import memory_for
 from bench.models import ALL_MODELS, models_named
 from ethorch.model_files import UserModel
@@ -60,7 +60,7 @@ def measure(model: str, target: str) -> Row:
         target,
         (_arena(programs[0]), _arena(programs[1])),
         (programs[0].memory.ram_bytes, programs[1].memory.ram_bytes, programs[2].memory.ram_bytes),
-        (_cycles(programs[0]), _cycles(programs[1]), _cycles(programs[2])),
+        (programs[0].total_cycles or 0, programs[1].total_cycles or 0, programs[2].total_cycles or 0),
     )
 
 
@@ -69,20 +69,15 @@ def _arena(program: Program) -> int:
     return max((d.compiled.scratch_fast_bytes or d.compiled.scratch_bytes for d in program.build.delegates), default=0)
 
 
-def _cycles(program: Program) -> int:
-    assert program.build is not None
-    return sum(delegate.performance.total_cycles for delegate in program.build.delegates)
-
-
 def table(rows: Sequence[Row], target: str) -> str:
     """Markdown, with geometric means of the ratios."""
     head = ["model", "arena, KiB", "RAM, KiB", "cycles", "cycles, weights in SRAM", "RAM then, KiB"]
-    lines = [f"### {target}, {', '.join(memory_for(target))}", "", _row(head), _row(["---"] * len(head))]
+    lines = [f"### {target}, {', '.join(memory_for(target))}", "", markdown_row(head), markdown_row(["---"] * len(head))]
     mine = [row for row in rows if row.target == target]
     for row in mine:
         arena, ram, cycles = row.arena_bytes, row.ram_bytes, row.cycles
         lines.append(
-            _row(
+            markdown_row(
                 [
                     row.model,
                     f"{arena[0] / 1024:.0f} -> {arena[1] / 1024:.0f} ({arena[1] / arena[0]:.2f})",
@@ -99,12 +94,8 @@ def table(rows: Sequence[Row], target: str) -> str:
         geometric_mean([row.cycles[1] / row.cycles[0] for row in mine]),
         geometric_mean([row.cycles[2] / row.cycles[0] for row in mine]),
     ]
-    lines.append(_row(["geometric mean of ratios", *(f"**{mean:.2f}**" for mean in means), ""]))
+    lines.append(markdown_row(["geometric mean of ratios", *(f"**{mean:.2f}**" for mean in means), ""]))
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def main(arguments: list[str] | None = None) -> int:

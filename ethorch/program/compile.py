@@ -21,7 +21,7 @@ from ethorch.program.fitting import fitted
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
-from ethorch.program.saving import check_folder, save_etrecord
+from ethorch.program.saving import check_file, save_etrecord
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import FLOAT, Settings
 from ethorch.progress import stage
@@ -231,7 +231,7 @@ def _compiled(
     etrecord: str | os.PathLike[str] | None,
 ) -> Program:
     if etrecord is not None:
-        check_folder(Path(etrecord))
+        check_file(Path(etrecord))
     kept: list[GraphModule] = []  # what was quantized last
 
     def make(chosen: Settings, only_compiler: bool) -> Program:

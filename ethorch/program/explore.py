@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +204,7 @@ def explore(
     if not varied:
         raise SpecError(f"nothing is varied: give values of at least one of {', '.join(known)}.")
     names = [axis for axis in known if axis in varied]
+    _check_values(base, varied)
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
     with quiet(), shown(progress):
         user = user_model(model, example_inputs, calibration)
@@ -225,6 +226,15 @@ def explore(
     marked = tuple(_with_front(found))
     limits = {name: value for name in ("ram", "flash", "latency_ms", "min_sqnr_db") if (value := getattr(base, name)) is not None}
     return Exploration(marked, _cheapest(marked, base), limits, interrupted)
+
+
+def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
+    """SpecError for a value that is wrong by itself: it would be so in every variant."""
+    without_board = base if "board" not in varied else replace(base, board=None)
+    for axis, values in varied.items():
+        for value in values:
+            if axis not in ("system_config", "memory_mode"):  # what these may be depends on the target and on ini files
+                without_board.with_(**{axis: value})
 
 
 def _groups(points: Sequence[dict[str, Any]], base: Settings, workers: int | None) -> list[list[dict[str, Any]]]:
@@ -280,18 +290,17 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
         if not _last or _last[0] != key or _last[2] is not user:
             _last[:] = [key, quantized_for(user, settings), user]
         program = compile_once(user, _last[1], settings)
-    data = program.to_json() if not accuracy else {**program.to_json(), "accuracy": None}
     measured = program.accuracy if accuracy else None
-    sqnr = None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db
+    memory = program.memory
     return Variant(
         dict(point),
-        data["milliseconds"],
-        data["total_cycles"],
-        data["core_clock_hz"],
-        data["ram_bytes"],
-        data["flash_bytes"],
-        sqnr,
-        data["operators"]["cpu"],
+        program.milliseconds,
+        program.total_cycles,
+        program.core_clock_hz,
+        memory.ram_bytes,
+        memory.flash_bytes,
+        None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db,
+        0 if program.build is None else len(program.build.partition.refusals),
         program.fits if program.budgets else None,
     )
 
@@ -307,7 +316,7 @@ def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
     for one in variants:
         mine = costs(one)
         beaten = any(all(a <= b for a, b in zip(costs(other), mine, strict=True)) and costs(other) != mine for other in good)
-        yield Variant(**{**{entry.name: getattr(one, entry.name) for entry in fields(one)}, "front": not one.error and not beaten})
+        yield replace(one, front=not one.error and not beaten)
 
 
 def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:

@@ -454,6 +454,11 @@ class Program:
         return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
 
     @property
+    def total_cycles(self) -> int | None:
+        """Of the NPU for one inference, by Vela's estimate; None where cycles are unknown."""
+        return self._cycles(NPU)
+
+    @property
     def milliseconds(self) -> float | None:
         """Of one inference by the estimate: CPU and NPU one after the other, each at its clock; None where cycles are unknown."""
         npu, cpu = self._cycles(NPU), self._cycles(CPU)

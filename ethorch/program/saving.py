@@ -41,6 +41,14 @@ def check_folder(path: Path) -> None:
         raise EthorchError(f"cannot write {path}: {folder} is not a directory one may write to.")
 
 
+def check_file(path: Path) -> None:
+    """EthorchError when no file of this very name can be written."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"{folder} is not a directory one may write to"
+        raise EthorchError(f"cannot write {path}: {why}.")
+
+
 def tosa_of(build: Build | None) -> bytes:
     """The TOSA flatbuffer of a program with one delegate.
 

@@ -75,6 +75,9 @@ def test_boards_bring_their_own_npu_and_memories(model: nn.Module, images: list[
 def test_wrong_axes_are_refused(model: nn.Module, images: list[Tensor]) -> None:
     with pytest.raises(SpecError, match="nothing is varied"):
         ethorch.explore(model, images[0])
+    for wrong in ({"target": ["ethos-u55-129"]}, {"scheme": ["int8", "int9"]}, {"arena": ["-5"]}, {"board": ["nobody"]}):
+        with pytest.raises(SpecError):
+            ethorch.explore(model, images[0], **wrong)
     with pytest.raises(SpecError, match="axis 'colour'"):
         ethorch.explore(model, images[0], colour=["red"])
 

@@ -73,4 +73,6 @@ def test_an_etrecord_maps_npu_and_cpu_events_to_operators_and_modules(tmp_path: 
 
 def test_an_etrecord_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(ethorch.EthorchError, match="not a directory"):
-        ethorch.compile(Topk(), image(), etrecord=tmp_path / "missing" / "record.bin")
+        ethorch.compile(Topk(), image(), etrecord=tmp_path / "missing" / "record")
+    with pytest.raises(ethorch.EthorchError, match="it is a folder"):
+        ethorch.compile(Topk(), image(), etrecord=tmp_path)
