@@ -28,7 +28,7 @@ TOLERANCE = 0.005
 #: Of the largest arena: what is gained by a smaller one has to be more.
 _WORTH = 0.04
 _STEPS = 5
-_FORMAT = 1  # of what the cache keeps: another number where the search changes
+_FORMAT = 2  # of what the cache keeps: another number where the search changes
 _SMALLEST = 16 * 1024  # an arena that nobody has to save on
 _WISHES = (1.0, 0.9, 0.75)
 
@@ -38,10 +38,16 @@ def arena_bytes(model: CompiledModel) -> int:
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
+def total_bytes(model: CompiledModel) -> int:
+    """RAM of both: what leaves the staging memory may come back in the scratch region, one for one or worse."""
+    return model.scratch_fast_bytes + model.scratch_bytes
+
+
 def without_waste(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
     """The schedule with the smallest arena found that takes hardly more cycles than ``first``, and the wish it came from.
 
-    Vela's smallest schedule says what is needed at least. From there upwards the first size is taken whose cycles are free.
+    Vela's smallest schedule says what is needed at least. From there upwards the first size is taken whose cycles are free. A
+    smaller staging memory is taken only where staging memory and scratch region together do not grow.
 
     Args:
         first: what Vela makes without a wish.
@@ -52,16 +58,20 @@ def without_waste(first: CompiledModel, again: Compile, tolerance: float = TOLER
         the model, and the wish in bytes; None where ``first`` is kept, 0 for Vela's smallest schedule.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
+
+    def free(model: CompiledModel) -> bool:
+        return model.performance.total_cycles <= most and total_bytes(model) <= total_bytes(first)
+
     smallest = None if largest <= _SMALLEST else _tried(again, None)
     if smallest is None or arena_bytes(smallest) >= largest * (1 - _WORTH):
         return first, None
-    if smallest.performance.total_cycles <= most:
+    if free(smallest):
         return smallest, 0
     least = arena_bytes(smallest)
     for step in range(_STEPS):
         wish = int(least * (largest / least) ** (step / _STEPS))
         found = _tried(again, wish)
-        if found is not None and found.performance.total_cycles <= most and arena_bytes(found) < largest * (1 - _WORTH):
+        if found is not None and free(found) and arena_bytes(found) < largest * (1 - _WORTH):
             return found, wish
     return first, None
 

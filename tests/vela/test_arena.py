@@ -86,6 +86,14 @@ def test_what_is_not_worth_it_stays(
     assert arena.without_waste(start, again) == (start, None) and len(asked) == asked_of
 
 
+def test_a_smaller_staging_memory_is_not_paid_for_with_more_scratch(model: CompiledModel) -> None:
+    start = replace(first(model, 2_000_000, 1_000), scratch_fast_bytes=380_000)
+    for scratch, taken in ((2_030_000, True), (2_031_000, False)):
+        other = replace(first(model, scratch, 1_000), scratch_fast_bytes=350_000)
+        found, wish = arena.without_waste(start, lambda _, other=other: other)  # type: ignore[misc]
+        assert (found, wish) == ((other, 0) if taken else (start, None))
+
+
 def test_under_a_limit_the_fastest_is_taken(model: CompiledModel) -> None:
     _, again = drawn(model, {None: (300_000, 1_500), 0: (320_000, 1_200), 360_000: (350_000, 1_050), 400_000: (400_000, 1_100)})
     found, wish = arena.within(400_000, first(model, 900_000, 1_000), again)
