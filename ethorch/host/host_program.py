@@ -21,10 +21,10 @@ from ethorch import npu
 from ethorch.errors import HostError
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
-from ethorch.formats.pte_types import Method
 from ethorch.host import many
-from ethorch.host.checks import check_input, check_kernel_calls, payloads
-from ethorch.host.delegate import MachineFactory, host_backend
+from ethorch.host.checks import check_input, payloads
+from ethorch.host.delegate import MachineFactory
+from ethorch.host.session import Session, together
 from ethorch.quiet import quiet
 from ethorch.redirect import COUT_LOCK
 from ethorch.vela import artifacts
@@ -35,34 +35,37 @@ _KEPT_PROGRAMS = 8  # parsed command streams, with their decoded weights, kept f
 class HostProgram:
     """One method of a .pte, ready to be called. Made by ``load``.
 
+    Methods that share buffers, such as a language model's prefill and decode, are loaded together: ``program["decode"]`` is
+    another method of the same file, and sees what this one wrote.
+
     Attributes:
         method: the method's name.
+        methods: names of all that are loaded with it, itself among them.
         description: the method as the file describes it: values, inputs, operators, calls.
         delegates: the payload of each Ethos-U delegate, in the order of the file.
     """
 
-    def __init__(
-        self,
-        data: bytes,
-        method: str,
-        description: Method,
-        machine: MachineFactory,
-        etdump: bool = False,
-        batch_machine: Callable[[DelegatePayload], npu.Machine] | None = None,
-    ):
+    def __init__(self, session: Session, method: str, batch_machine: Callable[[DelegatePayload], npu.Machine] | None = None):
         self.method = method
-        self.description = description
-        self.delegates = payloads(description)
-        self._backend = host_backend()
-        self._running = False
+        self.methods = tuple(session.descriptions)
+        self.description = session.descriptions[method]
+        self.delegates = payloads(self.description)
+        self._session = session
+        self._backend = session.backend
         self._batch_machine = batch_machine
-        self._backend.check_registered(description)
-        check_kernel_calls(description)
-        with self._backend.calling(f"load method {method!r}", machine):
-            from executorch.runtime import Runtime, Verification
 
-            self._program = Runtime.get().load_program(data, verification=Verification.InternalConsistency, enable_etdump=etdump)
-            self._method = self._program.load_method(method)
+    def __getitem__(self, method: str) -> HostProgram:
+        """Another method that was loaded with this one; HostError where there is none of this name."""
+        if method not in self.methods:
+            raise HostError(
+                f"method {method!r} was not loaded with {self.method!r}; with it were {', '.join(map(repr, self.methods))}. "
+                "Methods that share no buffer are loaded by themselves: ethorch.host.load(path, method)."
+            )
+        return HostProgram(self._session, method, self._batch_machine)
+
+    def reset(self) -> None:
+        """Put what the program keeps from call to call back to its initial contents, for all methods that share it."""
+        self._session.reset()
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run once. Inputs may be nested as the exported model's were; outputs come flat, as the runtime gives them.
@@ -128,14 +131,10 @@ class HostProgram:
 
     def _execute(self, ready: list[Any], recording: many.Recording | None = None) -> list[Any]:
         with self._backend.calling(f"run method {self.method!r}"):
-            if self._running:
-                raise HostError(f"method {self.method!r} was called from inside a run of itself; load it once more for that.")
-            self._running = True
             before, self._backend.calls.recording = self._backend.calls.recording, recording
             try:
-                return list(self._method.execute(ready))
+                return self._session.execute(self.method, ready)
             finally:
-                self._running = False
                 self._backend.calls.recording = before
 
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
@@ -150,11 +149,11 @@ class HostProgram:
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         with COUT_LOCK:
-            if not self._program._program.has_etdump():
+            if not self._session.program._program.has_etdump():
                 raise HostError("the program was loaded without etdump=True.")
             try:
                 with self._backend.calling("write an ETDump"):
-                    self._program.write_etdump_result_to_file(os.fspath(partial), "")
+                    self._session.program.write_etdump_result_to_file(os.fspath(partial), "")
                 if not partial.is_file():
                     raise HostError(f"ExecuTorch wrote no {os.fspath(path)}: nothing has run, or it cannot write there.")
                 os.replace(partial, target)
@@ -186,7 +185,7 @@ def load(
     sources: str | os.PathLike[str] | None = None,
     budget: int | None = None,
 ) -> HostProgram:
-    """Load one method of a .pte, made by ethorch or by ExecuTorch's own Arm backend.
+    """Load one method of a .pte, made by ethorch or by ExecuTorch's own Arm backend, with those that share buffers with it.
 
     Args:
         source: path or contents of the .pte.
@@ -215,7 +214,7 @@ def load(
         raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(methods)))}.")
     operators: dict[DelegatePayload, npu.Sources] = {}
     if sources is not None:
-        for delegate in methods[method].delegates:
+        for delegate in [delegate for one in together(methods, method).values() for delegate in one.delegates]:
             if delegate.id == BACKEND_ID:
                 payload = DelegatePayload.unpack(delegate.blob)
                 operators[payload] = artifacts.sources(sources, payload, delegate.compile_specs)
@@ -224,7 +223,8 @@ def load(
         return npu_machine(payload, trace, operators.get(payload), budget)
 
     batches = machine is None and trace is None and not etdump
-    return HostProgram(data, method, methods[method], machine or usual, etdump, usual if batches else None)
+    session = Session(data, together(methods, method), machine or usual, etdump)
+    return HostProgram(session, method, usual if batches else None)
 
 
 def npu_machine(
