@@ -17,6 +17,7 @@ from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantizer.functionalize import functionalize
+from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
 from ethorch.tosa.limits import Limits
 
@@ -112,6 +113,16 @@ PASSES = (
         "gather masks",
         lambda model, scope: gather_masks(model, scope.keep),
         "Behind both: attention is taken apart, and a mask that is added is one tensor.",
+    ),
+    Pass(
+        "narrow indices",
+        lambda model, scope: narrow_indices(model, scope.keep, scope.limits),
+        "Behind the decompositions, which draw what indexes: it is told by that which inputs are indices.",
+    ),
+    Pass(
+        "tabulate positions",
+        lambda model, scope: tabulate_positions(model, scope.keep, trains=scope.trains),
+        "Behind the indices' cast, which a table's rows are picked by, and behind masks, which are no table's numbers.",
     ),
     Pass(
         "promote constants",

@@ -1,0 +1,251 @@
+"""Inputs that are read as indices (token ids, positions): as int32, once, and what is computed of a position as a table.
+
+PyTorch's indices are int64, and the NPU has integers of 32 bits. What is somewhere read as an index is less than the extent that it
+indexes, so it fits: one cast behind the input replaces one for each reader, and shapes, sums and comparisons of the index
+follow to the NPU.
+
+Floats that are computed of a position (the angles of a rotary embedding and their cosines, a bias by distance) would be calibrated
+like all floats: int8 has 256 codes for all positions, and a cosine of such an angle is noise. The extent says which positions there
+are, so that all values are known: they become rows of a constant, of which the index picks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.fx.node import is_float, is_in_place, is_int64, tensor_of
+from ethorch.ops.arithmetic import add, sub
+from ethorch.ops.cast import to
+from ethorch.ops.spec import find
+from ethorch.tosa.limits import Limits
+
+aten = torch.ops.aten
+
+_LARGEST_TABLE = 1 << 23  #: elements of a table that is made; a larger one would cost more flash than computing costs accuracy
+_TRIES = 3  #: draws of positions with which a table is held against what it stands for
+
+
+def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
+    """Cast each int64 input that is read as an index to int32 once. In place.
+
+    What moves it, adds to it and compares it reads that. Where the NPU has no GATHER nothing is changed: the kernels of the CPU
+    take int64.
+    """
+    inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
+    for source in inputs:
+        if is_int64(source) and any(True for _ in _extents(source)) and inputs[-1].next.op != "output":
+            s = AtenBuilder(model, inputs[-1].next, limits)
+            if s.absent("GATHER"):
+                return
+            _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
+
+
+def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node], bool]) -> None:
+    narrow: dict[Node, Node] = {source: cast}
+    for node in list(model.graph.nodes):
+        spec = find(node.target) if node.op == "call_function" else None
+        if node is cast or spec is None or keep(node) or not narrow.keys() & set(node.all_input_nodes):
+            continue
+        if spec is to:
+            _narrow_cast(node, narrow)
+        elif (spec.moves or spec in (add, sub)) and is_int64(node):
+            args = _as_int32(AtenBuilder(model, node), node.args, narrow)
+            if args is not None and not node.kwargs:
+                narrow[node] = AtenBuilder(model, node)(node.target, *args)
+        elif spec.pointwise and node.meta["val"].dtype == torch.bool:
+            args = _as_int32(AtenBuilder(model, node), node.args, narrow)
+            if args is not None:
+                node.args = args
+
+
+def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
+    """A cast of an index reads the int32 one; one to int32 or int64 is that."""
+    source = node.all_input_nodes[0]
+    if is_int64(node):
+        narrow[node] = narrow[source]
+    elif node.meta["val"].dtype == torch.int32:
+        node.replace_all_uses_with(narrow[source])
+    else:
+        node.replace_input_with(source, narrow[source])
+
+
+def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
+    """The arguments with int64 tensors as int32; None where one is neither an index nor a constant that fits."""
+    made = []
+    for arg in args:
+        if isinstance(arg, Node) and arg in narrow:
+            arg = narrow[arg]
+        elif isinstance(arg, Node) and is_int64(arg):
+            constant = tensor_of(s.model, arg)
+            if constant is None or not constant.numel() or constant.abs().max() >= 1 << 30:
+                return None
+            arg = s.constant(constant.to(torch.int32))
+        elif isinstance(arg, int) and abs(arg) >= 1 << 30:
+            return None
+        made.append(arg)
+    return tuple(made)
+
+
+def _extents(index: Node) -> Iterator[int]:
+    """Of each tensor that ``index`` is an index into, as it is or moved: the extent of the dim that it indexes."""
+    for user in index.users:
+        spec = find(user.target) if user.op == "call_function" else None
+        if spec is None:
+            continue
+        if spec.needs:
+            extent = _indexed(user, index)
+            if extent is not None:
+                yield extent
+        elif (spec is to or spec.moves) and not is_float(user) and user.meta["val"].dtype != torch.bool:
+            yield from _extents(user)
+
+
+def _indexed(user: Node, index: Node) -> int | None:
+    """The extent that a reading or writing operator indexes with ``index``; None where it is another operand."""
+    x, *rest = user.args
+    if not isinstance(x, Node) or not rest:
+        return None
+    if isinstance(rest[0], (list, tuple)):
+        return next((extent for extent, one in zip(shape_of(x), rest[0], strict=False) if one is index), None)
+    if rest[0] is index:
+        return shape_of(x)[0]
+    return shape_of(x)[rest[0]] if isinstance(rest[0], int) and len(rest) > 1 and rest[1] is index else None
+
+
+def tabulate_positions(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False, *, trains: bool = True) -> None:
+    """Replace floats that depend on one index and constants alone by rows of a constant table. In place.
+
+    Only what the index is made a float for: rows that it picks already are a table. With ``trains`` a parameter is no constant.
+    """
+    inputs = [node for node in model.graph.nodes if node.op == "placeholder" and _is_number(node)]
+    casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
+    for index in casts + inputs:  # an input has what a cast of it left
+        extents = list(_extents(index))
+        count = index.meta["val"].numel()
+        if extents and count and min(extents) >= count:
+            _tabulate(model, index, min(extents), _region(model, index, keep, trains))
+
+
+def _is_number(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64)
+
+
+def _tabulate(model: GraphModule, index: Node, extent: int, region: list[Node]) -> None:
+    made_float: set[Node] = set()  # what depends on a float of the index
+    for node in region:
+        of_numbers = any(_is_number(arg) for arg in node.all_input_nodes if arg in region or arg is index)
+        if any(arg in made_float for arg in node.all_input_nodes) or (is_float(node) and of_numbers and find(node.target) is to):
+            made_float.add(node)
+    known: list[tuple[Tensor, Node]] = []
+    for node in region:
+        outside = [user for user in node.users if user not in region]
+        if node in made_float and is_float(node) and outside:
+            _replace_by_rows(model, index, node, region, extent, outside, known)
+
+
+def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], trains: bool) -> list[Node]:
+    """In order: operators that depend on ``index`` and constants alone."""
+    region: dict[Node, None] = {}
+    for node in model.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor) or is_in_place(node) or keep(node):
+            continue
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+            continue
+        inputs = node.all_input_nodes
+        known = all(arg is index or arg in region or _is_constant(model, arg, trains) for arg in inputs)
+        if known and any(arg is index or arg in region for arg in inputs):
+            region[node] = None
+    for node in reversed(list(region)):  # rows are moved where they are read, so that all readers share one table
+        spec = find(node.target)
+        if spec is not None and spec.moves and not any(user in region for user in node.users):
+            del region[node]
+    return list(region)
+
+
+def _is_constant(model: GraphModule, node: Node, trains: bool) -> bool:
+    if node.op != "get_attr" or any(is_in_place(user) and user.args and user.args[0] is node for user in node.users):
+        return False
+    tensor = tensor_of(model, node)
+    return tensor is not None and not (trains and isinstance(tensor, torch.nn.Parameter))
+
+
+def _replace_by_rows(
+    model: GraphModule,
+    index: Node,
+    node: Node,
+    region: list[Node],
+    extent: int,
+    readers: list[Node],
+    known: list[tuple[Tensor, Node]],
+) -> None:
+    """Have the readers of ``node`` read rows of a table, if it has one row for each number of the index.
+
+    ``known``: the tables made of that index so far, each with its rows in the place of a node; equal ones are not made twice.
+    """
+    shape, count = shape_of(node), index.meta["val"].numel()
+    if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:
+        return
+    dims: list[int | None] = [dim for dim, size in enumerate(shape) if size == count]
+    for dim in dims or ([None] if count == 1 else []):
+        table = _table(model, index, node, region, extent, dim)
+        if table is not None:
+            break
+    else:
+        return
+    made = next((rows for one, rows in known if shape_of(rows) == shape and torch.equal(one, table)), None)
+    if made is None:
+        s = AtenBuilder(model, node)
+        rows = s(aten.index_select.default, s.constant(table), 0, s(aten.reshape.default, index, [count]))
+        others = list(range(1, len(shape)))
+        if dim is None or count == 1:
+            made = s(aten.reshape.default, rows, list(shape))
+        else:
+            made = s(aten.permute.default, rows, [*others[:dim], 0, *others[dim:]])
+        known.append((table, made))
+    for reader in readers:
+        reader.replace_input_with(node, made)
+
+
+def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
+    """[extent, ...]: what ``node`` is at each number of the index, along ``dim``; None where a row is not of one number."""
+    count, shape = index.meta["val"].numel(), index.meta["val"].shape
+
+    def rows(numbers: Tensor) -> Tensor:
+        found = _evaluate(model, index, node, region, numbers.reshape(shape).to(index.meta["val"].dtype))
+        return found[None] if dim is None else found.movedim(dim, 0)
+
+    each = [torch.arange(first, first + count).clamp(max=extent - 1) for first in range(0, extent, count)]
+    table = torch.cat([rows(numbers) for numbers in each])[:extent].contiguous()
+    if not torch.isfinite(table).all():
+        return None
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(_TRIES):
+        numbers = torch.randint(extent, (count,), generator=generator)
+        if not torch.equal(rows(numbers), table[numbers]):
+            return None
+    return table
+
+
+def _evaluate(model: GraphModule, index: Node, node: Node, region: list[Node], numbers: Tensor) -> Tensor:
+    known: dict[Node, Any] = {index: numbers}
+
+    def value(arg: Node) -> Any:
+        return known[arg] if arg in known else tensor_of(model, arg)
+
+    with torch.no_grad():
+        for each in region:
+            args, kwargs = torch.fx.map_arg((each.args, each.kwargs), value)
+            known[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+            if each is node:
+                break
+    result = known[node]
+    assert isinstance(result, Tensor)
+    return result

@@ -1,0 +1,105 @@
+"""Token ids and positions are cast once, and what is computed of a position is looked up in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import ethorch
+from ethorch.fx.node import op_name
+from ethorch.ops.spec import find
+from ethorch.quantizer.passes import Scope, run_passes
+from ethorch.target import TARGETS
+
+ROWS, WIDTH = 300, 16
+
+
+class Step(nn.Module):
+    """A row of a cache is written, and all of it is weighed by what ``weigh`` computes of the positions."""
+
+    def __init__(self, weigh: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weigh = weigh
+        self.table = nn.Embedding(9, WIDTH)
+        self.register_buffer("cache", torch.zeros(ROWS, WIDTH))
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        self.cache.index_copy_(0, position, self.table(token) * self.weigh(position))
+        return self.cache.sum(0) + self.weigh(position)
+
+
+def rotation(position: Tensor) -> Tensor:
+    return (position[:, None].float() * 10.0 ** -torch.linspace(0, 3, WIDTH)).cos() * 0.9
+
+
+def distances(position: Tensor) -> Tensor:
+    """A bias by the logarithm of a distance, the way that T5 has it."""
+    distance = (position[:, None] - torch.arange(WIDTH)).abs() + 1
+    return torch.linspace(-1, 1, 20)[(distance.float().log() * 3).to(torch.int64)]
+
+
+def running(position: Tensor) -> Tensor:
+    """What depends on all positions before: no row of it is one position's."""
+    return (position[:, None].float() * torch.ones(WIDTH)).cumsum(0) * 1e-2
+
+
+def passed(weigh: Callable[[Tensor], Tensor], count: int, target: str = "ethos-u85-256") -> GraphModule:
+    inputs = torch.zeros(count, dtype=torch.int64), torch.arange(count)
+    graph = torch.export.export(Step(weigh).eval(), inputs).module(check_guards=False)
+    assert isinstance(graph, GraphModule)
+    return run_passes(graph, Scope(limits=TARGETS[target].limits, trains=False))
+
+
+def names(graph: GraphModule) -> list[str]:
+    return [op_name(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("count", (1, 5))
+@pytest.mark.parametrize("weigh", (rotation, distances))
+def test_floats_of_positions_are_rows_of_a_table(weigh: Callable[[Tensor], Tensor], count: int) -> None:
+    graph = passed(weigh, count)
+    assert names(graph).count("aten.index_select.default") == 1  # one table for both readers
+    assert not {"aten.cos.default", "aten.log.default"} & set(names(graph))
+    wanted = Step(weigh)
+    weights = graph.state_dict()
+    wanted.load_state_dict({key: weights[key] for key in wanted.state_dict()})
+    for first in (0, 7, ROWS - count):
+        inputs = torch.randint(9, (count,)), torch.arange(first, first + count).flip(0)
+        torch.testing.assert_close(graph(*inputs), wanted(*inputs))
+
+
+def test_floats_that_depend_on_several_positions_are_computed() -> None:
+    graph = passed(running, 4)
+    assert "aten.cumsum.default" in names(graph) or "aten.index_select.default" not in names(graph)
+
+
+def test_each_index_is_cast_once() -> None:
+    graph = passed(lambda position: torch.where((torch.arange(WIDTH) <= position[:, None] - 3)[:, None], 0.5, 1.5)[:, 0], 1)
+    casts = [node for node in graph.graph.nodes if node.op == "call_function" and "to." in str(node.target)]
+    assert [cast.args[0].op for cast in casts] == ["placeholder"] * 2
+    for node in graph.graph.nodes:
+        spec = find(node.target) if node.op == "call_function" else None
+        assert spec is None or node in casts or all(arg.meta["val"].dtype != torch.int64 for arg in node.all_input_nodes)
+
+
+def test_an_npu_without_gather_leaves_indices_to_the_cpu() -> None:
+    assert "aten.to.dtype" not in names(passed(lambda position: torch.ones(WIDTH), 1, "ethos-u55-128"))
+
+
+def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
+    model = Step(rotation).eval()
+    model.table.weight.data.clamp_(-2, 2)
+    samples = [(torch.tensor([k % 9]), torch.tensor([k * 17 % ROWS])) for k in range(60)]
+    program = ethorch.compile(model, samples[0], "ethos-u85-256", calibration=samples)
+    wanted, found = Step(rotation).eval(), []
+    wanted.table.load_state_dict(model.table.state_dict())
+    results = []
+    with torch.no_grad():
+        for sample in samples:
+            results.append(wanted(*sample))
+            found.append(program(*sample))
+    assert ethorch.sqnr_db(results, found) > 25
