@@ -346,6 +346,34 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         which=do.is_rescaled_back,
         instead=do.copy_operand,
     ),
+    VelaBug(
+        id="vela.rescale-of-wrapped",
+        wrong="A RESCALE of a CAST to fewer bits becomes part of it, and what would wrap saturates or is scaled whole.",
+        operators=("RESCALE",),
+        which=do.is_of_wrapped,
+        instead=do.clamp_operand,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.widened-in-producer",
+        wrong="A RESCALE without zero point to a wider dtype becomes part of what makes its operand, and its results are clamped "
+        "to the narrow dtype: INT16 between -128 and 127.",
+        operators=("RESCALE",),
+        which=do.is_widened,
+        reads=("MAX_POOL2D", "SELECT", "CAST", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT"),
+        instead=do.clamp_operand,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.clamp-of-shift",
+        wrong="A CLAMP of a logical shift becomes part of it and is not done.",
+        operators=("CLAMP",),
+        which=do.is_of_shifted,
+        instead=do.copy_operand,
+        families=U85,
+    ),
     # --- what lowerings do not emit ------------------------------------------------------------------------------------
     VelaBug(
         id="vela.sum-of-whole-scales",

@@ -6,6 +6,8 @@ Nothing here changes a bit of what a graph computes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,12 @@ from ethorch.tosa.ir import Op, Value
 _ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
 #: Operators that read or make truth values.
 _LOGICAL = ("EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT")
+#: What takes the RESCALEs of both operands, by whatever they multiply.
+_TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
+#: NumPy's dtypes of codes.
+_CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np.int16}
+#: CASTs that keep low bits.
+_NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 
 #: Places of the last axis up to which a copy of INT32, which Vela makes as twice as many of INT16, fits into 65,536.
 _WIDEST_INT32 = 32768
@@ -149,6 +157,46 @@ def _is_by_one(op: Op) -> bool:
     return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
 
 
+def is_widened(r: Rewriter, op: Op) -> bool:
+    """A RESCALE without zero point of codes that nothing else reads, to a wider dtype, whose results may be outside the narrow one:
+    it multiplies, or another RESCALE reads it. One of both operands of a sum or of an extreme is part of that instead.
+    """
+    value, attrs = op.operands[0], op.attrs
+    if op.result.dtype == value.dtype or not is_of_codes(r, op) or attrs["input_zp"] or not _is_only_read(r, value):
+        return False
+    readers = r.readers(op.result)
+    if r.uses(op.result) == len(readers) == 1 and readers[0].name in _TAKING_BOTH and takes_rescales(r, readers[0]):
+        return False
+    largest = max(multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True))
+    return largest > 1 or any(reader.name in ("RESCALE", "RESHAPE") for reader in readers)
+
+
+def _is_only_read(r: Rewriter, value: Value) -> bool:
+    """Is ``value`` read once, and so is what the RESHAPEs before it read?"""
+    while reshape := r.producer(value, "RESHAPE"):
+        if r.uses(value) > 1:
+            return False
+        value = reshape.operands[0]
+    return r.uses(value) == 1
+
+
+def is_of_wrapped(r: Rewriter, op: Op) -> bool:
+    """Reads a CAST to fewer bits, perhaps behind RESHAPEs."""
+    value = op.operands[0]
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+    cast = r.producer(value, "CAST")
+    return cast is not None and (cast.operands[0].dtype, cast.result.dtype) in _NARROWING
+
+
+def is_of_shifted(r: Rewriter, op: Op) -> bool:
+    """Reads a logical shift, perhaps behind RESHAPEs and a RESCALE by 1."""
+    value = op.operands[0]
+    while (before := r.producer(value, "RESHAPE", "RESCALE")) and (before.name == "RESHAPE" or _is_by_one(before)):
+        value = before.operands[0]
+    return r.producer(value, "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT") is not None
+
+
 def takes_rescales(r: Rewriter, op: Op) -> bool:
     """Does Vela make the RESCALEs to INT32 that ``op`` reads part of it? An elementwise one's, if both are from INT8 or INT16."""
     wide = [r.producer(value, "RESCALE") for value in op.operands]
@@ -209,6 +257,12 @@ def copy_operand(r: Rewriter, op: Op) -> None:
 def copy_result(r: Rewriter, op: Op) -> None:
     """The readers of the result read a copy of it."""
     r.insert_after(op, copied)
+
+
+def clamp_operand(r: Rewriter, op: Op) -> None:
+    """The operator reads its operand through a CLAMP to all of its dtype, which Vela makes a part of what is before it."""
+    info = np.iinfo(_CODES[op.operands[0].dtype])
+    r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
 
 
 def copy_instead(r: Rewriter, op: Op) -> None:

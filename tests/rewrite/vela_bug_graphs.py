@@ -118,6 +118,49 @@ def narrowed_and_widened(name: str, dtype: str, shape: tuple[int, int] = (2, 12)
     return make
 
 
+def widened(name: str, dtype: str, wide: str, factor: float) -> Make:
+    """Codes of ``dtype`` times ``factor``, in ``wide``."""
+
+    def make(b: Builder) -> Value:
+        made = {
+            "MAX_POOL2D": lambda: b.emit("MAX_POOL2D", whole(b, dtype), kernel=(2, 2), stride=(1, 1), pad=(0, 0, 0, 0)),
+            "SELECT": lambda: b.emit("SELECT", b.input("c", (2, 12), "BOOL"), *pair(b, dtype)),
+            "CAST": lambda: b.emit("CAST", b.input("c", (2, 12), "BOOL"), dtype=dtype),
+            "BITWISE_NOT": lambda: b.emit("BITWISE_NOT", b.input("x", (2, 12), dtype)),
+            **{f"BITWISE_{how}": lambda: b.emit(name, *pair(b, dtype)) for how in ("AND", "OR", "XOR")},
+        }[name]()
+        return b.rescale(made, factor, dtype=wide)
+
+    return make
+
+
+def widened_twice(b: Builder) -> Value:
+    """As an index_put of int16 that accumulates: a truth value becomes 0 or 32,767."""
+    ones = b.emit("CAST", b.input("c", (2, 12), "BOOL"), dtype="INT8")
+    return b.rescale(int32(b, ones), 32767.0, dtype="INT16")
+
+
+def widened_maximum(b: Builder) -> Value:
+    """One operand of a sum is INT32 already."""
+    codes = b.emit("MAX_POOL2D", whole(b), kernel=(2, 2), stride=(1, 1), pad=(0, 0, 0, 0))
+    return b.emit("ADD", int32(b, b.reshape(codes, (1, 9, 60)), 8.0), b.input("y", (1, 9, 60), "INT32"))
+
+
+def rescaled_wrapped(b: Builder) -> Value:
+    x = b.emit("ADD", b.input("x", (2, 12), "INT32"), b.const(np.full((1, 1), 100, np.int32)))
+    return b.rescale(b.emit("CAST", x, dtype="INT8"), 0.5)
+
+
+def clamped_shift(name: str, dtype: str, wide: str) -> Make:
+    def make(b: Builder) -> Value:
+        x = b.input("x", (2, 12), dtype)
+        one = b.const(np.ones((1, 1), np.int8 if dtype == "INT8" else np.int16))
+        shifted = b.emit(name, x, one)
+        return b.emit("CLAMP", shifted if wide == dtype else b.rescale(shifted, 1.0, dtype=wide), min_val=-20, max_val=50)
+
+    return make
+
+
 def padded_windows_of_a_batch(b: Builder) -> Value:
     x = b.emit("SLICE", b.input("x", (2, 9, 9, 6), "INT8"), start=(0, 0, 0, 1), size=(2, 9, 9, 4))
     return convolved(b, x, "CONV2D")
@@ -445,6 +488,19 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "SUB": narrowed_and_widened("SUB", "INT16"),
         "MAXIMUM": narrowed_and_widened("MAXIMUM", "INT8"),
         "reshaped": narrowed_and_widened("MUL", "INT16", (3, 8)),
+    },
+    "vela.rescale-of-wrapped": {"": rescaled_wrapped},
+    "vela.widened-in-producer": {
+        **{name: widened(name, "INT8", "INT16", 300.0) for name in BY_ID["vela.widened-in-producer"].reads},
+        "of INT16": widened("MAX_POOL2D", "INT16", "INT32", 3000.0),
+        "to INT32": widened("SELECT", "INT8", "INT32", 3.0),
+        "twice": widened_twice,
+        "in a sum": widened_maximum,
+    },
+    "vela.clamp-of-shift": {
+        "to the left": clamped_shift("LOGICAL_LEFT_SHIFT", "INT8", "INT8"),
+        "to the right": clamped_shift("LOGICAL_RIGHT_SHIFT", "INT16", "INT16"),
+        "widened": clamped_shift("LOGICAL_LEFT_SHIFT", "INT8", "INT16"),
     },
     "vela.sum-of-whole-scales": {"": Avoided(total(13), instead=total(14))},
     "vela.rescale-in-select": {"": Avoided(selected(added=False), instead=selected(added=True))},
