@@ -1,0 +1,238 @@
+"""A decoder as the two methods that a language model is run by: prefill reads a prompt, decode one token."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ethorch.errors import EthorchError
+from ethorch.model_zoos import torchvision_models
+
+#: Calls of methods in order: what calibrates a program with state.
+Session = list[tuple[str, tuple[Tensor, ...]]]
+
+_EXECUTORCH_LLAMA = "executorch.examples.models.llama"
+
+
+class Prefill(nn.Module):
+    """``(*source, int64[1, N] tokens, int64[N] positions, int64[1] last) -> float[1, V]``: the logits behind the token at ``last``.
+
+    All N tokens go to the caches at their positions. Those behind ``last`` are filling: nothing that is read later looks so far.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        """The logits of one row."""
+        logits: Tensor = self.decoder(tokens, positions, last)
+        return logits
+
+
+class _PrefillOfSource(Prefill):
+    """``Prefill`` of an encoder-decoder, which reads its source first."""
+
+    def forward(self, source: Tensor, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:  # type: ignore[override]
+        logits: Tensor = self.decoder(tokens, positions, last, source)
+        return logits
+
+
+class Decode(nn.Module):
+    """``(int64[1, 1] token, int64[1] position) -> float[1, V]``: the logits behind one token."""
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        """The logits of the only row."""
+        logits: Tensor = self.decoder(token, position, None)
+        return logits
+
+
+class _Plain(nn.Module):
+    """A decoder with caches of its own: ``model(tokens, positions)`` returns logits of all rows."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None) -> Tensor:
+        """float[1, V]"""
+        return picked(self._logits(tokens, positions), last)
+
+    def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        found = self.model(tokens, positions)
+        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+
+
+class _ExecuTorchLlama(_Plain):
+    """ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache`` and without dynamic shapes."""
+
+    def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        found = self.model(tokens, {"input_pos": positions})
+        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+
+
+def picked(logits: Tensor, last: Tensor | None) -> Tensor:
+    """float[1, V]: the row ``last`` of ``float[1, N, V]``; of one row, that."""
+    if logits.dim() == 2:
+        return logits
+    return logits[:, 0] if last is None or logits.shape[1] == 1 else logits.index_select(1, last)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A decoder whose methods share weights and caches.
+
+    Attributes:
+        decoder: computes in float; its buffers are the caches.
+        context: tokens that the caches hold.
+        prompt: tokens that one call of ``prefill`` reads; 0: there is no such method, and prompts go through ``decode``.
+        vocabulary: how many tokens there are.
+        source: example of what an encoder-decoder's encoder reads, else None.
+        caches: name -> what it held at first, of the decoder's buffers that reading a token changes.
+    """
+
+    decoder: nn.Module
+    context: int
+    prompt: int
+    vocabulary: int
+    source: Tensor | None = None
+    caches: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Method -> module, for ``ethorch.compile``."""
+        prefill = (Prefill if self.source is None else _PrefillOfSource)(self.decoder).eval()
+        return {**({"prefill": prefill} if self.prompt else {}), "decode": Decode(self.decoder).eval()}
+
+    @property
+    def example_inputs(self) -> dict[str, tuple[Tensor, ...]]:
+        """Method -> inputs that fix the shapes."""
+        tokens = torch.zeros(1, max(self.prompt, 1), dtype=torch.int64)
+        prefill = (tokens, torch.arange(max(self.prompt, 1)), torch.tensor([max(self.prompt, 1) - 1]))
+        source = () if self.source is None else (self.source,)
+        decode = (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        return {**({"prefill": (*source, *prefill)} if self.prompt else {}), "decode": decode}
+
+    def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
+        """The calls that read these tokens from the beginning: a full prefill where there is one, and a decode for each other.
+
+        Raises:
+            EthorchError: there are more tokens than the context holds, or too few for a prefill that has to be.
+        """
+        if not 0 < len(ids) <= self.context:
+            raise EthorchError(f"a session has {len(ids)} tokens; allowed are 1 to {self.context}, the context of the model.")
+        given = torch.tensor([list(ids)], dtype=torch.int64)
+        read = self.prompt if self.prompt and (len(ids) > self.prompt or self.source is not None) else 0
+        if read > len(ids):
+            raise EthorchError(f"a session has {len(ids)} tokens; an encoder-decoder's has at least the {read} of its prefill.")
+        calls: Session = []
+        if read:
+            first: tuple[Tensor, ...] = (given[:, :read], torch.arange(read), torch.tensor([read - 1]))
+            sources = () if self.source is None else (self.source if source is None else source,)
+            calls.append(("prefill", (*sources, *first)))
+        return calls + [("decode", (given[:, k : k + 1], torch.tensor([k]))) for k in range(read, len(ids))]
+
+    def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
+        """A session for each text's first tokens: at most ``length``, or the context."""
+        return [self.session(ids[: min(length or self.context, self.context)]) for ids in texts if len(ids)]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caches", _written(self))
+
+    def reset(self) -> None:
+        """Give the caches back what they held when this was made."""
+        with torch.no_grad():
+            for name, value in self.caches.items():
+                self.decoder.get_buffer(name).copy_(value)
+
+
+def _written(model: LanguageModel) -> dict[str, Tensor]:
+    """Buffers that change when a token is read, with what they held before; they hold it again."""
+    before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in model.decoder.named_buffers()}
+    changed = {}
+    with torch.no_grad():
+        model.modules["decode"](*model.example_inputs["decode"])
+        for name, (buffer, value, version) in before.items():
+            if model.decoder.get_buffer(name) is not buffer or buffer._version != version:
+                changed[name] = value
+                owner, _, last = name.rpartition(".")
+                setattr(model.decoder.get_submodule(owner), last, buffer)
+                buffer.copy_(value)
+    return changed
+
+
+def language_model(
+    model: nn.Module, *, context: int = 256, prompt: int = 32, vocabulary: int | None = None, source: Tensor | None = None
+) -> LanguageModel:
+    """A decoder that somebody has as ``LanguageModel``. It computes what the model computes, with the model's own code and weights.
+
+    - A causal language model of Hugging Face's transformers, with caches of ``context`` tokens that are buffers here.
+    - A sequence-to-sequence one (T5, Whisper): prefill reads the source too, and keeps the keys and values of cross-attention.
+    - ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache``; ``context`` is its own.
+    - Any module with ``forward(tokens, positions)`` that keeps caches in its buffers and returns logits.
+
+    Args:
+        model: is used as it is, in eval mode; of a transformers model, which attention it computes by is set.
+        context: tokens that the caches hold.
+        prompt: tokens that prefill reads in one call; 0 for no prefill.
+        vocabulary: how many tokens there are; None asks the model.
+        source: of a sequence-to-sequence model: token ids or features of the size that all sources will have.
+
+    Raises:
+        EthorchError: the model is none of these, or its caches are not of a kind that is static.
+    """
+    if not 0 <= prompt <= context or context < 2:
+        raise EthorchError(f"prompt={prompt}, context={context}: a prompt is 0 to context tokens, a context at least 2.")
+    model.eval()
+    if hasattr(model, "config") and any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__):
+        from ethorch.language.hugging_face import adapted  # transformers, which is optional: 2 seconds
+
+        return adapted(model, context, prompt, source)
+    decoder: nn.Module
+    if type(model).__module__.startswith(_EXECUTORCH_LLAMA):
+        arguments: Any = model.params
+        if not arguments.use_kv_cache or arguments.enable_dynamic_shape:
+            raise EthorchError(
+                "the transformer has no static caches: build it with ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
+            )
+        decoder, context, vocabulary = _ExecuTorchLlama(model), arguments.max_context_len, arguments.vocab_size
+        prompt = min(prompt, context)
+        if prompt and not arguments.generate_full_logits:
+            raise EthorchError("prefill picks its row of all logits: build it with ModelArgs(generate_full_logits=True).")
+    elif len(inspect.signature(model.forward).parameters) >= 2:
+        decoder = _Plain(model)
+    else:
+        raise EthorchError(
+            f"{type(model).__name__} is no decoder: allowed are models of transformers and modules with forward(tokens, positions)."
+        )
+    if vocabulary is None:
+        tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+        if not tables:
+            raise EthorchError(f"{type(model).__name__} has no embedding that says how many tokens there are: give vocabulary=.")
+        vocabulary = tables[0]
+    return LanguageModel(decoder.eval(), context, prompt, vocabulary)
+
+
+def from_folder(folder: str | Path, *, context: int = 256, prompt: int = 32, source: Tensor | None = None) -> LanguageModel:
+    """The language model in a folder as ``save_pretrained`` writes it: ``config.json`` and safetensors. Nothing is downloaded.
+
+    Raises:
+        EthorchError: the folder holds no such model, its weights are no safetensors, or transformers is not installed.
+    """
+    torchvision_models(needed=False)
+    try:
+        from ethorch.language.hugging_face import read_folder  # transformers, which is optional: 2 seconds
+    except ModuleNotFoundError as error:
+        raise EthorchError(f'the Python package {error.name} is not installed: pip install "ethorch[language]".') from error
+
+    return language_model(read_folder(Path(folder)), context=context, prompt=prompt, source=source)

@@ -1,0 +1,114 @@
+"""Text as token ids and back: a vocabulary of characters, or a ``tokenizer.json`` of the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ethorch.errors import EthorchError
+from ethorch.formats.files import write_whole
+
+
+class Tokenizer(Protocol):
+    """What turns text into ids and ids into text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def __len__(self) -> int: ...
+
+
+class Characters:
+    """A token for each character of a string; what is not in it is read as the last one.
+
+    As a file it is JSON: ``{"characters": "abc..."}``.
+    """
+
+    def __init__(self, characters: str):
+        if len(set(characters)) != len(characters) or not characters:
+            raise EthorchError("a vocabulary of characters has each of them once, and at least one.")
+        self.characters = characters
+        self._ids = {character: number for number, character in enumerate(characters)}
+
+    @classmethod
+    def of(cls, text: str) -> Characters:
+        """The characters of a text, in order, and a last one for all others."""
+        return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
+
+    def encode(self, text: str) -> list[int]:
+        """An id for each character."""
+        return [self._ids.get(character, len(self.characters) - 1) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """A character for each id."""
+        return "".join(self.characters[number] for number in ids)
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file that ``load_tokenizer`` reads."""
+        write_whole(Path(path), json.dumps({"characters": self.characters}).encode())
+
+
+class _Library:
+    """A tokenizer of the tokenizers library."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
+
+    def __len__(self) -> int:
+        return int(self.tokenizer.get_vocab_size())
+
+
+def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) -> Tokenizer:
+    """Byte pairs learnt from texts, at most ``size`` of them; written to ``path`` as a ``tokenizer.json``."""
+    library = _library()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    write_whole(Path(path), tokenizer.to_str().encode())
+    return _Library(tokenizer)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a local file: ``tokenizer.json``, a folder with one, or a file of characters. Nothing is unpickled.
+
+    Raises:
+        EthorchError: there is no such file, it is another one, or the tokenizers library that it needs is not installed.
+    """
+    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EthorchError(f"{file} is no tokenizer: {error}. It is a tokenizer.json, or a JSON file with characters.") from None
+    if isinstance(content, dict) and isinstance(content.get("characters"), str):
+        return Characters(content["characters"])
+    library = _library()
+    try:
+        return _Library(library.Tokenizer.from_file(str(file)))
+    except Exception as error:  # the library raises Exception itself
+        raise EthorchError(f"the tokenizers library cannot read {file}: {error}.") from None
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ModuleNotFoundError:
+        raise EthorchError('the Python package tokenizers is not installed: pip install "ethorch[language]".') from None
+    return tokenizers

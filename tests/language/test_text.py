@@ -1,0 +1,99 @@
+"""Text to tokens and back, how tokens are chosen, and how well they are predicted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ethorch.errors import EthorchError, SpecError
+from ethorch.language import Characters, Choice, Speaker, load_tokenizer, perplexity, scores
+from ethorch.language.score import predictions, surprise
+from ethorch.language.tokens import byte_pairs
+
+TEXT = "the cat sat on the mat, and the rat sat on the cat."
+
+
+def successor(vocabulary: int = 10, sharp: float = 4.0, context: int = 16) -> Speaker:
+    """A model that expects each token to be the one before plus one."""
+
+    def decode(token: Tensor, position: Tensor) -> Tensor:
+        logits = torch.zeros(1, vocabulary)
+        logits[0, (int(token) + 1) % vocabulary] = sharp
+        return logits
+
+    return Speaker(decode, lambda: None, context)
+
+
+def test_characters_go_there_and_back(tmp_path: Path) -> None:
+    tokenizer = Characters.of(TEXT)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.encode("€") == [len(tokenizer) - 1]
+    tokenizer.save(tmp_path / "letters.json")
+    assert load_tokenizer(tmp_path / "letters.json").encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_byte_pairs_go_there_and_back(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    made = byte_pairs([TEXT] * 9, 280, tmp_path / "tokenizer.json")
+    assert made.decode(made.encode(TEXT + " é")) == TEXT + " é"
+    assert len(made.encode(TEXT)) < len(TEXT) and len(made) <= 280
+    assert load_tokenizer(tmp_path).encode(TEXT) == made.encode(TEXT)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(EthorchError, match="no tokenizer"):
+        load_tokenizer(tmp_path / "x.json")
+    with pytest.raises(EthorchError, match="once"):
+        Characters("aa")
+
+
+def test_choices() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.0, -1.0])
+    assert Choice().next(logits, Choice().generator()) == 1
+    drawn = Choice(temperature=1.0, top_k=2, seed=5)
+    generator = drawn.generator()
+    counted = Counter(drawn.next(logits, generator) for _ in range(400))
+    assert set(counted) == {1, 2}
+    assert abs(counted[1] / 400 - 1 / (1 + math.exp(-1))) < 0.1
+    again = drawn.generator()
+    assert [drawn.next(logits, again) for _ in range(20)] == [drawn.next(logits, g) for g in [drawn.generator()] for _ in range(20)]
+    for wrong in ({"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}):
+        with pytest.raises(SpecError):
+            Choice(**wrong)
+
+
+def test_generation_stops_where_it_has_to() -> None:
+    speaker = successor()
+    assert list(speaker.generate([1, 2], 3)) == [3, 4, 5]
+    speaker.reset()
+    assert list(speaker.generate([1], 9, stop=[4])) == [2, 3, 4]
+    speaker.reset()
+    assert len(list(speaker.generate([1], 99))) == speaker.context
+    with pytest.raises(EthorchError, match="context"):
+        speaker.read([1])
+
+
+def test_perplexity_is_that_of_the_distribution() -> None:
+    certain, guess = successor(sharp=60.0), successor(sharp=0.0)
+    assert perplexity(certain, [[1, 2, 3, 4]]) == pytest.approx(1.0)
+    assert perplexity(guess, [[1, 2, 3, 4], [5, 1]]) == pytest.approx(10.0)
+    likely = math.exp(4.0) / (math.exp(4.0) + 9)
+    found = [surprise(logits, token) for token, logits in predictions(successor(), [3, 4, 4], 1)]
+    assert found == pytest.approx([-math.log(likely), -math.log((1 - likely) / 9)])
+    with pytest.raises(EthorchError, match="at least"):
+        perplexity(guess, [[1]])
+
+
+def test_columns_are_scored_side_by_side() -> None:
+    found = scores({"float": successor(), "flat": successor(sharp=0.0)}, [[1, 2, 3, 4, 5]], known=2, write=3)
+    assert found.perplexity["flat"] == pytest.approx(10.0)
+    assert found.perplexity["float"] < 2
+    assert found.agreement == {"float": 1.0, "flat": 0.0}
+    assert found.free_running["flat"] > found.free_running["float"]
+    assert "free running" in str(found) and found.to_json()["tokens"] == 3
