@@ -7,6 +7,7 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, VelaError
 from ethorch.formats.pte_writer import write
 from ethorch.fx.export import described, exported
+from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
@@ -92,6 +94,7 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec,
     A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes. Of one with
     operators on the CPU, ExecuTorch is shown the CPU's part (``ethorch.backend.reduced``). What neither can take (control flow,
     channels last, what only Vela declines) ExecuTorch exports anew and partitions. The payloads are the same.
+    Buffers that the model changes hold codes where what is written to them is quantized (``ethorch.fx.states``).
 
     Args:
         etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
@@ -99,21 +102,29 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec,
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
     """
+    states: tuple[StateBuffer, ...] = ()
     with stage("compile"):
-        if isinstance(quantized, GraphModule) and not etrecord:
-            try:
-                return _built_directly(quantized, spec)
-            except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
-                logger.debug("not directly: %s", error)
-            from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
+        if isinstance(quantized, GraphModule):
+            quantized, states = with_codes(quantized)
+        return replace(_built(quantized, example_inputs, spec, etrecord), states=states)
 
-            try:
-                return built_reduced(quantized, example_inputs, spec)
-            except (NotWhole, VelaError) as error:
-                logger.debug("not reduced: %s", error)
-        from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
 
-        return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord)
+def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool) -> Build:
+    """As ``build``, of a graph whose buffers hold codes already."""
+    if isinstance(quantized, GraphModule) and not etrecord:
+        try:
+            return _built_directly(quantized, spec)
+        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+            logger.debug("not directly: %s", error)
+        from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
+
+        try:
+            return built_reduced(quantized, example_inputs, spec)
+        except (NotWhole, VelaError) as error:
+            logger.debug("not reduced: %s", error)
+    from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
+
+    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord)
 
 
 def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:

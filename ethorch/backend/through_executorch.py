@@ -65,9 +65,18 @@ def _lowered(
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
             generate_etrecord=etrecord,
         )
+        _keep_initial_contents(edge.exported_program())
         delegates = tuple(lowered_delegates(edge.exported_program()))
         program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         return delegates, program.buffer, program.get_etrecord() if etrecord else None
+
+
+def _keep_initial_contents(program: ExportedProgram) -> None:
+    """Mark the buffers that the program changes: ExecuTorch would let them begin with what is in memory by chance."""
+    changed = set(program.graph_signature.buffers_to_mutate.values())
+    for node in program.graph.nodes:
+        if program.graph_signature.inputs_to_buffers.get(node.name) in changed:
+            node.meta["et_init_buffer"] = True
 
 
 @contextmanager

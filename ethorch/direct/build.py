@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ethorch.fx.states import StateBuffer
 from ethorch.lower.delegate import Lowered
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -20,6 +21,7 @@ class Build:
         delegates: the parts on the NPU, in the order of the file.
         spec: what it was made for, with paths of ini files, which a file does not keep.
         etrecord: ``executorch.devtools.etrecord.ETRecord`` of it; None where none was asked for.
+        states: the buffers that the program changes, and what became of each.
     """
 
     pte: bytes = field(repr=False)
@@ -27,3 +29,4 @@ class Build:
     delegates: tuple[Lowered, ...]
     spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
     etrecord: Any = field(default=None, repr=False, compare=False)
+    states: tuple[StateBuffer, ...] = field(default=(), compare=False)

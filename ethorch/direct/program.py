@@ -11,23 +11,47 @@ from torch.fx import Node
 
 from ethorch.direct.whole import Whole
 from ethorch.formats.payload import BACKEND_ID
-from ethorch.formats.pte_types import DTYPES, Call, Chain, Delegate, Instruction, Method, Program, Value
+from ethorch.formats.pte_types import DTYPES, Call, Chain, Delegate, Extra, Instruction, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 QUANTIZE_KERNEL = "quantized_decomposed::quantize_per_tensor.out"
 DEQUANTIZE_KERNEL = "quantized_decomposed::dequantize_per_tensor.out"
+STATE_MEMORY = 2  # of buffers of codes: the one in which ExecuTorch shares buffers between methods too
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
-    """The program whose one method, ``forward``, is the whole."""
-    tensors = list(dict.fromkeys((*whole.inputs, *whole.taken, *whole.given, *whole.outputs)))
+    """The program whose one method, ``forward``, is the whole.
+
+    A buffer of codes is a tensor in a memory of its own, ``STATE_MEMORY``, that begins with contents of the file. The delegate
+    takes it and gives it, so that its codes are copied twice and nothing else is done to them.
+    """
+    contents: dict[str, int] = {}
+    method = method_of(whole, spec, "forward", contents)
+    mutable = (b"", *(whole.states[name].initial.contiguous().numpy().tobytes() for name in contents))
+    return Program({"forward": method}, mutable=(mutable,) if contents else ())
+
+
+def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[str, int]) -> Method:
+    """The whole as a method of that name.
+
+    Args:
+        contents: name of a buffer -> the index of its first contents among the program's ``mutable``; those of the whole are added.
+    """
     table = _Values()
-    places = {node: table.tensor(node) for node in tensors}
+    states = {node: buffer for buffer, state in whole.states.items() for node in (state.read, state.written)}
+    places: dict[Node, int] = {}
+    at = 0
+    for buffer, state in whole.states.items():
+        number = contents.setdefault(buffer, len(contents) + 1)
+        places[state.read] = places[state.written] = table.state(state.read, buffer, number, at)
+        at = aligned(at + table.values[-1].nbytes)
+    tensors = [n for n in dict.fromkeys((*whole.inputs, *whole.taken, *whole.given, *whole.outputs)) if n not in states]
+    places |= {node: table.tensor(node) for node in tensors}
     steps: list[Instruction] = []
-    live = dict.fromkeys(whole.inputs, (0, 0))  # node -> the instructions it is written and last read by
+    live = dict.fromkeys((*whole.inputs, *states), (0, 0))  # node -> the instructions it is written and last read by
 
     def step(instruction: Instruction, reads: Sequence[Node], writes: Sequence[Node]) -> None:
         for node in reads:
@@ -53,18 +77,17 @@ def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     values = tuple(table.placed(number, offsets) for number in range(len(table.values)))
     delegate = Delegate(BACKEND_ID, whole.lowered.payload.pack(), tuple(spec.published().to_pairs()))
     kernels = tuple(dict.fromkeys(call.operator for call in steps if isinstance(call, Call) and call.operator))
-    method = Method(
-        "forward",
+    return Method(
+        name,
         values,
         tuple(places[node] for node in whole.inputs),
         tuple(places[node] for node in whole.outputs),
         kernels,
         (delegate,),
         (Chain(tuple(steps)),),
-        (0, size),
+        (0, size, at) if at else (0, size),
         whole.structure,
     )
-    return Program({"forward": method})
 
 
 def plan(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
@@ -81,10 +104,15 @@ def plan(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]
         for start, length in others:
             if at + size <= start:
                 break
-            at = max(at, -(-(start + length) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
+            at = max(at, aligned(start + length))
         placed[number] = at
         total = max(total, at + size)
-    return placed, -(-total // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    return placed, aligned(total)
+
+
+def aligned(size: int) -> int:
+    """``size``, or the next multiple of what tensors are aligned to."""
+    return -(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 
 class _Values:
@@ -99,6 +127,12 @@ class _Values:
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape)))))
         return len(self.values) - 1
+
+    def state(self, node: Node, name: str, contents: int, offset: int) -> int:
+        """A buffer of codes: kept from run to run, and begun with those contents."""
+        number = self.tensor(node)
+        self.values[number] = replace(self.values[number], place=(STATE_MEMORY, offset), data=contents, extra=Extra(name=name))
+        return number
 
     def simple(self, value: Value) -> int:
         if value not in self._numbers:

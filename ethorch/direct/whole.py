@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ethorch.builder.qparams import QTensor
 from ethorch.errors import Unsupported
 from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name, storage_order, tensor_of
+from ethorch.fx.node import (
+    ASSERTIONS,
+    DEQUANTIZE,
+    INTEGERS,
+    QUANTIZE,
+    TOSA_DTYPE,
+    Converted,
+    constants_of,
+    op_name,
+    storage_order,
+    tensor_of,
+)
+from ethorch.fx.states import writes_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.lower.walk import Walk
@@ -39,6 +53,7 @@ class Whole:
         outputs: the program's outputs, in order: each one of ``given``, or a dequantize node of one.
         partition: which operators that is.
         structure: how the program's inputs and outputs nest.
+        states: name of a buffer of codes that the program changes -> its State.
     """
 
     lowered: Lowered
@@ -48,6 +63,22 @@ class Whole:
     outputs: tuple[Node, ...]
     partition: PartitionReport
     structure: tuple[str, str]
+    states: dict[str, State] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class State:
+    """A buffer of codes that a program changes.
+
+    Attributes:
+        read: the get_attr node that stands for it; the delegate takes it, if anything reads it.
+        written: what is written to it, one of ``Whole.given``.
+        initial: what it holds before the first run.
+    """
+
+    read: Node
+    written: Node
+    initial: torch.Tensor
 
 
 def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
@@ -57,16 +88,17 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
         NotWhole: something in it has to run on the CPU, or changes a buffer, or is not laid out row by row.
         VelaError: Vela declined the graph.
     """
-    graph = module.graph
-    inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
-    outputs = _flat(next(node for node in graph.nodes if node.op == "output"))
     give_values(module)
     check_layouts(module)
+    graph, states = _states_apart(module)
+    inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
+    outputs = _flat(next(node for node in graph.nodes if node.op == "output"))
     builder = builder_for(spec.target)
     walk = Walk(graph, constants_of(Converted(module)), builder, strict=False).run()
-    _check_all_there(walk)
+    _check_all_there(walk, {state.written for state in states.values()})
     places = {node: number for number, node in enumerate(graph.nodes)}
-    given = sorted({_before_dequantize(node) for node in outputs}, key=places.__getitem__)
+    codes = {*map(_before_dequantize, outputs), *(state.written for state in states.values())}
+    given = sorted(codes, key=places.__getitem__)
     for node in given:
         if not isinstance(walk.plain(walk.env[node]), QTensor) or node.op != "call_function":
             raise NotWhole(f"output {node.name} is not computed by the NPU")
@@ -77,12 +109,34 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     sources = {id(value): node for node, value in walk.inputs.items()}
     taken = tuple(sources[id(value)] for value in builder.graph.inputs)
     for node in taken:
-        _check_input(node)
+        if not (node.op == "get_attr" and str(node.target) in states):
+            _check_input(node)
     verify(builder.graph)
     report = PartitionReport(spec.target.name)
     report.delegated["ethosu_0"] = [node.name for node in graph.nodes if node in walk.supported and not _plumbing(node)]
     lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
-    return Whole(lowered, inputs, taken, tuple(given), outputs, report, _structure(module))
+    return Whole(lowered, inputs, taken, tuple(given), outputs, report, _structure(module), states)
+
+
+def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
+    """A copy of the graph without the writes at its end, in which one node stands for each buffer; and what is written.
+
+    Raises:
+        NotWhole: something changes a tensor in another way than by codes that are copied into a buffer of codes.
+    """
+    graph, states = copy.deepcopy(module.graph), {}
+    for name, write in writes_of(graph).items():
+        buffer, written = write.args[:2]
+        tensor = tensor_of(module, buffer) if isinstance(buffer, Node) else None
+        if tensor is None or not isinstance(written, Node) or TOSA_DTYPE.get(tensor.dtype) not in INTEGERS:
+            raise NotWhole(f"{name} is a buffer of the CPU's")
+        graph.erase_node(write)
+        first, *others = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
+        for node in others:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+        states[name] = State(first, written, tensor.detach())
+    return graph, states
 
 
 def _structure(module: GraphModule) -> tuple[str, str]:
@@ -132,14 +186,14 @@ def check_layouts(module: GraphModule) -> None:
             raise NotWhole(f"{node.name} lays its result out channels last")
 
 
-def _check_all_there(walk: Walk) -> None:
-    """No operator was refused, and none computes something that nobody is given."""
+def _check_all_there(walk: Walk, written: Set[Node]) -> None:
+    """No operator was refused, and none computes something that nobody is given and that is not ``written`` to a buffer."""
     for node, reason in walk.refusals.items():
         raise NotWhole(f"{node.name}: {reason}")
     for node in walk.graph.nodes:
         if node.op == "call_module" and node.users:
             raise NotWhole(f"{node.name} is a module")
-        if node.op == "call_function" and not node.users and op_name(node.target) not in ASSERTIONS:
+        if node.op == "call_function" and not node.users and node not in written and op_name(node.target) not in ASSERTIONS:
             raise NotWhole(f"nothing reads {node.name}: it may change something in place")
 
 

@@ -74,6 +74,22 @@ def _simple_cell(function: Any) -> Cell:
     return cell
 
 
+def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[Node, dict[str, Node]]:
+    """The gates of the inputs x [..., I], of the layer's weights and biases; and what the cell multiplies its state by."""
+    weights = {"hh": parameters[1]}
+    if len(parameters) % 2:  # a projection of the LSTM's output
+        weights["hr"] = parameters[-1]
+    bias = None
+    if len(parameters) > 3:
+        width = shape_of(parameters[1])[1]
+        if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
+            bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
+            weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
+        else:
+            bias = s.combined(parameters[2], parameters[3], torch.add)
+    return s(aten.linear.default, x, parameters[0], bias), weights
+
+
 def _direction(
     s: AtenBuilder,
     cell: Cell,
@@ -86,18 +102,7 @@ def _direction(
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
     """One layer in one direction over x [N,T,I] or [T,N,I]: its outputs in the order of time, and its last state."""
-    weights = {"hh": parameters[1]}
-    if len(parameters) % 2:  # a projection of the LSTM's output
-        weights["hr"] = parameters[-1]
-    bias = None
-    if len(parameters) > 3:
-        width = shape_of(parameters[1])[1]
-        if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
-            bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
-            weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
-        else:
-            bias = s.combined(parameters[2], parameters[3], torch.add)
-    projected = s(aten.linear.default, x, parameters[0], bias)
+    projected, weights = _projected(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
     for step in reversed(range(steps)) if reverse else range(steps):
@@ -231,3 +236,64 @@ def rnn_relu(
 ) -> Any:
     """out = (output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
     return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
+
+
+def _step(
+    s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
+) -> list[Node] | None:
+    """One step of a cell: its next state. None, which leaves the node as it is, where it has one bias of two."""
+    given = [parameter for parameter in parameters if parameter is not None]
+    if len(given) == 3:
+        return None
+    gates, weights = _projected(s, x, given, gru)
+    return cell(s, gates, None if all(s.is_zero(part) for part in state) else state, weights)
+
+
+@composite(
+    "aten.lstm_cell.default",
+    bound16=4,
+    samples=[
+        Sample(I8(2, 5), [I8(2, 6), I8(2, 6)], *_LSTM_WEIGHTS),
+        Sample(I8(1, 5), [I8(1, 6), I8(1, 6)], *_LSTM_WEIGHTS[:2]),
+    ],
+)
+def lstm_cell(
+    s: AtenBuilder, x: Node, hx: Sequence[Node], w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = (h, c) of torch.nn.LSTMCell; every gate is calibrated."""
+    return _step(s, _lstm_cell, x, list(hx), [w_ih, w_hh, b_ih, b_hh])
+
+
+@composite(
+    "aten.gru_cell.default",
+    bound16=6,
+    samples=[
+        Sample(I8(2, 5), I8(2, 6), W(18, 5), W(18, 6), W(18), W(18)),
+        Sample(I8(1, 5), I8(1, 6), W(18, 5), W(18, 6)),
+    ],
+)
+def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
+    """out = h of torch.nn.GRUCell; every gate is calibrated."""
+    made = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
+    return made and made[0]
+
+
+_RNN_CELL = [Sample(I8(2, 5), I8(2, 6), W(6, 5), W(6, 6), W(6), W(6))]
+
+
+@composite("aten.rnn_tanh_cell.default", samples=_RNN_CELL, bound16=8)
+def rnn_tanh_cell(
+    s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = h of torch.nn.RNNCell: tanh(W x + U h + b)."""
+    made = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return made and made[0]
+
+
+@composite("aten.rnn_relu_cell.default", samples=_RNN_CELL)
+def rnn_relu_cell(
+    s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = h of torch.nn.RNNCell with relu: max(W x + U h + b, 0)."""
+    made = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return made and made[0]

@@ -28,6 +28,7 @@ from ethorch.quantizer.attention_masks import is_mask_fill
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.joins import join
 from ethorch.quantizer.specs import ANNOTATION, dtype_of, fixed_spec, on_axis, per_tensor
+from ethorch.quantizer.states import share_states
 
 #: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
 BRANCHES = "ethorch_branches"
@@ -55,6 +56,7 @@ class Scan:
             elif node.op == "placeholder" and self.io and self.io.input_activation and is_float(node) and node.users:
                 node.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=self.io.input_activation, _annotated=True)
         join(nodes, self.is_absorbed)
+        share_states(self.model, nodes)
         if self.io and self.io.output_activation:
             output = self.model.graph.output_node()
             inputs = {arg: self.edge(arg, self.io.output_activation) for arg in output.all_input_nodes if is_float(arg)}

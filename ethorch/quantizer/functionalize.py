@@ -29,7 +29,8 @@ _TRUTHS = {
 def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
     """Rewrite every in-place operator of ``model`` and of the graphs its control flow holds.
 
-    Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes.
+    Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. What reads such a
+    buffer reads a ``clone`` of it.
 
     Args:
         model: changed in place.
@@ -104,9 +105,21 @@ class _Functionalizer:
         self.here = self.graph.output_node()
         for memory in {id(view.memory): view.memory for view in self.views.values()}.values():
             if memory.version and memory.root.op in ("placeholder", "get_attr"):
-                self.emit(aten.copy_.default, memory.root, self.value(_View(memory)))
+                value = self.value(_View(memory))
+                if memory.root.op == "get_attr":
+                    self.read_through_clone(memory.root)
+                self.emit(aten.copy_.default, memory.root, value)
         for node in reversed(self.dead):
             self.graph.erase_node(node)
+
+    def read_through_clone(self, buffer: Node) -> None:
+        """Let readers of a buffer that is written read a ``clone`` of it: a get_attr node that is read is a constant to them."""
+        if not buffer.users:
+            return
+        with self.graph.inserting_after(buffer):
+            clone = self.graph.call_function(aten.clone.default, (buffer,))
+        clone.meta = dict(buffer.meta)
+        buffer.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

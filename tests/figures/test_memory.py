@@ -127,7 +127,8 @@ def test_dedicated_sram_has_feature_maps_in_both_memories() -> None:
 
 def test_state_lives_from_the_first_layer_to_the_last_under_a_name() -> None:
     report = memory(built("state"))
-    (state,) = [tensor for tensor in report.tensors if tensor.name == "state 0"]
+    (state,) = [tensor for tensor in report.tensors if (tensor.name, tensor.delegate) == ("total", None)]
+    assert state.size_bytes == 16  # codes of int8
     assert (state.first, state.last) == (0, report.layer_count - 1)
 
 

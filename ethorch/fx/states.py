@@ -1,0 +1,203 @@
+"""State of a converted graph: buffers that it changes, as floats and as codes.
+
+``convert_pt2e`` leaves such a buffer in float, with a quantize node behind it and a dequantize node before the ``copy_`` that
+writes it. Where what is written are codes of one scale, the buffer can hold these codes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ethorch.errors import Reason
+from ethorch.fx.node import attribute, changes_in_place, op_name, overload_of, tensor_of
+
+_PER_TENSOR = ("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.default")
+#: Why a buffer that a program changes stays in float.
+WRITTEN_AS_FLOAT = Reason(
+    "state.written_as_float",
+    "what is written to it is a float that no operator on the NPU computes",
+    "Quantize the module that computes it.",
+)
+SEVERAL_WRITES = Reason(
+    "state.several_writes", "several operators change it in place", "Compute its next value, and write that to it once, by copy_."
+)
+READ_AS_FLOAT = Reason(
+    "state.read_as_float",
+    "the CPU reads it as floats, and what it begins with is no multiple of its scale",
+    "Let it begin with zeros, or quantize the module that reads it.",
+)
+NOT_BY_ROWS = Reason("state.strided", "it does not lie in memory row by row", "Register its contiguous() copy as the buffer.")
+
+
+@dataclass(frozen=True)
+class StateBuffer:
+    """A buffer that a program changes, and what became of it.
+
+    Attributes:
+        name: its fully qualified name.
+        shape: its extents.
+        dtype: torch's name of what it holds in the program.
+        scale, zero_point: of its codes; None where it holds no codes.
+        reason: why it stays in float; None where it is of codes, or of integers as in the model.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scale: float | None = None
+    zero_point: int | None = None
+    reason: Reason | None = None
+
+
+def writes_of(graph: Graph) -> dict[str, Node]:
+    """Name of a buffer -> the ``copy_`` node that writes it, of those that one ``copy_`` writes and nothing else changes."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        target = overload_of(node.target) if node.op == "call_function" else None
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and node.args:
+            written = node.args[0]
+            if isinstance(written, Node) and written.op == "get_attr":
+                found.setdefault(str(written.target), []).append(node)
+    return {
+        name: nodes[0]
+        for name, nodes in found.items()
+        if len(nodes) == 1 and nodes[0].target is torch.ops.aten.copy_.default and isinstance(nodes[0].args[1], Node)
+    }
+
+
+def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
+    """A converted graph whose buffers hold codes where that is no difference to any result; the given one stays as it is.
+
+    A buffer of codes is written without a dequantize node, and read without a quantize node of its own scale. It begins with what
+    the float buffer begins with, quantized as PyTorch does it.
+
+    Returns:
+        the graph, the given one itself where it changes no buffer; and the buffers that it changes, by name.
+    """
+    changed = _changed(module)
+    if not changed:
+        return module, ()
+    graph = copy.deepcopy(module.graph)
+    result = GraphModule(module, graph)
+    result.meta.update(module.meta)
+    writes, found = writes_of(graph), []
+    for name, tensor in changed.items():
+        if not tensor.dtype.is_floating_point:
+            found.append(_kept(name, tensor))
+            continue
+        readers = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
+        decided = _codes_of(tensor, writes.get(name), readers)
+        if isinstance(decided, Reason):
+            found.append(_kept(name, tensor, decided))
+            continue
+        codes = _hold_codes(result, name, decided, readers, writes[name])
+        scale, zero = decided.args[1:3]
+        found.append(StateBuffer(name, tuple(codes.shape), _named(codes.dtype), float(scale), int(zero)))  # type: ignore[arg-type]
+    _drop_clones(graph, changed)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
+    result.recompile()
+    return result, tuple(found)
+
+
+def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
+    """What reads the clone of a buffer reads the buffer. A clone that is returned, or written somewhere, stays."""
+    for reader in [node for node in graph.nodes if node.op == "get_attr" and str(node.target) in buffers]:
+        for node in [reader, *(user for user in reader.users if op_name(user.target) == _PER_TENSOR[1])]:
+            for clone in [user for user in node.users if user.target is torch.ops.aten.clone.default and not user.kwargs]:
+                if any(user.op == "output" or changes_in_place(user) for user in clone.users):
+                    continue
+                for user in list(clone.users):
+                    if node is not reader and _quantizes(user, node):
+                        user.replace_all_uses_with(reader)
+                        graph.erase_node(user)
+                clone.replace_all_uses_with(node)
+
+
+def _changed(module: GraphModule) -> dict[str, torch.Tensor]:
+    """The buffers that a graph writes, by name, in the order of the writes."""
+    found = {}
+    for node in module.graph.nodes:
+        written = node.args[0] if node.op == "call_function" and changes_in_place(node) and node.args else None
+        if isinstance(written, Node) and (tensor := tensor_of(module, written)) is not None:
+            found[str(written.target)] = tensor
+    return found
+
+
+def _kept(name: str, tensor: torch.Tensor, reason: Reason | None = None) -> StateBuffer:
+    return StateBuffer(name, tuple(tensor.shape), _named(tensor.dtype), reason=reason)
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node]) -> Node | Reason:
+    """The dequantize node of what is written, whose codes the buffer can hold; or why it cannot hold them."""
+    if write is None:
+        return SEVERAL_WRITES
+    written = write.args[1]
+    if not isinstance(written, Node) or op_name(written.target) != _PER_TENSOR[1]:
+        return WRITTEN_AS_FLOAT
+    if tensor.dtype != torch.float32 or written.kwargs.get("out_dtype") or _shape(written) != tensor.shape:
+        return WRITTEN_AS_FLOAT
+    if not tensor.is_contiguous():
+        return NOT_BY_ROWS
+    as_floats = any(user is not write and not _quantizes(user, written) for reader in readers for user in reader.users)
+    if as_floats and not torch.equal(_dequantized(_quantized(tensor, written), written), tensor):
+        return READ_AS_FLOAT
+    return written
+
+
+def _shape(node: Node | None) -> torch.Size | None:
+    """The shape of its result; ``convert_pt2e`` leaves its own nodes without metadata, which have that of what they read."""
+    while node is not None and "val" not in node.meta and op_name(node.target).startswith("quantized_decomposed."):
+        node = node.args[0] if isinstance(node.args[0], Node) else None
+    value = None if node is None else node.meta.get("val")
+    return value.shape if isinstance(value, torch.Tensor) else None
+
+
+def _quantizes(node: Node, like: Node) -> bool:
+    """Is it a quantize node with the parameters of the dequantize node ``like``?"""
+    return op_name(node.target) == _PER_TENSOR[0] and node.args[1:6] == like.args[1:6]
+
+
+def _quantized(tensor: torch.Tensor, like: Node) -> torch.Tensor:
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    with torch.no_grad():
+        result: torch.Tensor = quantize(tensor.detach(), *like.args[1:6])
+    return result
+
+
+def _dequantized(codes: torch.Tensor, like: Node) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor.default(codes, *like.args[1:6])
+    return result
+
+
+def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[Node], write: Node) -> torch.Tensor:
+    """Let the buffer hold codes, its readers read them, and ``write`` write them. Returns what it begins with."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    codes = _quantized(attribute(module, name), like)
+    delattr(owner, last)
+    owner.register_buffer(last, codes)
+    graph = module.graph
+    for reader in readers:
+        reader.meta["val"] = torch.empty(codes.shape, dtype=codes.dtype, device="meta")
+        floats = [user for user in reader.users if user is not write and not _quantizes(user, like)]
+        for user in list(reader.users):
+            if user is not write and user not in floats:
+                user.replace_all_uses_with(reader)
+                graph.erase_node(user)
+        if floats:
+            with graph.inserting_after(reader):
+                back = graph.call_function(like.target, (reader, *like.args[1:]), dict(like.kwargs))  # type: ignore[arg-type]
+            back.meta = {**reader.meta, "val": torch.empty(codes.shape, device="meta")}
+            for user in floats:
+                user.replace_input_with(reader, back)
+    write.replace_input_with(like, like.all_input_nodes[0])
+    return codes

@@ -1,0 +1,82 @@
+"""State: a buffer that the model changes is one quantized value, whoever reads it and whatever is written to it.
+
+A cache that is read in one scale and written in another would be requantized in every step, and its old entries with it. So the
+observer that sees a buffer's first reader sees all its readers, and what is written back to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSpecBase, SharedQuantizationSpec
+
+from ethorch.fx.states import writes_of
+from ethorch.quantizer.specs import ANNOTATION, dtype_of
+
+#: What torchao annotates: an operator's result, or (argument, operator that reads it).
+Place = Node | tuple[Node, Node]
+
+
+def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
+    """Let all readers of a buffer that the model changes share one observer with what is written to it.
+
+    Where they differ in dtype, or the value that is written is not quantized, the buffer is left as it is.
+
+    Args:
+        model: the annotated graph; its writes are ``copy_`` nodes.
+        nodes: of the graph, in order.
+    """
+    numbers = {node: number for number, node in enumerate(nodes)}
+
+    def order(place: Place) -> tuple[int, int]:
+        """Torchao makes observers in this order, and shares only those that it has made."""
+        return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
+
+    for name, write in writes_of(model.graph).items():
+        written = write.args[1]
+        assert isinstance(written, Node)
+        readers = [node for node in nodes if node.op == "get_attr" and str(node.target) == name]
+        places: list[Place] = [
+            (buffer, user)
+            for buffer in readers
+            for user in buffer.users
+            if ANNOTATION in user.meta and buffer in user.meta[ANNOTATION].input_qspec_map
+        ]
+        end = _leader(written)
+        if not places or end is None:
+            continue
+        leaders = sorted({place for place in map(_leader, [*places, written]) if place is not None}, key=order)
+        specs = [_spec(place) for place in leaders]
+        plain = next((spec for spec in specs if type(spec) is QuantizationSpec), None)
+        if plain is None or plain.is_dynamic or len({dtype_of(spec) for spec in specs if spec is not None}) > 1:
+            continue
+        first, *rest = leaders
+        _annotate(first, dataclasses.replace(plain))
+        for place in rest:
+            _annotate(place, SharedQuantizationSpec(first))
+
+
+def _spec(place: Place) -> QuantizationSpecBase | None:
+    node = place if isinstance(place, Node) else place[1]
+    annotation = node.meta.get(ANNOTATION)
+    if annotation is None:
+        return None
+    return annotation.output_qspec if isinstance(place, Node) else annotation.input_qspec_map.get(place[0])
+
+
+def _annotate(place: Place, spec: QuantizationSpecBase) -> None:
+    if isinstance(place, Node):
+        place.meta[ANNOTATION].output_qspec = spec
+    else:
+        place[1].meta[ANNOTATION].input_qspec_map[place[0]] = spec
+
+
+def _leader(place: Place) -> Place | None:
+    """The place whose observer this one shares, itself where it has one of its own; None where nothing observes it."""
+    spec = _spec(place)
+    while isinstance(spec, SharedQuantizationSpec):
+        place = spec.edge_or_node
+        spec = _spec(place)
+    return None if spec is None else place
