@@ -67,7 +67,8 @@ def _lowered(
         )
         _keep_initial_contents(edge.exported_program())
         delegates = tuple(lowered_delegates(edge.exported_program()))
-        program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
+        config = ExecutorchBackendConfig(extract_delegate_segments=False, emit_mutable_buffer_names=True)
+        program = edge.to_executorch(config=config)
         return delegates, program.buffer, program.get_etrecord() if etrecord else None
 
 

@@ -60,9 +60,9 @@ def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
 
 
 def writes_back(node: Node) -> bool:
-    """Is it the copy with which torch.export ends what happens to an input in place?"""
+    """Is it the copy at the end of a graph that writes to an input or a buffer what it holds from then on?"""
     into = node.args[0] if node.args else None
-    return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op == "placeholder"
+    return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op in ("placeholder", "get_attr")
 
 
 def makes_constant(node: Node) -> bool:

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ethorch.figures import Layer
+from ethorch.formats.payload import DelegatePayload
+from ethorch.formats.pte_types import Method
+from ethorch.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.report.rendered import as_html, as_text
 
@@ -43,20 +46,54 @@ class Operator:
 
 
 @dataclass(frozen=True)
+class State:
+    """What became of a buffer that the model changes.
+
+    Attributes:
+        name: its fully qualified name in the model.
+        dtype, shape: of what it holds in the program.
+        size_bytes: of RAM, beside what a delegate's scratch has of it.
+        scale, zero_point: of its codes; None of one that holds no codes, and of a file, which does not say.
+        where: who reads and writes it: ``NPU 0``, ``CPU``.
+        to_npu_bytes, from_npu_bytes: what is copied between it and the delegates in each call.
+        id, reason, way_out: of one that stays in float: a stable name, a sentence, what to do.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    scale: float | None
+    zero_point: int | None
+    where: tuple[str, ...]
+    to_npu_bytes: int
+    from_npu_bytes: int
+    id: str = ""
+    reason: str = ""
+    way_out: str = ""
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """All operators of a program; ``print`` it, or take ``operators``.
+    """All operators of a program, and what it keeps from call to call; ``print`` it, or take ``operators`` and ``states``.
 
     Attributes:
         target: name of the NPU.
         operators: in the order of execution; what the NPU refused comes last, with its reasons.
+        states: the buffers that it changes.
     """
 
     target: str
     operators: tuple[Operator, ...]
+    states: tuple[State, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; keys are the attributes' names."""
-        return {"target": self.target, "operators": [asdict(operator) for operator in self.operators]}
+        return {
+            "target": self.target,
+            "operators": [asdict(operator) for operator in self.operators],
+            "states": [asdict(state) for state in self.states],
+        }
 
     def rich(self) -> RenderableType:
         """A table of Rich, and a paragraph for each reason."""
@@ -82,7 +119,24 @@ class Explanation:
             lines.append(f"{place}: {row.reason} [{row.id}] {row.way_out}".rstrip())
         count = sum(row.where == "NPU" for row in self.operators)
         last = f"{count} of {len(self.operators)} on {self.target or 'the NPU'}."
-        return Group(table, *(["", "On the CPU:"] if lines else []), *lines, "", last)
+        kept = ["", "Kept from call to call:", self._states()] if self.states else []
+        for state in self.states:
+            kept += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
+        return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *kept, "", last)
+
+    def _states(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("buffer", "holds", "by"):
+            table.add_column(name)
+        for name in ("scale", "RAM bytes", "to the NPU", "from it"):
+            table.add_column(name, justify="right")
+        for state in self.states:
+            scale = "" if state.scale is None else f"{state.scale:.4g}"
+            numbers = (f"{n:,}" for n in (state.size_bytes, state.to_npu_bytes, state.from_npu_bytes))
+            table.add_row(state.name, f"{state.dtype}{list(state.shape)}", ", ".join(state.where), scale, *numbers)
+        return table
 
     def __str__(self) -> str:
         return as_text(self.rich())
@@ -92,7 +146,12 @@ class Explanation:
 
 
 def explanation(
-    target: str, layers: Sequence[Layer], partition: PartitionReport | None, operator: str | None = None, cpu_only: bool = False
+    target: str,
+    layers: Sequence[Layer],
+    partition: PartitionReport | None,
+    operator: str | None = None,
+    cpu_only: bool = False,
+    states: Sequence[State] = (),
 ) -> Explanation:
     """The rows, from the layers and from what the partitioner said.
 
@@ -102,6 +161,7 @@ def explanation(
         partition: None of a file: it does not say why an operator is on the CPU.
         operator: only rows with this in the operator's name.
         cpu_only: only what is not on the NPU.
+        states: what ``states_of`` found; left out where ``operator`` is given.
     """
     rows = [
         Operator(
@@ -119,7 +179,51 @@ def explanation(
     for refusal in [] if partition is None else [*partition.refusals, *partition.without_kernel]:
         _add(rows, refusal)
     wanted = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
-    return Explanation(target, tuple(wanted))
+    return Explanation(target, tuple(wanted), tuple(states) if operator is None else ())
+
+
+def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:
+    """The buffers that a method keeps from call to call.
+
+    Args:
+        method: as the file has it.
+        payloads: of its delegates, in their order.
+        buffers: what became of each in the build; none of a file, which has names, shapes and dtypes alone.
+    """
+    found = []
+    decided = {buffer.name: buffer for buffer in buffers}
+    for index, value in enumerate(method.values):
+        if value.kind != "tensor" or not value.planned or value.extra is None or not value.extra.name:
+            continue
+        where: list[str] = []
+        taken = given = 0
+        for call in method.calls:
+            if call.delegate is None:
+                where += ["CPU"] if index in call.args else []
+                continue
+            ends = (*payloads[call.delegate].inputs, *payloads[call.delegate].outputs)
+            count = len(payloads[call.delegate].inputs)
+            for number, (arg, end) in enumerate(zip(call.args, ends, strict=True)):
+                if arg == index:
+                    where.append(f"NPU {call.delegate}")
+                    taken, given = taken + end.nbytes * (number < count), given + end.nbytes * (number >= count)
+        buffer = decided.get(value.extra.name)
+        reason = None if buffer is None else buffer.reason
+        found.append(
+            State(
+                value.extra.name,
+                value.dtype,
+                value.shape,
+                value.nbytes,
+                None if buffer is None else buffer.scale,
+                None if buffer is None else buffer.zero_point,
+                tuple(dict.fromkeys(where)),
+                taken,
+                given,
+                *(() if reason is None else (reason.id, reason.text, reason.way_out)),
+            )
+        )
+    return tuple(found)
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:

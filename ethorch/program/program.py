@@ -33,7 +33,7 @@ from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.board_fit import MEMORY, MemoryUse, uses
-from ethorch.program.explanation import Explanation, explanation
+from ethorch.program.explanation import Explanation, State, explanation, states_of
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
@@ -368,7 +368,12 @@ class Program:
             cpu_only: only those on the CPU.
         """
         partition = None if self.build is None else self.build.partition
-        return explanation(self.target, self.layers, partition, operator, cpu_only)
+        return explanation(self.target, self.layers, partition, operator, cpu_only, self.states)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What became of each buffer that the model changes."""
+        return states_of(self.description, self.payloads, () if self.build is None else self.build.states)
 
     @cached_property
     def accuracy(self) -> Accuracy | None:
@@ -502,6 +507,7 @@ class Program:
             "outputs": [asdict(info) for info in self.outputs],
             "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
             "without_kernel": [] if partition is None else [refusal.to_json() for refusal in partition.without_kernel],
+            "states": [asdict(state) for state in self.states],
             "layers": [layer.to_json() for layer in self.layers],
             "memory": self.memory.to_json(),
             "settings": None if self.settings is None else self.settings.to_json(),

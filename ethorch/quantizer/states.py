@@ -10,8 +10,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSpecBase, SharedQuantizationSpec
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    QuantizationSpecBase,
+    SharedQuantizationSpec,
+)
 
+from ethorch.fx.node import is_float
 from ethorch.fx.states import writes_of
 from ethorch.quantizer.specs import ANNOTATION, dtype_of
 
@@ -22,7 +28,8 @@ Place = Node | tuple[Node, Node]
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     """Let all readers of a buffer that the model changes share one observer with what is written to it.
 
-    Where they differ in dtype, or the value that is written is not quantized, the buffer is left as it is.
+    Where they differ in dtype, or the value that is written is not quantized, the buffer is left as it is. An input of the program
+    that is written as it is (a frame that the next call looks back at) is quantized for it.
 
     Args:
         model: the annotated graph; its writes are ``copy_`` nodes.
@@ -44,8 +51,9 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
             for user in buffer.users
             if ANNOTATION in user.meta and buffer in user.meta[ANNOTATION].input_qspec_map
         ]
-        end = _leader(written)
-        if not places or end is None:
+        if written.op == "placeholder" and is_float(written) and ANNOTATION not in written.meta and places:
+            written.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=_spec(places[0]), _annotated=True)
+        if not places or _leader(written) is None:
             continue
         leaders = sorted({place for place in map(_leader, [*places, written]) if place is not None}, key=order)
         specs = [_spec(place) for place in leaders]

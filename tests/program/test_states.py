@@ -1,0 +1,99 @@
+"""What became of the buffers that a model changes: said by explain, in the JSON, and of a file alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.program.program import Program
+from tests.support.states import CASES, run
+
+
+class Mixed(nn.Module):
+    """A state for each way it may go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        for name in ("sorted", "last", "unread", "decaying"):
+            self.register_buffer(name, torch.zeros(1, 4))
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("never", torch.ones(1, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.calls += 1
+        y = torch.relu(self.lin(x))
+        z = y + self.last + self.never
+        self.last.copy_(x)
+        self.unread.copy_(y)
+        self.decaying.mul_(0.5)
+        self.decaying.add_(z)
+        largest = torch.topk(self.sorted + y, 4)[0]
+        self.sorted.copy_(largest)
+        return largest + self.decaying, self.calls, self.decaying
+
+
+def compiled(model: nn.Module, steps: list[Any], target: str = "ethos-u55-128") -> Program:
+    return ethorch.compile(model.eval(), steps[0], calibration=steps, target=target)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Program:
+    return compiled(Mixed(), [(torch.randn(1, 4),) for _ in range(8)])
+
+
+def test_each_state_says_what_became_of_it(mixed: Program) -> None:
+    states = {state.name: state for state in mixed.explain().states}
+    assert {name: (state.dtype, state.id) for name, state in states.items()} == {
+        "sorted": ("float32", "state.written_as_float"),
+        "last": ("int8", ""),
+        "unread": ("int8", ""),
+        "decaying": ("int8", ""),
+        "calls": ("int64", ""),
+    }
+    assert states["last"].scale is not None and states["calls"].scale is None
+    assert states["decaying"].size_bytes == 4 and states["sorted"].size_bytes == 16
+    text = str(mixed.explain())
+    assert "Kept from call to call" in text and "[state.written_as_float] Quantize the module" in text
+    assert mixed.explain(operator="add").states == ()
+
+
+def test_the_json_has_the_states(mixed: Program) -> None:
+    rows = {row["name"]: row for row in mixed.to_json()["states"]}
+    assert rows["sorted"]["way_out"] and rows["last"]["reason"] == ""
+    assert rows["last"]["to_npu_bytes"] == 4
+    assert [row["name"] for row in mixed.explain().to_json()["states"]] == list(rows)
+
+
+def test_a_mixed_model_gives_what_the_quantized_one_gives(mixed: Program) -> None:
+    steps = [(torch.randn(1, 4),) for _ in range(6)]
+    assert mixed.quantized is not None
+    for ours, fake in zip(run(mixed, steps), run(mixed.quantized, steps), strict=True):
+        torch.testing.assert_close(ours, fake, rtol=0, atol=0.1)
+
+
+def test_a_file_alone_names_what_it_keeps() -> None:
+    case = CASES["streaming"]
+    program = compiled(case.model(), case.steps(10), case.target)
+    opened = ethorch.load(program.pte)
+    for state, known in zip(opened.explain().states, program.explain().states, strict=True):
+        assert (state.name, state.dtype, state.where, state.to_npu_bytes, state.from_npu_bytes) == (
+            known.name,
+            "int8",
+            ("NPU 0",),
+            known.size_bytes,
+            known.size_bytes,
+        )
+        assert state.scale is None and known.scale is not None
+
+
+def test_layers_compare_where_state_holds_codes() -> None:
+    case = CASES["denoiser"]
+    program = compiled(case.model(), case.steps(10), case.target)
+    found = program.compare(*case.steps(1)[0])
+    assert found.bit_exact
+    assert len(found.layers) > 5
