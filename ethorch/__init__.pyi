@@ -1,4 +1,4 @@
-from . import backend, board, host, nhwc, npu, target, tosa, vela
+from . import backend, board, compress, host, nhwc, npu, target, tosa, vela
 from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
@@ -47,6 +47,7 @@ __all__ = [
     "backend",
     "board",
     "compile",
+    "compress",
     "convert",
     "correct_bias",
     "equalize",

@@ -25,6 +25,7 @@ from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
@@ -71,7 +72,7 @@ def quantize(
         if (given := described(inputs)) != (wanted := described(model.example_inputs)):
             raise EthorchError(f"calibration sample {number} is {given}; the example inputs, which fix the shapes, are {wanted}.")
     with stage("export"):
-        graph = exported(model.module, model.example_inputs).module(check_guards=False)
+        graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
     state = {name: buffer.clone() for name, buffer in graph.named_buffers()}
     with stage("prepare"):
         prepared = prepare_pt2e(graph, quantizer)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from ethorch.quantizer.constrained_weights import fold
+
 #: Arguments of one call of the model.
 Inputs = tuple[Any, ...]
 #: Buffers by name, as they were before the first run.
@@ -25,7 +27,7 @@ def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
     """
     if isinstance(model, GraphModule):
         return copy.deepcopy(model)
-    graph: GraphModule = torch.export.export(model.eval(), inputs).module(check_guards=False)
+    graph: GraphModule = fold(torch.export.export(model.eval(), inputs).module(check_guards=False))
     return copy.deepcopy(graph, {id(parameter): parameter for parameter in graph.parameters()})
 
 

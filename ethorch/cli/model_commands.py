@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 PANEL = "A model"
 
 
-def _user_model(model: str, samples: options.Samples) -> UserModel:
+def user_model(model: str, samples: options.Samples) -> UserModel:
     """The model that is named, with the inputs and weights that the options say."""
-    from ethorch.program.compile import user_model
+    from ethorch.program.compile import user_model as checked
     from ethorch.program.model_options import loaded
 
     files = [str(path) for path in samples.calibrate] if samples.calibrate else None
     transform = samples.transform()
-    return user_model(loaded(model, samples.shape, samples.weights), calibration=files, limit=samples.limit, transform=transform)
+    return checked(loaded(model, samples.shape, samples.weights), calibration=files, limit=samples.limit, transform=transform)
 
 
 def compiled(
@@ -41,7 +41,7 @@ def compiled(
     find(model)  # what is wrong is said before the seconds that the imports below take
     from ethorch.program.compile import compile as compile_model
 
-    user = _user_model(model, samples)
+    user = user_model(model, samples)
     return compile_model(user, settings=chosen, dump=None if dump is None else str(dump), etrecord=etrecord)
 
 
@@ -183,7 +183,7 @@ def sensitivity(
     from ethorch.program.schemes import quantizer_for
     from ethorch.progress import stage
 
-    user = _user_model(model, samples)
+    user = user_model(model, samples)
     if user.quantized:
         raise SpecError(f"{model} is quantized already; sensitivity needs the float model.")
     with stage("measure modules") as step:
@@ -252,7 +252,7 @@ def explore(
     from ethorch.program.explore import explore as explored
 
     found = explored(
-        _user_model(model, samples),
+        user_model(model, samples),
         settings=chosen,
         workers=workers,
         resume=resume,

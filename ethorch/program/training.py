@@ -17,6 +17,7 @@ from ethorch.model_files import UserModel
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import Settings
 from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantizer.constrained_weights import constrain_prepared, settle, take_out
 
 #: Position of the argument ``training`` of each batch normalization that an exported graph may hold.
 _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
@@ -34,7 +35,7 @@ def prepare(
     """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert`` it.
 
     Its ``train()`` and ``eval()`` work as a module's. Train it as the float model was trained, with a smaller learning rate; call
-    ``freeze`` for the last epochs.
+    ``freeze`` for the last epochs. Weights that ``ethorch.compress.constrain`` constrained stay so.
 
     Args:
         model: trained in float.
@@ -53,7 +54,9 @@ def prepare(
     settings = settings or Settings(target=target, scheme=scheme)
     user = UserModel(model, example_inputs)
     graph = exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
+    rules = take_out(graph)
     prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, config, is_qat=True))
+    constrain_prepared(prepared, rules)
     allow_exported_model_train_eval(prepared)
     return prepared
 
@@ -98,6 +101,7 @@ def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
         example_inputs: one inference, where its batch size is not that of the training batch.
     """
     prepared.eval()
+    settle(prepared)
     converted: GraphModule = convert_pt2e(prepared)
     if example_inputs is None:
         return converted

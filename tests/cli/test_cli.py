@@ -382,3 +382,18 @@ def test_eval(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "belong together" in complaint(capsys, "eval", folder / "net.pte", "--data", folder / "set", "--mean", "1", status=2)
     assert "there is no file or folder" in complaint(capsys, "eval", folder / "net.pte", "--data", folder / "nowhere")
     shutil.rmtree(folder / "set")
+
+
+def test_compress(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{folder}/net.py:small"
+    data = answer(capsys, "compress", model, "--min-sqnr-db", 15, "--objective", "bytes", "-o", tmp_path / "small.pte")
+    assert data["reached"] and data["flash_bytes"] < data["flash_bytes_before"] and data["output"] == str(tmp_path / "small.pte")
+    assert [layer["weight"] for layer in data["layers"]] == ["0", "4"] and data["layers"][0]["recipe"] != "as-is"
+    assert abs((tmp_path / "small.pte").stat().st_size - data["flash_bytes"]) < 200
+    capsys.readouterr()
+    assert cli.main(["compress", model, "--max-flash", "100", "--recipes", "2-values", "--keep-weight", "4"]) == 1
+    printed = capsys.readouterr().out
+    assert "2-values" in printed and "do NOT" in printed
+    assert "--max-flash" in complaint(capsys, "compress", model, status=2)
+    assert "nhwc" in complaint(capsys, "compress", model, "--min-sqnr-db", "9", "--nhwc-io", status=2)
+    assert "compress.recipe" in complaint(capsys, "compress", model, "--min-sqnr-db", "9", "--recipes", "five")

@@ -1,0 +1,126 @@
+"""Recipes kept through training: parametrizations of weights, by the rules of torch.nn.utils.parametrize.
+
+A constrained weight is what the NPU will read, in float: few values, zeros, or both; its gradient goes to the weight behind it.
+``ethorch.quantizer.constrained_weights`` says how the codes come out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ethorch.compress import levels
+from ethorch.compress.compensation import Problem, solved
+from ethorch.compress.recipe import AS_IS, Recipe, parse
+from ethorch.errors import QuantizationError, unknown_name
+from ethorch.quantizer.constrained_weights import Rule
+
+
+class Constraint(nn.Module):
+    """A parametrization: the weight by a recipe. Zeros stay where they are chosen once, and so do the levels.
+
+    Args:
+        weight: as it is at the beginning.
+        recipe: what it has to obey; without ``one_scale``.
+        axis: of the output channels.
+    """
+
+    kept: Tensor
+    table: Tensor
+
+    def __init__(self, weight: Tensor, recipe: Recipe, axis: int):
+        super().__init__()
+        self.recipe, self.axis = recipe, axis
+        kept, table = _fixed(weight.detach(), recipe, axis)
+        self.register_buffer("kept", kept)
+        self.register_buffer("table", table)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The constrained weight."""
+        return Rule(self.kept, self.table, self.axis).of(weight)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """What is behind a weight that is assigned: itself."""
+        return weight
+
+    def extra_repr(self) -> str:
+        return f"{self.recipe}, axis={self.axis}"
+
+
+def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
+    """Let weights of a float model obey recipes from now on, in training too; the model itself, changed.
+
+    Train it, or give it to ``ethorch.prepare``; ``ethorch.compile`` and ``ethorch.quantize`` take it as any other model, and the
+    codes obey the recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` makes plain weights of them.
+
+    Args:
+        model: its weights are those that the constraints start from.
+        recipes: name of a module, or of one of its weights (``encoder.weight``) -> recipe; ``Plan.recipes`` is such a mapping.
+
+    Raises:
+        QuantizationError: a recipe is none, or cannot be trained with: ``one-scale`` is the quantizer's (the scheme
+            ``int8-per-tensor``), and recurrent layers of PyTorch take no parametrizations.
+        EthorchError: there is no such module or weight.
+    """
+    chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
+    for (module, name), recipe in chosen:
+        if recipe == AS_IS:
+            continue
+        if recipe.one_scale:
+            raise QuantizationError(
+                "compress.one_scale_in_training",
+                f"recipe {recipe} of {name}: a common scale is the quantizer's to keep. Leave one-scale out of the recipes, or "
+                'give the module the scheme "int8-per-tensor".',
+            )
+        weight = getattr(module, name)
+        axis = 1 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 0
+        parametrize.register_parametrization(module, name, Constraint(weight, recipe, axis))
+    return model
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module and its parameter that a name stands for: ``head`` and ``head.weight`` are the same."""
+    modules = dict(model.named_modules())
+    plain = name.split("#")[0]
+    path, parameter = (plain, "weight") if plain in modules else name.rpartition(".")[::2]
+    module = modules.get(path)
+    if isinstance(module, nn.RNNBase):
+        raise QuantizationError(
+            "compress.recurrent_in_training",
+            f"{name}: PyTorch's {type(module).__name__} keeps lists of its weights, which parametrizations do not reach. Train it "
+            "without, and give the recipe to ethorch.compress.apply afterwards.",
+        )
+    if module is None or not isinstance(getattr(module, parameter, None), Tensor):
+        weights = {key.removesuffix(".weight") for key, _ in model.named_parameters() if key.endswith(".weight")}
+        raise unknown_name("weight", name, weights)
+    return module, parameter
+
+
+def _fixed(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
+    """(kept, table) for a weight as it is: its largest stay, and its levels are the nearest to what stays."""
+    rows = weight.transpose(0, axis)
+    flat = rows.flatten(1)
+    scale = torch.clamp(flat.abs().amax(1, keepdim=True) / levels.MOST, min=2.0**-24)
+    codes = torch.clamp(torch.round(flat / scale), -levels.MOST, levels.MOST).long()
+    kept = torch.ones(flat.shape, dtype=torch.bool)
+    if recipe.sparse:
+        zeros = Recipe(zeros=recipe.zeros, pattern=recipe.pattern)
+        left, _ = solved(Problem(codes[None], scale[None], None, rows.shape[1]), zeros)
+        kept = left[0] != 0
+    table = torch.empty(0, dtype=torch.int64)
+    if recipe.few:
+        found = levels.even(recipe.bits) if recipe.bits else _symmetric(codes, torch.where(kept, scale**2, 0.0), recipe.values)
+        table = torch.from_numpy(levels.nearest(found))
+    return kept.reshape(rows.shape).transpose(0, axis).contiguous(), table
+
+
+def _symmetric(codes: Tensor, importance: Tensor, count: int) -> levels.Levels:
+    """At most ``count`` levels with zero in the middle and -127 and 127 at the ends."""
+    half = levels.clustered(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
+    half[-1] = levels.MOST
+    found: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))
+    return found

@@ -1,0 +1,102 @@
+"""Few codes for many: the levels of least error, and to which of them each code goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Largest magnitude of a weight's code: ethorch's weights are symmetric.
+MOST = 127
+_CODES = np.arange(-MOST, MOST + 1)
+
+Levels = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+
+
+def clustered(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
+    """The at most ``count`` codes to which the given ones can go with the least sum of importance x (code - level)^2.
+
+    The optimum among integers, found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
+
+    Args:
+        codes: integers from -127 to 127, of any shape.
+        importance: of each code, of the same shape; not negative.
+        count: at least 1.
+        zero: zero has to be one of them.
+
+    Returns:
+        int64[<= count], ascending.
+    """
+    at = codes.ravel() + MOST
+    weight = np.zeros(2 * MOST + 1)
+    np.add.at(weight, at, importance.ravel())
+    if weight.sum() <= 0:
+        np.add.at(weight, at, 1.0)
+    present = np.flatnonzero(weight > 0)
+    if zero:
+        present = np.union1d(present, [MOST])
+    if len(present) <= count:
+        return _CODES[present]
+    error, level = _intervals(_CODES[present].astype(np.float64), weight[present])
+    if zero:
+        error, level = _with_zero(error, level, _CODES[present], weight[present])
+    return np.unique(_cut(error, level, count))
+
+
+def even(bits: int) -> Levels:
+    """The levels of a symmetric integer of so many bits, spread over -127 to 127: 15 of them for four bits."""
+    half = (1 << bits - 1) - 1
+    found: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
+    return found
+
+
+def nearest(levels: Levels) -> npt.NDArray[np.int64]:
+    """int64[255]: the level that each code from -127 to 127 goes to."""
+    middles = (levels[1:] + levels[:-1]) / 2
+    found: Levels = levels[np.searchsorted(middles, _CODES)]
+    return found
+
+
+def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
+    """For values first..last as one cluster: float[n, n] error, and the integer that has it; first > last costs infinitely."""
+
+    def sums(x: _Floats) -> _Floats:
+        total = np.concatenate([[0.0], np.cumsum(x)])
+        found: _Floats = total[None, 1:] - total[:-1, None]
+        return found
+
+    mass, moment, square = sums(weight), sums(weight * values), sums(weight * values**2)
+    upper = np.triu(np.ones_like(mass, dtype=bool))
+    level = np.round(np.divide(moment, mass, out=np.zeros_like(mass), where=upper & (mass > 0)))
+    error = square - 2 * level * moment + level**2 * mass
+    return np.where(upper, error, np.inf), level.astype(np.int64)
+
+
+def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -> tuple[_Floats, Levels]:
+    """The same, but that the cluster which holds zero has zero for its level."""
+    square = np.concatenate([[0.0], np.cumsum(weight * values.astype(np.float64) ** 2)])
+    at = int(np.searchsorted(values, 0))
+    rows, columns = np.ogrid[: len(values), : len(values)]
+    holds = (rows <= at) & (columns >= at)
+    own = square[None, 1:] - square[:-1, None]
+    return np.where(holds, own, error), np.where(holds, 0, level)
+
+
+def _cut(error: _Floats, level: Levels, count: int) -> Levels:
+    """The levels of the ``count`` clusters side by side with the least error in all."""
+    size = len(error)
+    best, starts = error[0].copy(), []
+    for _ in range(count - 1):
+        total = np.concatenate([[np.inf], best[:-1]])[:, None] + error  # [first of the last cluster, last]
+        start = total.argmin(0)
+        starts.append(start)
+        best = total[start, np.arange(size)]
+    found, last = [], size - 1
+    for start in reversed(starts):
+        first = int(start[last])
+        found.append(level[first, last])
+        last = first - 1
+    found.append(level[0, last])
+    return np.array(found[::-1], np.int64)

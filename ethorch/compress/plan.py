@@ -1,0 +1,457 @@
+"""Which weights to compress, and how, until a budget holds: found with Vela's encoder before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from ethorch import flow
+from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, state_of
+from ethorch.compress.candidates import Candidates, candidates, noise, write
+from ethorch.compress.choice import Option, Price, front, texts
+from ethorch.compress.costs import Costs, costs
+from ethorch.compress.recipe import AS_IS, Recipe, parse, usual
+from ethorch.compress.weights import Weight, state_beside, weights_of
+from ethorch.errors import QuantizationError, unknown_name
+from ethorch.model_files import UserModel, is_quantized
+from ethorch.progress import stage
+from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.quiet import quiet
+from ethorch.target.compile_spec import EthosUCompileSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+logger = logging.getLogger(__name__)
+
+#: What can be saved where no limit says it.
+OBJECTIVES = CYCLES, BYTES = "cycles", "bytes"
+_LEAST = 0.02  # of the other unit's price: of two ways that save the same, the one that saves the other too
+_HEAD = ("weight", "shape", "recipe", "bytes", "before", "cycles", "before", "dB alone")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One weight by one recipe.
+
+    Attributes:
+        recipe: of the weight.
+        cycles, bytes: as of ``Layer``, with this recipe on all weights that it concerns.
+        sqnr_db: of the program's outputs, if only this weight were compressed; predicted. inf where nothing changes.
+    """
+
+    recipe: str
+    cycles: int
+    bytes: int
+    sqnr_db: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the plan does to one weight.
+
+    Attributes:
+        weight: its name, the path of the module that reads it.
+        shape: of the weight.
+        recipe: chosen; ``as-is`` leaves it.
+        cycles, cycles_before: of the layers that read it, by Vela, with and without the plan.
+        bytes, bytes_before: of its weights and scales, encoded.
+        sqnr_db: of the program's outputs, if only this weight were compressed; predicted.
+        tried: all recipes, ``as-is`` first.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    recipe: str
+    cycles: int
+    cycles_before: int
+    bytes: int
+    bytes_before: int
+    sqnr_db: float
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``ethorch.compress.plan`` chose.
+
+    Attributes:
+        target: name of the NPU.
+        layers: an entry for each weight, in the order in which they run.
+        cycles, cycles_before: of the NPU in all, by Vela, with and without the plan.
+        flash_bytes, flash_bytes_before: of the .pte.
+        sqnr_db, sqnr_db_before: against the float model, or against the quantized model where that was given; measured on the
+            samples. ``apply`` corrects biases besides, and training gains more.
+        reached: does the plan keep the limits?
+        quantized: the model as it was quantized, nothing compressed: what ``apply`` takes.
+    """
+
+    target: str
+    layers: tuple[Layer, ...]
+    cycles: int
+    cycles_before: int
+    flash_bytes: int
+    flash_bytes_before: int
+    sqnr_db: float
+    sqnr_db_before: float
+    reached: bool
+    quantized: GraphModule = field(repr=False, compare=False)
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Name of a weight -> recipe, of those that are compressed: what ``apply`` and ``constrain`` take."""
+        return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, a row for each weight."""
+        return [
+            (
+                layer.weight,
+                "x".join(map(str, layer.shape)),
+                layer.recipe,
+                f"{layer.bytes:,}",
+                f"{layer.bytes_before:,}",
+                f"{layer.cycles:,}",
+                f"{layer.cycles_before:,}",
+                "" if layer.recipe == str(AS_IS) else f"{layer.sqnr_db:.1f}",
+            )
+            for layer in self.layers
+        ]
+
+    def summary(self) -> str:
+        """The whole in a sentence or two."""
+        goal = "" if self.reached else "; the limits do NOT hold"
+        return (
+            f"{len(self.recipes)} of {len(self.layers)} weights compressed for {self.target}: .pte {self.flash_bytes_before:,} -> "
+            f"{self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, SQNR {self.sqnr_db_before:.1f} -> "
+            f"{self.sqnr_db:.1f} dB before any training{goal}"
+        )
+
+    def table(self) -> str:
+        """As Markdown."""
+        lines = [_row(_HEAD), "|---|---|---|--:|--:|--:|--:|--:|", *map(_row, self.rows())]
+        return "\n".join([*lines, "", self.summary()])
+
+    __str__ = table
+
+    def rich(self) -> RenderableType:
+        """A table of Rich."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for number, name in enumerate(_HEAD):
+            table.add_column(name, justify="left" if number < 3 else "right")  # names, then numbers
+        for row in self.rows():
+            table.add_row(*row)
+        return Group(table, "", self.summary())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; an SQNR without end is null."""
+        totals = ("target", "cycles", "cycles_before", "flash_bytes", "flash_bytes_before", "reached")
+        return {
+            **{name: getattr(self, name) for name in totals},
+            "sqnr_db": _finite(self.sqnr_db),
+            "sqnr_db_before": _finite(self.sqnr_db_before),
+            "layers": [
+                {
+                    **{
+                        name: getattr(layer, name)
+                        for name in ("weight", "recipe", "cycles", "cycles_before", "bytes", "bytes_before")
+                    },
+                    "shape": list(layer.shape),
+                    "sqnr_db": _finite(layer.sqnr_db),
+                    "tried": [
+                        {"recipe": each.recipe, "cycles": each.cycles, "bytes": each.bytes, "sqnr_db": _finite(each.sqnr_db)}
+                        for each in layer.tried
+                    ],
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@quiet()
+def plan(
+    model: nn.Module,
+    spec: EthosUCompileSpec,
+    samples: Sequence[Inputs],
+    *,
+    max_flash: int | None = None,
+    max_cycles: int | None = None,
+    min_sqnr_db: float | None = None,
+    objective: str = CYCLES,
+    recipes: Sequence[str] | None = None,
+    leave_out: Sequence[str] = (),
+    quantizer: EthosUQuantizer | None = None,
+) -> Plan:
+    """Choose a recipe for each weight so that the limits hold and as little accuracy as possible is lost.
+
+    Each recipe is compiled on all weights at once, which tells what Vela's encoder and scheduler make of it layer by layer. What it
+    costs the accuracy is predicted from the layers' inputs. The choice is then compiled and measured, and made larger or smaller
+    until it holds.
+
+    Args:
+        model: in eval mode; or what ``ethorch.quantize`` returned, which is compared with itself then.
+        spec: what is compiled for.
+        samples: input tuples, some tens: ranges, errors and accuracy come from them.
+        max_flash: bytes that the .pte may have; the least is compressed that holds it.
+        max_cycles: of the NPU in all, by Vela's estimate; likewise.
+        min_sqnr_db: least SQNR on the samples. Without another limit, as much is compressed as it allows.
+        objective: ``cycles`` or ``bytes``: what is saved where ``min_sqnr_db`` is the only limit.
+        recipes: to choose from, e.g. ``["32-values", "2:4"]``; None takes the usual ones of the target's family.
+        leave_out: names of weights, or of modules that hold some, that stay as they are.
+        quantizer: with settings of its own, instead of int8 with a scale per channel.
+
+    Raises:
+        QuantizationError: no limit was given, a recipe is none, there are no samples or no quantized weights.
+        EthorchError: there is no weight of a name in ``leave_out``.
+    """
+    if max_flash is None and max_cycles is None and min_sqnr_db is None:
+        raise QuantizationError(
+            "compress.no_limit", "plan needs max_flash, max_cycles or min_sqnr_db: everything would be compressed without end."
+        )
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
+    if not samples:
+        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+    tried = usual(spec.target.family) if recipes is None else tuple(parse(text) for text in recipes)
+    quantized, reference = _quantized(model, spec, samples, quantizer)
+    work = copy.deepcopy(quantized)
+    weights = weights_of(work)
+    _check_names(leave_out, weights)
+    free = {number for number, weight in enumerate(weights) if not _left_out(weight, leave_out)}
+    found = candidates(work, weights, tried, samples)
+    before, options = _options(work, weights, found, free, tried, samples[0], spec)
+    limits = _Limits(max_flash, max_cycles, min_sqnr_db)
+    choices = front(options, limits.price(before, objective))
+    search = _Search(work, weights, found, samples, spec, reference)
+    chosen, result = _first_holding(choices, search, limits)
+    names = [weight.name for weight in weights]
+    layers = []
+    for number, weight in enumerate(weights):
+        recipe = chosen.get(number, AS_IS)
+        own = next(option for option in options[number] if option.recipe == recipe)
+        layers.append(
+            Layer(
+                weight.name,
+                weight.shape,
+                texts({number: recipe}, names).get(weight.name, str(AS_IS)),
+                result.costs.weights[number].cycles,
+                before.weights[number].cycles,
+                result.costs.weights[number].bytes,
+                before.weights[number].bytes,
+                _decibels(own.noise),
+                tuple(Tried(str(each.recipe), each.cycles, each.bytes, _decibels(each.noise)) for each in options[number]),
+            )
+        )
+    first = search.measured(())
+    made = Plan(
+        spec.target.name,
+        tuple(layers),
+        result.costs.cycles,
+        before.cycles,
+        result.costs.flash_bytes,
+        before.flash_bytes,
+        result.sqnr_db,
+        first.sqnr_db,
+        limits.hold(result),
+        quantized,
+    )
+    if not made.reached:
+        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
+    return made
+
+
+def _quantized(
+    model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], quantizer: EthosUQuantizer | None
+) -> tuple[GraphModule, list[Any]]:
+    """The quantized model, and the outputs it is compared with."""
+    if is_quantized(model):
+        if not isinstance(model, GraphModule):
+            raise QuantizationError(
+                "compress.no_graph",
+                f"the quantized model is {type(model).__name__}, not the graph module that convert_pt2e returns.",
+            )
+        return model, outputs_of(copy.deepcopy(model), samples, state_of(model))
+    graph = exported(model, samples[0])
+    reference = outputs_of(graph, samples, state_of(graph))
+    made = flow.quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
+    assert isinstance(made, GraphModule)
+    return made, reference
+
+
+def _left_out(weight: Weight, names: Sequence[str]) -> bool:
+    return any(weight.name == name or weight.name.split("#")[0] == name or weight.name.startswith(f"{name}.") for name in names)
+
+
+def _check_names(names: Sequence[str], weights: Sequence[Weight]) -> None:
+    for name in names:
+        if not any(_left_out(weight, [name]) for weight in weights):
+            raise unknown_name("weight", name, [weight.name for weight in weights])
+
+
+def _options(
+    graph: GraphModule,
+    weights: Sequence[Weight],
+    found: Candidates,
+    free: set[int],
+    recipes: Sequence[Recipe],
+    inputs: Inputs,
+    spec: EthosUCompileSpec,
+) -> tuple[Costs, list[list[Option]]]:
+    """The cost of the program as it is, and for each weight its options, ``AS_IS`` first."""
+    with stage("compile recipes", len(recipes) + 1) as step:
+        before = costs(graph, weights, inputs, spec)
+        step()
+        options = [[Option(AS_IS, cost.cycles, cost.bytes, 0.0)] for cost in before.weights]
+        for recipe in recipes:
+            mine = {number: recipe for number in sorted(free) if recipe in found[number]}
+            with _written(weights, found, mine):
+                cost = costs(graph, weights, inputs, spec)
+            for number in mine:
+                each = cost.weights[number]
+                options[number].append(Option(recipe, each.cycles, each.bytes, found[number][recipe].noise))
+            step()
+    return before, options
+
+
+class _written:
+    """While it lasts, weights have the codes of recipes."""
+
+    def __init__(self, weights: Sequence[Weight], found: Candidates, chosen: dict[int, Recipe]):
+        self.weights, self.found, self.chosen = weights, found, chosen
+
+    def __enter__(self) -> None:
+        self.before = {number: (self.weights[number].rows(), self.weights[number].scale()) for number in self.chosen}
+        write(self.weights, self.found, self.chosen)
+
+    def __exit__(self, *_: object) -> None:
+        for number, (rows, scale) in self.before.items():
+            self.weights[number].write(rows, scale)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A choice, compiled and run."""
+
+    costs: Costs
+    sqnr_db: float
+
+
+class _Search:
+    """Choices compiled and run, each once."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        weights: Sequence[Weight],
+        found: Candidates,
+        samples: Sequence[Inputs],
+        spec: EthosUCompileSpec,
+        reference: list[Any],
+    ):
+        self.graph, self.weights, self.found, self.samples, self.spec = graph, weights, found, samples, spec
+        self.reference, self.state = reference, state_beside(graph, weights)
+        self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
+
+    def measured(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
+        """The choice's costs and SQNR."""
+        if chosen not in self.known:
+            with _written(self.weights, self.found, dict(chosen)):
+                cost = costs(self.graph, self.weights, self.samples[0], self.spec)
+                figure = _decibels(noise(self.reference, outputs_of(self.graph, self.samples, self.state)))
+            self.known[chosen] = _Measured(cost, figure)
+        return self.known[chosen]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What the user wants; None where it does not matter."""
+
+    flash: int | None
+    cycles: int | None
+    sqnr_db: float | None
+
+    @property
+    def costs_are_limited(self) -> bool:
+        return self.flash is not None or self.cycles is not None
+
+    def price(self, before: Costs, objective: str) -> Price:
+        """What is dear is what has to be saved, in shares of what there is."""
+        flash, cycles = max(before.weight_bytes, 1), max(before.cycles, 1)
+        if self.costs_are_limited:
+            short_of_flash = max(0.0, 1 - (self.flash or before.flash_bytes) / before.flash_bytes)
+            short_of_cycles = max(0.0, 1 - (self.cycles or before.cycles) / cycles)
+        else:
+            short_of_flash, short_of_cycles = (1.0, 0.0) if objective == BYTES else (0.0, 1.0)
+        least = _LEAST * max(short_of_flash, short_of_cycles, 1e-6)
+        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash)
+
+    def cheap(self, found: _Measured) -> bool:
+        """Does it keep the limits of flash and cycles?"""
+        return (self.flash is None or found.costs.flash_bytes <= self.flash) and (
+            self.cycles is None or found.costs.cycles <= self.cycles
+        )
+
+    def accurate(self, found: _Measured) -> bool:
+        """Does it keep the SQNR?"""
+        return self.sqnr_db is None or found.sqnr_db >= self.sqnr_db
+
+    def hold(self, found: _Measured) -> bool:
+        """Does it keep all?"""
+        return self.cheap(found) and self.accurate(found)
+
+    def shortfall(self, made: Plan) -> str:
+        """Which limits do not hold, and the way out."""
+        words = []
+        if self.flash is not None and made.flash_bytes > self.flash:
+            words.append(f"the .pte has {made.flash_bytes:,} bytes, {self.flash:,} are allowed")
+        if self.cycles is not None and made.cycles > self.cycles:
+            words.append(f"the NPU takes {made.cycles:,} cycles, {self.cycles:,} are allowed")
+        if self.sqnr_db is not None and made.sqnr_db < self.sqnr_db:
+            words.append(f"the SQNR is {made.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
+        return f"{'; '.join(words)}. Give stronger recipes, a looser limit, or train with ethorch.compress.constrain."
+
+
+def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
+    """The first choice that keeps flash and cycles; without such limits the last that keeps the SQNR. By bisection."""
+
+    def at(position: int) -> _Measured:
+        return search.measured(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
+
+    def enough(position: int) -> bool:
+        found = at(position)
+        return limits.cheap(found) if limits.costs_are_limited else not limits.accurate(found)
+
+    low, high = 0, len(choices)  # the first position that is enough; len(choices) where none is
+    with stage("compile choices") as step:
+        while low < high:
+            middle = (low + high) // 2
+            if enough(middle):
+                high = middle
+            else:
+                low = middle + 1
+            step()
+    position = min(low, len(choices) - 1) if limits.costs_are_limited else max(low - 1, 0)
+    return choices[position], at(position)
+
+
+def _decibels(share: float) -> float:
+    """Of noise in the signal."""
+    return -10 * math.log10(share) if share > 0 else math.inf
