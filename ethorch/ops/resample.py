@@ -22,6 +22,9 @@ aten = torch.ops.aten
 #: Of a map [1, 1, *extents] of float32: the resized map.
 Resize = Callable[[Tensor, list[int], list[float | None]], Tensor]
 
+#: Most elements of a matrix: 16 MiB of weights.
+_LARGEST = 1 << 24
+
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
     """Arguments of the ``.vec`` spellings, whose size and scale factors may be None, as those of the canonical one."""
@@ -48,12 +51,28 @@ def _alone(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale:
     return resized.movedim(2 + axis, 1).reshape(len(rows), size, -1)[:, :, 0].contiguous()
 
 
-def _weighed(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize) -> Node:
-    """A linear layer with a constant matrix along each dim that changes, the one that shrinks most first."""
+def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
+    """float32[size, extent]: what the operator does along one of ``dims`` axes, as a matrix."""
+    if extent * extent <= _LARGEST:
+        return _alone(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
+    with torch.enable_grad():  # the same by its transpose: an identity of the long axis would take gigabytes
+        rows = torch.zeros(size, extent, requires_grad=True)
+        (matrix,) = torch.autograd.grad(_alone(resize, rows, dims, axis, size, scale), rows, torch.eye(size))
+    return matrix
+
+
+def _weighed(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize) -> Node | None:
+    """A linear layer with a constant matrix along each dim that changes, the one that shrinks most first.
+
+    None where a matrix would have more than 2**24 elements.
+    """
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
-    for axis in sorted(range(dims), key=lambda axis: sizes[axis] / shape[2 + axis]):
-        matrix = _alone(resize, torch.eye(shape[2 + axis]), dims, axis, sizes[axis], scales[axis]).T.contiguous()
+    changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]
+    if any(sizes[k] * shape[2 + k] > _LARGEST for k in changed):
+        return None
+    for axis in sorted(changed, key=lambda axis: sizes[axis] / shape[2 + axis]):
+        matrix = _matrix(resize, shape[2 + axis], dims, axis, sizes[axis], scales[axis])
         if matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix))):
             continue
         turned = [k for k in range(len(shape)) if k != 2 + axis] + [2 + axis]
@@ -83,7 +102,7 @@ _PLANES = [
 
 
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
-def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Node:
+def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
     """out = cubic convolution over 4 x 4 neighbours (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], a matrix along each dim."""
     return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
@@ -91,7 +110,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
 @composite(
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
-def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Node:
+def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
     """out = the same with a wider kernel where the map shrinks (a = -0.5), so that no detail is skipped."""
     return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
@@ -99,7 +118,7 @@ def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale
 @composite(
     "aten._upsample_bilinear2d_aa.default", also={"aten._upsample_bilinear2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
-def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Node:
+def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
     """out = bilinear interpolation whose triangles widen where the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
     return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
 
@@ -120,7 +139,7 @@ _VOLUMES = [
 )
 def upsample_trilinear3d(
     s: AtenBuilder, x: Node, size: Any, align: bool, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
-) -> Node:
+) -> Any:
     """out = linear interpolation along three dims: [N,C,D,H,W] -> [N,C,OD,OH,OW]."""
     return _weighed(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_trilinear3d(m, to, align, *by))
 

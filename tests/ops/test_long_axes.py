@@ -224,3 +224,25 @@ class Products(nn.Module):
 def test_batches_of_which_vela_makes_an_operation_each(module: nn.Module, shape: tuple[int, ...], target: str, id: str) -> None:
     inputs = (torch.rand(shape),)
     assert id in refusal_ids(quantized(module, [inputs], target=target).program, target)
+
+
+class Antialiased(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, size=(10, 2), mode="bilinear", antialias=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_long_map_is_resized_by_a_matrix_that_needs_no_identity(target: str) -> None:
+    """Of 40,000 rows the identity that says what the matrix is would take 6.4 GB; ten rows of its transpose say it, too."""
+    inputs = (torch.randn(1, 1, 40_000, 2),)
+    climb(quantized(Antialiased(), [inputs], target=target), inputs, target, tolerance=2)
+
+
+class Enlarged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, size=(6_000, 2), mode="bicubic")
+
+
+def test_a_map_whose_matrix_is_too_large_stays_on_the_cpu() -> None:
+    inputs = (torch.randn(1, 1, 5_000, 2),)
+    assert refusal_ids(quantized(Enlarged(), [inputs]).program, "ethos-u55-128") == {"operator.composite"}
