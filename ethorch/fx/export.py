@@ -9,7 +9,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ethorch.errors import UserCodeError
+from ethorch.errors import QuantizationError, UserCodeError
+from ethorch.fx.sequences import short_sequences
 from ethorch.user_code import at, explained, first_sentence
 
 
@@ -26,10 +27,14 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False
         any_batch: the first dimension of each input may be another one later, where the model allows it.
 
     Raises:
+        QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long; torch.export takes minutes for it.
         UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
     """
     try:
-        return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
+        with short_sequences(module):
+            return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
+    except QuantizationError:
+        raise
     except Exception as error:
         with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
             module(*inputs)

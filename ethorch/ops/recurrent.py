@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.errors import QuantizationError
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.fx.sequences import refuse_long_sequence
 from ethorch.ops.samples import I8, Sample, W
 from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
-
-#: Most steps of a sequence. Each is some ten operators of the program; exporting, calibrating and compiling many takes hours.
-_MOST_STEPS = 4096
 
 #: (s, gates of this step's input, state or None at a start from zero, weights) -> the next state, a tensor for each part of it
 Cell = Callable[[AtenBuilder, Node, list[Node] | None, dict[str, Node]], list[Node]]
@@ -126,12 +123,7 @@ def _layers(
     """A stack of layers, in one or both directions: [output, last states...]."""
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
     steps, directions = shape_of(x)[time], 2 if bidirectional else 1
-    if steps > _MOST_STEPS:
-        raise QuantizationError(
-            "recurrent.steps",
-            f"a recurrent layer over {steps} steps, each of which becomes operators of its own; allowed are {_MOST_STEPS}. Give "
-            "the model a part of the sequence at a time, and the state that the last part returned.",
-        )
+    refuse_long_sequence(steps)
     per = len(parameters) // (layers * directions)
     zero = all(s.is_zero(state) for state in start)
     last: list[list[Node]] = [[] for _ in start]

@@ -7,7 +7,6 @@ import math
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op
 
-
 #: Of more pictures, moves are folded. Vela makes an operation of each picture: of [4096, 2, 2, 2], eight times, 656 KB of commands
 #: in 7 s, and of the same as [1, 4096, 8] 384 bytes at once.
 _MOST_PICTURES = 256

@@ -59,8 +59,8 @@ LIMITS = {
     "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    # Of more rows Vela gets some wrong.
-    "MATMUL": Limits({"longest_axis": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
+    # Of more rows Vela gets some wrong. Of int16 each pair of matrices is eight operations: 32,767 took the simulator a minute.
+    "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
     "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), way_out=_INT32),

@@ -19,9 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from ethorch.errors import QuantizationError, Unsupported
+from ethorch.fx.node import op_name
+from ethorch.fx.sequences import refuse_long_sequence
 from ethorch.lower.reasons import MOST_RETURNED
 from ethorch.ops.samples import I8, Bools, Ints, Sample, W
 from tests.ops.test_integers import IntegerCall
@@ -120,13 +123,23 @@ def call_of(name: str, dim: int, extent: int, number: int, dtype: str) -> Any:
     return ladder.Call(name, sample).eval(), [ladder.inputs_for(sample, seed) for seed in range(2)]
 
 
+class ShortSequences(TorchFunctionMode):
+    """Refuses a sequence that is too long before PyTorch traces it, as ``fx.export`` does of layers."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op_name(function) in ("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"):
+            refuse_long_sequence(args[0].shape[1 if args[-1] and args[0].dim() == 3 else 0])
+        return function(*args, **(kwargs or {}))
+
+
 @functools.lru_cache(1)
 def quantized(name: str, dim: int, extent: int, number: int, dtype: str, target: str) -> ladder.Quantized:
     call = call_of(name, dim, extent, number, dtype)
     if dtype == "int32":
         return call.quantized(target)
     module, inputs = call
-    return ladder.quantized(module, inputs, CONFIGS[dtype](), target)
+    with ShortSequences():
+        return ladder.quantized(module, inputs, CONFIGS[dtype](), target)
 
 
 def climb(name: str, dim: int, extent: int, number: int, dtype: str, target: str) -> str:

@@ -238,11 +238,11 @@ def test_a_long_map_is_resized_by_a_matrix_that_needs_no_identity(target: str) -
     climb(quantized(Antialiased(), [inputs], target=target), inputs, target, tolerance=2)
 
 
-class Enlarged(nn.Module):
+class Larger(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, size=(6_000, 2), mode="bicubic")
 
 
 def test_a_map_whose_matrix_is_too_large_stays_on_the_cpu() -> None:
     inputs = (torch.randn(1, 1, 5_000, 2),)
-    assert refusal_ids(quantized(Enlarged(), [inputs]).program, "ethos-u55-128") == {"operator.composite"}
+    assert refusal_ids(quantized(Larger(), [inputs]).program, "ethos-u55-128") == {"operator.composite"}
