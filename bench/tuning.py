@@ -180,6 +180,24 @@ def _product() -> Any:
     return Product()
 
 
+def _scores() -> Any:
+    """The first row of each head times all the others, as of a query and keys."""
+    import torch
+
+    class Scores(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :, :1] @ x[:, :, 1:].transpose(2, 3)
+
+    return Scores()
+
+
+def _weights() -> Any:
+    """The softmax of the last axis."""
+    from torch import nn
+
+    return nn.Softmax(-1)
+
+
 def _enlarged() -> Any:
     """The end of a network for super-resolution."""
     from torch import nn
@@ -362,6 +380,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         of_module(_product, 1, 32, 1040),
         {U55: None},
     ),
+    Measurement(
+        "turns_stored_transposes",
+        "a query of 48 elements times 256 keys, in each of 6 heads",
+        of_module(_scores, 1, 6, 257, 48),
+        {U85: False},
+    ),
+    Measurement("most_rows_pooled", "softmax of 6 rows of 272", of_module(_weights, 1, 6, 1, 272), {U85: 0}),
 )
 
 

@@ -154,7 +154,8 @@ def tabulated(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Maximum over one stored axis, which keeps extent 1: MAX_POOL2D, 4 times cheaper than REDUCE_MAX (Vela's estimate).
 
-    Pooling runs along a map's height and width, so an axis that is stored last is transposed to the front first.
+    Pooling runs along a map's height and width, so an axis that is stored last is transposed to the front first. Of few rows,
+    which would be few channels, maps of one channel are pooled where that is cheaper.
     """
     outer, extent, inner = around(value.shape, axis)
     kept = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -162,6 +163,8 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
         return value
     if value.dtype == "INT32":  # plain integers, which no pooling takes
         return _halved(b, value, axis, "MAXIMUM")
+    if inner == 1 and 1 < outer <= b.tuning.most_rows_pooled:
+        return b.reshape(_of_rows(b, b.reshape(value, (outer, extent))), kept)
     if inner == 1:
         moved = b.ordered(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
         outer, inner = 1, outer
@@ -174,12 +177,30 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     if width > 256:
         return b.emit("REDUCE_MAX", value, axis=axis)
     if height * width != extent:
-        lowest = int(np.iinfo(np.int8 if value.dtype == "INT8" else np.int16).min)
         padding = (0, 0, 0, height * width - extent, 0, 0)
-        moved = b.emit("PAD", b.reshape(moved, (outer, extent, inner)), padding=padding, pad_const=lowest)
+        moved = b.emit("PAD", b.reshape(moved, (outer, extent, inner)), padding=padding, pad_const=_lowest(value))
     window = b.reshape(moved, (outer, height, width, inner))
     pooled = b.emit("MAX_POOL2D", window, kernel=(height, width), stride=(1, 1), pad=(0, 0, 0, 0))
     return b.reshape(pooled, kept)
+
+
+def _of_rows(b: Builder, value: Value) -> Value:
+    """Maxima of the rows of [N, E], as [N, 1]: pieces of up to 256 elements by MAX_POOL2D, until one is left."""
+    rows, extent = value.shape
+    while extent > 1:
+        pieces = math.ceil(extent / 256)
+        width = math.ceil(extent / pieces)
+        if pieces * width != extent:
+            value = b.emit("PAD", value, padding=(0, 0, 0, pieces * width - extent), pad_const=_lowest(value))
+        window = b.reshape(value, (1, rows * pieces, width, 1))
+        pooled = b.emit("MAX_POOL2D", window, kernel=(1, width), stride=(1, 1), pad=(0, 0, 0, 0))
+        value, extent = b.reshape(pooled, (rows, pieces)), pieces
+    return value
+
+
+def _lowest(value: Value) -> int:
+    """The least code of INT8 or INT16."""
+    return int(np.iinfo(np.int8 if value.dtype == "INT8" else np.int16).min)
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:

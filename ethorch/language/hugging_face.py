@@ -1,8 +1,8 @@
 """Decoders of Hugging Face's transformers with caches that are buffers, by transformers' own code.
 
 transformers lets a caller choose three things, and no model's code is changed by them: the cache, the mask and the function that
-computes attention. The cache here writes rows of buffers at the positions that are an input. The mask is a comparison of positions.
-Attention groups the queries of a key instead of repeating keys, so that no byte of a cache is copied.
+computes attention. The cache here writes rows of buffers at the positions that are an input, behind all that reads them. The
+mask compares positions. Attention groups the queries of a key instead of repeating keys, so that no byte of a cache is copied.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,60 @@ _NEAR = 1e-3  # relative to the largest logit: what two orders of float sums may
 _CHECKED = 6  # tokens that adapter and model are compared on
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Keys or values: rows that a cache holds, and those that this call adds, which are not in it yet.
+
+    transformers' models hand on what a cache returns to the function that computes attention, and read its shape at most.
+    """
+
+    held: Tensor
+    added: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of both together."""
+        *lead, rows, width = self.held.shape
+        return (*lead, rows + self.added.shape[2], width)
+
+
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, written at given positions."""
+    """Keys and values of one layer, written at given positions behind the call.
+
+    Keys are ``[1, heads, rows, width]``, values ``[1, heads, width, rows]``: products of few queries read both as they lie.
+    """
 
     is_compileable, is_sliding = True, False
 
     def __init__(self, keys: Tensor, values: Tensor, positions: Tensor):
         super().__init__()
-        self.keys, self.values, self.positions = keys, values, positions
+        self.keys, self.stored_values, self.positions = keys, values, positions
+        self.added: tuple[Tensor, Tensor] | None = None
         self.is_initialized = True
+
+    @property
+    def values(self) -> Tensor:
+        """[1, heads, rows, width]"""
+        return self.stored_values.transpose(2, 3)
+
+    @values.setter
+    def values(self, value: Any) -> None:
+        """transformers sets it to None at first."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the buffers are there."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write rows; all rows are returned."""
-        self.keys.index_copy_(2, self.positions, key_states)
-        self.values.index_copy_(2, self.positions, value_states)
-        return self.keys, self.values
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Rows to be written, and those that are there."""
+        self.added = key_states, value_states
+        return _Parts(self.keys, key_states), _Parts(self.values, value_states)
+
+    def write(self) -> None:
+        """Write the rows of this call."""
+        if self.added is not None:
+            keys, values = self.added
+            self.keys[:, :, self.positions] = keys
+            self.stored_values[:, :, :, self.positions] = values.transpose(2, 3)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(rows, the first row's position)"""
@@ -75,18 +112,23 @@ class _Whole(_Rows):
         """Rows that are known."""
         return self.keys.shape[2] if self.known else 0
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write all rows."""
-        self.keys.copy_(key_states)
-        self.values.copy_(value_states)
-        return self.keys, self.values
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """All rows are new."""
+        self.added = key_states, value_states
+        return key_states, value_states
+
+    def write(self) -> None:
+        """Write all rows of this call."""
+        if self.added is not None:
+            self.keys.copy_(self.added[0])
+            self.stored_values.copy_(self.added[1].transpose(2, 3))
 
 
 def attention(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Any,
+    value: Any,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -95,29 +137,43 @@ def attention(
 ) -> tuple[Tensor, None]:
     """softmax(scaling * query @ key.T + bias, where the mask is True) @ value, as transformers' attention functions are called.
 
-    Queries of one key are rows of one product: ``[1, heads, N, D]`` is ``[1, keys, heads / keys * N, D]``.
+    - Queries of one key are rows of one product: ``[1, heads, N, D]`` is ``[1, keys, heads / keys * N, D]``.
+    - Rows that a cache holds and those that are added have products of their own, so that the cache is read as it is: only the
+      scores lie side by side.
     """
     if kwargs.get("s_aux") is not None:
         raise EthorchError(f"{type(module).__name__} adds sinks to its attention, which this adapter does not know.")
     batch, heads, rows, width = query.shape
-    groups = heads // key.shape[1]
-    mask = attention_mask
-    if groups > 1:
-        query = query.reshape(batch, key.shape[1], groups * rows, width)
-        if mask is not None and rows > 1:
-            mask = mask.repeat(1, 1, groups, 1)
-    if softcap is None and position_bias is None:
-        out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    shared = key.shape[1]
+    groups, columns = heads // shared, key.shape[2]
+    query = query.reshape(batch, shared, groups * rows, width) * (width**-0.5 if scaling is None else scaling)
+    if isinstance(key, _Parts):
+        scores = torch.cat([query @ key.held.transpose(2, 3), _scores(query, key.added)], -1)
     else:
-        scores = query @ key.transpose(2, 3) * (width**-0.5 if scaling is None else scaling)
-        if softcap is not None:
-            scores = (scores / softcap).tanh() * softcap
-        if position_bias is not None:
-            scores = scores + position_bias.reshape(*position_bias.shape[:1], -1, groups * rows, position_bias.shape[-1])
-        if mask is not None:
-            scores = scores.masked_fill(mask.logical_not(), MASKED)
-        out = scores.softmax(-1) @ value
+        scores = query @ key.transpose(2, 3)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if position_bias is not None:
+        scores = scores + position_bias.reshape(*position_bias.shape[:1], -1, groups * rows, columns)
+    if attention_mask is not None:
+        mask = attention_mask.repeat(1, 1, groups, 1) if groups > 1 and rows > 1 else attention_mask
+        scores = scores.masked_fill(mask.logical_not(), MASKED)
+    weights = scores.softmax(-1)
+    if isinstance(value, _Parts):
+        held = value.held.shape[2]
+        of_added = weights[..., held:]
+        added = of_added * value.added if rows == 1 else of_added @ value.added
+        out = weights[..., :held] @ value.held + added
+    else:
+        out = weights @ value
     return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
+
+
+def _scores(query: Tensor, added: Tensor) -> Tensor:
+    """query @ added.T; of one row, sums of products, which is one operator for all heads."""
+    if added.shape[2] == 1:
+        return (query * added).sum(-1, keepdim=True)
+    return query @ added.transpose(2, 3)
 
 
 transformers.AttentionInterface.register(_ATTENTION, attention)
@@ -134,7 +190,7 @@ class _Decoder(nn.Module):
         self.keeps = "logits_to_keep" in parameters
         for number, (heads, key_width, value_width) in enumerate(layers):
             self.register_buffer(f"keys_{number}", torch.zeros(1, heads, context, key_width))
-            self.register_buffer(f"values_{number}", torch.zeros(1, heads, context, value_width))
+            self.register_buffer(f"values_{number}", torch.zeros(1, heads, value_width, context))
 
     def cache(self, positions: Tensor) -> Any:
         """The cache of one call."""
@@ -142,28 +198,47 @@ class _Decoder(nn.Module):
         return Cache(layers=[_Rows(keys, values, positions) for keys, values in buffers])
 
     def masks(self, positions: Tensor) -> Any:
-        """bool[1, 1, N, context], True where a token may look: one mask, or one for each type of layer."""
-        at, rows = torch.arange(self.context), positions[:, None]
-        past = at <= rows
+        """bool[1, 1, N, context + N], True where a token may look: one mask, or one for each type of layer.
+
+        Columns are the rows that the caches hold, then the N tokens themselves, whose mask is a constant.
+        """
+        count, rows = positions.shape[0], positions[:, None]
+        kind = positions.dtype
+        columns = self.context + count
+        own = torch.arange(columns) - self.context  # negative: of a row that the caches hold
+        past = torch.where(own < 0, torch.arange(columns), -1).to(kind) < positions[:1]
+        if count > 1:
+            past = past & ((own < 0) | (own <= torch.arange(count)[:, None]))
         types = set(getattr(self.config, "layer_types", None) or ())
         window: Any = getattr(self.config, "sliding_window", None)
         if not types:
             types = {_SLIDING if window and getattr(self.config, "use_sliding_window", True) else _FULL}
-        near = past & (at > rows - window) if _SLIDING in types else past
-        masks = {_FULL: past[None, None], _SLIDING: near[None, None]}
+        near = past
+        if _SLIDING in types:
+            near = past & (torch.where(own < 0, torch.arange(columns), self.context).to(kind) > rows - window)
+            if count > window:
+                near = near & ((own < 0) | (own > torch.arange(count)[:, None] - window))
+        masks = {name: mask.reshape(1, 1, -1, columns) for name, mask in ((_FULL, past), (_SLIDING, near))}
         return masks if len(types) > 1 else masks[types.pop()]
+
+    def written(self, cache: Any) -> None:
+        """Write what a call added to its caches."""
+        for layer in cache.layers:
+            layer.write()
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None) -> Tensor:
         """The logits of the row ``last``, or of the only one."""
         keep = {"logits_to_keep": last} if self.keeps and last is not None else {}
+        cache = self.cache(positions)
         found = self.model(
             input_ids=tokens,
             attention_mask=self.masks(positions),
             position_ids=positions[None],
-            past_key_values=self.cache(positions),
+            past_key_values=cache,
             use_cache=True,
             **keep,
         )
+        self.written(cache)
         return picked(found.logits, None if keep else last)
 
 
@@ -178,7 +253,7 @@ class _SequenceToSequence(_Decoder):
         self.source_name = name
         for number, (heads, key_width, value_width) in enumerate(layers):
             self.register_buffer(f"source_keys_{number}", torch.zeros(1, heads, rows, key_width))
-            self.register_buffer(f"source_values_{number}", torch.zeros(1, heads, rows, value_width))
+            self.register_buffer(f"source_values_{number}", torch.zeros(1, heads, value_width, rows))
         self.rows = rows
         self.width = int(getattr(model.config, "d_model", 0))
         self.named_positions = "decoder_position_ids" in inspect.signature(model.forward).parameters
@@ -195,6 +270,7 @@ class _SequenceToSequence(_Decoder):
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None, source: Tensor | None = None) -> Tensor:
         """The logits of the row ``last``, or of the only one."""
+        cache = self.caches(positions, source is None)
         given: dict[str, Any] = {self.source_name: source}
         if source is None:
             given = {"encoder_outputs": (torch.zeros(1, self.rows, self.width),)}
@@ -205,9 +281,12 @@ class _SequenceToSequence(_Decoder):
             **given,
             decoder_input_ids=tokens,
             decoder_attention_mask=self.masks(positions),
-            past_key_values=self.caches(positions, source is None),
+            past_key_values=cache,
             use_cache=True,
         )
+        self.written(cache.self_attention_cache)
+        if source is not None:
+            self.written(cache.cross_attention_cache)
         return picked(found.logits, last)
 
 
@@ -221,7 +300,9 @@ def _bias_at(compute: Callable[..., Tensor], call: _Call, context: int) -> Calla
     """T5's bias by distance as rows of the bias of all positions."""
 
     def bias(self: nn.Module, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
-        return compute(self, context, context, device=device).index_select(2, call.positions)
+        whole = compute(self, context, context, device=device)
+        own = torch.arange(query_length)
+        return torch.cat([whole.index_select(2, call.positions), whole[:, :, own[:, None], own]], -1)
 
     return bias
 

@@ -63,6 +63,7 @@ def _masked_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: boo
         Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
         Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
         Sample(I8(2, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 2, 5, 8), enable_gqa=True),
+        Sample(I8(1, 3, 1, 8), I8(1, 3, 20, 8), I8(1, 3, 20, 8)),
     ],
 )
 def scaled_dot_product_attention(

@@ -21,17 +21,24 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
+_LONGEST_TURNED = 256  #: elements of the longest rows of a stored transpose that are read as they lie
+
 
 def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
     """out[n] = factor * x[n] @ y[n], rounded once.
 
     - Many columns of few rows, where the NPU takes the columns one by one: the transpose of y[n].T @ x[n].T.
+    - So is a product with a y that is stored as y[n].T, as the keys of a cache, where x has few rows. The NPU reads longer
+      rows of y several times.
     - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 of int16).
     - int16 on an NPU that multiplies int8 only: the four products of the operands' halves, added up in int32.
     """
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
-    fewest, rows, columns = b.tuning.fewest_columns_turned, x.shape[1], y.shape[2]
-    if fewest is not None and columns >= max(fewest, 16 * rows):
+    rows, columns = x.shape[1], y.shape[2]
+    fewest = b.tuning.fewest_columns_turned
+    many = fewest is not None and columns >= max(fewest, 16 * rows)
+    stored = b.tuning.turns_stored_transposes and y.dims[2][:1] < y.dims[1][:1]
+    if many or (stored and columns >= 16 * rows and x.shape[2] <= _LONGEST_TURNED):
         turned = _multiplied(b, _transposed(y), _transposed(x), factor, out)
         return _transposed(turned)
     row = b.limits.get("MATMUL")

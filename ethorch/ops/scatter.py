@@ -14,18 +14,22 @@ import torch
 from torch.fx import Node
 
 from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QTensor, Result
+from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.errors import Reason
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.fx.node import attribute
 from ethorch.ops.accumulate import accumulated
+from ethorch.ops.compare import compared
 from ethorch.ops.indices import as_int32, constant_numbers, merged, one_number, operands_known, side_by_side
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Bools, Ints, Sample
+from ethorch.ops.selection import either
 from ethorch.ops.slicing import overwritten
 from ethorch.ops.spec import op
 
 aten = torch.ops.aten
+
+_SHORTEST_ROW = 8  #: elements of rows that are scattered as they lie
 
 
 def _known_number(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
@@ -44,14 +48,29 @@ def _known_number(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node
     return merged(s, x, *dims), dims[0], s.constant(number)
 
 
+def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor, q: QParams | None) -> QTensor:
+    """x with source[..., 0, ...] as x[..., index[0], ...]: TOSA 1.0 SELECT by the numbers of the rows."""
+    others = [1] * x.rank
+    rows = np.arange(x.shape[dim], dtype=np.int32).reshape([*others[:dim], -1, *others[dim + 1 :]])
+    return either(b, compared(b, "eq", b.view(index, others), rows), source, x, q)
+
+
 def _scattered(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) -> QTensor:
-    """x with source[..., k, ...] as x[..., index[k], ...]: TOSA 1.0 SCATTER along ``dim``, which is moved to the front."""
-    others = [d for d in range(x.rank) if d != dim]
-    inner, count = math.prod(x.shape[d] for d in others), source.shape[dim]
-    rows = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
-    given = b.reshape(b.stored_as(source, [(dim,), tuple(others)]), (1, count, inner))
-    put = b.emit("SCATTER", rows, b.reshape(b.logical(index), (1, count)), given)
-    return b.from_order(b.reshape(put, (x.shape[dim], *(x.shape[d] for d in others))), [dim, *others], x.q)
+    """x with source[..., k, ...] as x[..., index[k], ...]: TOSA 1.0 SCATTER along ``dim``, once for each place in front of it."""
+    lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    count = source.shape[dim]
+    if tail < _SHORTEST_ROW:  # rows of the other dims are longer, at the cost of moving x
+        others = [d for d in range(x.rank) if d != dim]
+        rows = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
+        given = b.reshape(b.stored_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))
+        put = b.emit("SCATTER", rows, b.reshape(b.logical(index), (1, count)), given)
+        return b.from_order(b.reshape(put, (x.shape[dim], *(x.shape[d] for d in others))), [dim, *others], x.q)
+    rows, given = b.reshape(b.logical(x), (lead, x.shape[dim], tail)), b.reshape(b.logical(source), (lead, count, tail))
+    places = b.reshape(b.logical(index), (1, count))
+    if lead > 1:
+        places = b.emit("TILE", places, multiples=(lead, 1))
+    put = b.emit("SCATTER", rows, places, given)
+    return b.from_order(b.reshape(put, x.shape), list(range(x.rank)), x.q)
 
 
 def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None:
@@ -170,6 +189,8 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
         Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)),
         Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
         Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
+        Sample(I8(3, 9, 8), [None, Ints(1, low=0, high=8)], I8(3, 1, 8, low=-1.0)),
+        Sample(I8(2, 3, 9, 16), [None, None, torch.tensor([7, 2], dtype=torch.int32)], I8(2, 3, 2, 16, low=-1.0)),
         Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), Ints(1, low=0, high=4)], I8(3)),
         Sample(I8(4, 5), [Bools(4, 5)], I8(1)),
         Sample(Ints(9, 4), [torch.tensor([4, 0])], Ints(2, 4)),
@@ -187,7 +208,8 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     """out = x with values as x[indices], exact. There is one index.
 
     - A constant: slices and a CONCAT.
-    - Computed: TOSA 1.0 SCATTER. It should name no place twice.
+    - Computed, of one row, as of a cache: TOSA 1.0 SELECT. Vela's estimate of a SCATTER has a burst for each element.
+    - Computed, of several: SCATTER. It should name no place twice.
     - Values that accumulate: see ``accumulated``.
     """
     (dim,) = (k for k, one in enumerate(indices) if one is not None)
@@ -198,8 +220,10 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     if numbers is not None:
         places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
     count = indices[dim].shape[0] if numbers is None else len(places)
+    values = b.view(values, (1,) * (x.rank - values.rank) + values.shape) if isinstance(values, QTensor) else values
+    if numbers is None and count == 1 and not accumulate:
+        return _with_row(b, x, dim, indices[dim], values, out.q)
     values = b.moved_operand(values, out)
-    values = b.view(values, (1,) * (x.rank - values.rank) + values.shape)
     full = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     source = b.tile(values, [want // have for want, have in zip(full, values.shape, strict=True)])
     if numbers is None:

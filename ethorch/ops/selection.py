@@ -37,7 +37,7 @@ def _rescaled_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
     return QTensor(b.requantize(total, x.qparams.step, out), x.dims, out)
 
 
-def _either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None) -> QTensor:
+def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None) -> QTensor:
     """condition ? x : y in the qparams ``q``; of plain integers and truth values where that is None."""
     condition = b.plain_tensor(condition)
     if q is not None:
@@ -72,7 +72,7 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 
     It is exact but for the change to the scale of ``out``. TOSA 1.0 SELECT, or MUL and ADD.
     """
-    return _either(b, condition, x, y, out.q)
+    return either(b, condition, x, y, out.q)
 
 
 def _fill_rule(node: Any) -> QuantRule:
@@ -110,7 +110,7 @@ def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QT
         lowest = q.quantize(np.array(value)) == q.qmin
         if lowest and isinstance(x, QTensor) and not x.is_integer and isinstance(mask, np.ndarray):
             return _sunk(b, x, mask, q)
-    return _either(b, mask, value, x, out.q)
+    return either(b, mask, value, x, out.q)
 
 
 def _sunk(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:

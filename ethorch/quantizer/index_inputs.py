@@ -54,7 +54,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             continue
         if spec is to:
             _narrow_cast(node, narrow)
-        elif (spec.moves or spec in (add, sub)) and is_int64(node):
+        elif (_is_view(node) or spec.moves or spec in (add, sub)) and is_int64(node):
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None and not node.kwargs:
                 narrow[node] = AtenBuilder(model, node)(node.target, *args)
@@ -62,6 +62,12 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None:
                 node.args = args
+
+
+def _is_view(node: Node) -> bool:
+    """Are the elements of its result those of its input, some or all?"""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:

@@ -113,6 +113,10 @@ class Tuning:
     most_places_before_sum: int | None = None
     #: Fewest columns of a product that is computed as its transpose where it has 16 times fewer rows. None: none is.
     fewest_columns_turned: int | None = None
+    #: Rows of which the maximum is pooled as they lie, in a map of one channel. Of more, each row becomes a channel.
+    most_rows_pooled: int = 0
+    #: Is a product with what is stored as its transpose computed as its transpose, where it has 16 times fewer rows?
+    turns_stored_transposes: bool = False
     #: Most bytes of a map over whose width and height in turn a maximum is taken, where the kernel is large enough for that to pay;
     #: kernels of 49 elements and more are taken in turn at any size. None: always at once.
     largest_max_pool_in_turn_bytes: float | None = None

@@ -23,6 +23,8 @@ TUNING = Tuning(
     mean="AVG_POOL2D",
     largest_max_pool_in_turn_bytes=100_000,
     fewest_results_of_wide_stride=4096,
+    turns_stored_transposes=True,
+    most_rows_pooled=15,
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     largest_selection=1024,
     shuffles_by_nhwc=True,
