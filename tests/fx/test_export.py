@@ -20,9 +20,7 @@ class Last(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-def test_a_sequence_that_is_too_long_is_refused_before_tracing(
-    kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_is_too_long_is_refused_before_tracing(kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch takes 95 s to export 8,192 steps. Here it may not run the layer at all."""
     layer = kind(2, 2, batch_first=True)
     monkeypatch.setattr(layer, "forward", lambda *_: pytest.fail("the layer ran"))
