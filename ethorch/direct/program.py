@@ -11,13 +11,15 @@ from torch.fx import Node
 
 from ethorch.direct.whole import Whole
 from ethorch.formats.payload import BACKEND_ID
-from ethorch.formats.pte_types import DTYPES, Call, Chain, Delegate, Extra, Instruction, Method, Program, Value
+from ethorch.formats.pte_types import DTYPES, ITEM_BYTES, Call, Chain, Delegate, Extra, Instruction, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, op_name
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 QUANTIZE_KERNEL = "quantized_decomposed::quantize_per_tensor.out"
 DEQUANTIZE_KERNEL = "quantized_decomposed::dequantize_per_tensor.out"
+CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
+PUT_KERNEL = "aten::index_put_"
 STATE_MEMORY = 2  # of buffers of codes: the one in which ExecuTorch shares buffers between methods too
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
@@ -26,7 +28,8 @@ def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     """The program whose one method, ``forward``, is the whole.
 
     A buffer of codes is a tensor in a memory of its own, ``STATE_MEMORY``, that begins with contents of the file. The delegate
-    takes it and gives it, so that its codes are copied twice and nothing else is done to them.
+    takes it and gives it. Of a buffer that is written in parts, it gives these, which lie in the buffer or are put there by an
+    operator on the CPU.
     """
     contents: dict[str, int] = {}
     method = method_of(whole, spec, "forward", contents)
@@ -41,13 +44,19 @@ def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[s
         contents: name of a buffer -> the index of its first contents among the program's ``mutable``; those of the whole are added.
     """
     table = _Values()
-    states = {node: buffer for buffer, state in whole.states.items() for node in (state.read, state.written)}
     places: dict[Node, int] = {}
+    wholes: dict[str, int] = {}
     at = 0
     for buffer, state in whole.states.items():
         number = contents.setdefault(buffer, len(contents) + 1)
-        places[state.read] = places[state.written] = table.state(state.read, buffer, number, at)
-        at = aligned(at + table.values[-1].nbytes)
+        wholes[buffer] = places[state.read] = table.state(state.read, buffer, number, at)
+        if state.written is not None:
+            places[state.written] = places[state.read]
+        for part in state.parts:
+            if part.start is not None:
+                places[part.rows] = table.inside(wholes[buffer], part.rows, part.start)
+        at = aligned(at + table.values[wholes[buffer]].nbytes)
+    states = set(places)
     tensors = [n for n in dict.fromkeys((*whole.inputs, *whole.taken, *whole.given, *whole.outputs)) if n not in states]
     places |= {node: table.tensor(node) for node in tensors}
     steps: list[Instruction] = []
@@ -65,7 +74,18 @@ def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[s
             source: Node = node.args[0]  # type: ignore[assignment]
             args = (places[source], *table.parameters(node), places[node], places[node])
             step(Call(QUANTIZE_KERNEL, None, args), [source], [node])
+        elif op_name(node.target) in CASTS:
+            wide: Node = node.args[0]  # type: ignore[assignment]
+            blocking = table.simple(Value("bool", number=False))
+            args = (places[wide], blocking, table.order(node), places[node], places[node])
+            step(Call(CAST_KERNEL, None, args), [wide], [node])
     step(Call("", 0, tuple(places[node] for node in (*whole.taken, *whole.given))), whole.taken, whole.given)
+    for buffer, part in ((buffer, part) for buffer, state in whole.states.items() for part in state.parts):
+        if part.index is not None:
+            target = table.seen_as(wholes[buffer], part.shape)
+            indices = table.tensors((*[-1] * part.dim, places[part.index]))
+            args = (target, indices, places[part.rows], table.simple(Value("bool", number=False)), target)
+            step(Call(PUT_KERNEL, None, args), [part.index, part.rows], [])
     for node in dict.fromkeys(whole.outputs):
         if op_name(node.target) in DEQUANTIZE:
             codes: Node = node.args[0]  # type: ignore[assignment]
@@ -133,6 +153,30 @@ class _Values:
         number = self.tensor(node)
         self.values[number] = replace(self.values[number], place=(STATE_MEMORY, offset), data=contents, extra=Extra(name=name))
         return number
+
+    def inside(self, whole: int, node: Node, start: int) -> int:
+        """A tensor that is a part of another one, from its element ``start`` on."""
+        number = self.tensor(node)
+        memory, offset = self.values[whole].place or (STATE_MEMORY, 0)
+        place = memory, offset + start * ITEM_BYTES[self.values[number].dtype]
+        self.values[number] = replace(self.values[number], place=place)
+        return number
+
+    def seen_as(self, whole: int, shape: tuple[int, ...]) -> int:
+        """A tensor in another shape, in the same place."""
+        value = self.values[whole]
+        if value.shape == shape:
+            return whole
+        return self.simple(replace(value, shape=shape, dim_order=tuple(range(len(shape))), data=0, extra=None))
+
+    def order(self, node: Node) -> int:
+        """The dimensions of a tensor that lies row by row, as a list of ints."""
+        dims = [self.simple(Value("int", number=dim)) for dim in range(node.meta["val"].dim())]
+        return self.simple(Value("int[]", items=tuple(dims)))
+
+    def tensors(self, items: tuple[int, ...]) -> int:
+        """A list of tensors, -1 for none of them."""
+        return self.simple(Value("tensor?[]", items=items))
 
     def simple(self, value: Value) -> int:
         if value not in self._numbers:

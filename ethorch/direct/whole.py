@@ -12,10 +12,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.builder.qparams import QTensor
+from ethorch.direct.partial_writes import Part, parts_of
 from ethorch.errors import Unsupported
 from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import (
     ASSERTIONS,
+    CASTS,
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
@@ -23,12 +25,13 @@ from ethorch.fx.node import (
     Converted,
     constants_of,
     op_name,
+    origin_of,
     storage_order,
     tensor_of,
 )
 from ethorch.fx.states import writes_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
-from ethorch.lower.partition_report import PartitionReport
+from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.tosa.verify import verify
@@ -48,7 +51,8 @@ class Whole:
     Attributes:
         lowered: the delegate.
         inputs: the program's inputs, in order: placeholders.
-        taken: what each input of the delegate is: one of ``inputs``, or a quantize node of one.
+        taken: what each input of the delegate is: one of ``inputs``, a quantize node of one, or a cast of an int64 one to int32; or
+            the ``read`` of a state.
         given: what each output of the delegate is.
         outputs: the program's outputs, in order: each one of ``given``, or a dequantize node of one.
         partition: which operators that is.
@@ -72,13 +76,20 @@ class State:
 
     Attributes:
         read: the get_attr node that stands for it; the delegate takes it, if anything reads it.
-        written: what is written to it, one of ``Whole.given``.
+        written: all of what is written to it, one of ``Whole.given``; None where parts are.
         initial: what it holds before the first run.
+        parts: where only parts are written: those, whose rows are of ``Whole.given``.
     """
 
     read: Node
-    written: Node
+    written: Node | None
     initial: torch.Tensor
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def given(self) -> tuple[Node, ...]:
+        """What the delegate gives for it."""
+        return tuple(part.rows for part in self.parts) if self.written is None else (self.written,)
 
 
 def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
@@ -95,10 +106,10 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     outputs = _flat(next(node for node in graph.nodes if node.op == "output"))
     builder = builder_for(spec.target)
     walk = Walk(graph, constants_of(Converted(module)), builder, strict=False).run()
-    _check_all_there(walk, {state.written for state in states.values()})
+    written = {node for state in states.values() for node in state.given}
+    _check_all_there(walk, written)
     places = {node: number for number, node in enumerate(graph.nodes)}
-    codes = {*map(_before_dequantize, outputs), *(state.written for state in states.values())}
-    given = sorted(codes, key=places.__getitem__)
+    given = sorted({*map(_before_dequantize, outputs), *written}, key=places.__getitem__)
     for node in given:
         if not isinstance(walk.plain(walk.env[node]), QTensor) or node.op != "call_function":
             raise NotWhole(f"output {node.name} is not computed by the NPU")
@@ -114,6 +125,7 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     verify(builder.graph)
     report = PartitionReport(spec.target.name)
     report.delegated["ethosu_0"] = [node.name for node in graph.nodes if node in walk.supported and not _plumbing(node)]
+    report.refusals = [Refusal(node.name, origin_of(node), reason) for node, reason in walk.refusals.items()]
     lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
     return Whole(lowered, inputs, taken, tuple(given), outputs, report, _structure(module), states)
 
@@ -124,7 +136,7 @@ def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
     Raises:
         NotWhole: something changes a tensor in another way than by codes that are copied into a buffer of codes.
     """
-    graph, states = copy.deepcopy(module.graph), {}
+    graph, states = copy.deepcopy(module.graph), dict[str, State]()
     for name, write in writes_of(graph).items():
         buffer, written = write.args[:2]
         tensor = tensor_of(module, buffer) if isinstance(buffer, Node) else None
@@ -135,7 +147,10 @@ def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
         for node in others:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
-        states[name] = State(first, written, tensor.detach())
+        parts = parts_of(module, graph, first, written)
+        states[name] = State(first, written if parts is None else None, tensor.detach(), parts or ())
+    kept = {node for state in states.values() for node in (state.read, *state.given)}
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
     return graph, states
 
 
@@ -189,7 +204,8 @@ def check_layouts(module: GraphModule) -> None:
 def _check_all_there(walk: Walk, written: Set[Node]) -> None:
     """No operator was refused, and none computes something that nobody is given and that is not ``written`` to a buffer."""
     for node, reason in walk.refusals.items():
-        raise NotWhole(f"{node.name}: {reason}")
+        if not _narrows_input(node):
+            raise NotWhole(f"{node.name}: {reason}")
     for node in walk.graph.nodes:
         if node.op == "call_module" and node.users:
             raise NotWhole(f"{node.name} is a module")
@@ -212,12 +228,21 @@ def _before_dequantize(node: Node) -> Node:
 
 def _check_input(node: Node) -> None:
     """It is an input of the program, or such an input quantized by one scale."""
-    if node.op == "placeholder":
+    if node.op == "placeholder" or _narrows_input(node):
         return
     simple = op_name(node.target) == _PER_TENSOR_QUANTIZE and not any(isinstance(arg, Node) for arg in node.args[1:])
     source: Any = node.args[0] if simple else None
     if source is None or source.op != "placeholder" or source.meta["val"].dtype != torch.float32:
         raise NotWhole(f"{node.name} is no input that is quantized by one scale")
+
+
+def _narrows_input(node: Node) -> bool:
+    """Is it an int64 input as int32, which the CPU makes of a token or a position?"""
+    source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
+    narrow = (
+        isinstance(source, Node) and node.meta["val"].dtype == torch.int32 and node.meta["val"].shape == source.meta["val"].shape
+    )
+    return narrow and isinstance(source, Node) and source.op == "placeholder" and source.meta["val"].dtype == torch.int64
 
 
 def _plumbing(node: Node) -> bool:

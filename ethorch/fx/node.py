@@ -26,6 +26,9 @@ DEQUANTIZE = frozenset(name.replace(".quantize", ".dequantize") for name in QUAN
 #: What torch.export writes of dtypes and values it has seen: true by construction, and nothing to compute.
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
 
+#: Operators that change the dtype of a tensor and nothing else.
+CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default"})
+
 #: Operators of which only the shape of their argument counts.
 LIKE = frozenset(f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"))
 

@@ -99,6 +99,7 @@ def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...
         scale, zero = decided.args[1:3]
         found.append(StateBuffer(name, tuple(codes.shape), _named(codes.dtype), float(scale), int(zero)))  # type: ignore[arg-type]
     _drop_clones(graph, changed)
+    _write_apart(graph)
     graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
     result.recompile()
     return result, tuple(found)
@@ -116,6 +117,22 @@ def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
                         user.replace_all_uses_with(reader)
                         graph.erase_node(user)
                 clone.replace_all_uses_with(node)
+
+
+def _write_apart(graph: Graph) -> None:
+    """What is written to a buffer is written to no other one, and not returned: ExecuTorch's export takes it for one of the two."""
+    taken = set(graph.output_node().all_input_nodes)
+    for write in writes_of(graph).values():
+        written = write.args[1]
+        assert isinstance(written, Node)
+        if written in taken:
+            codes = op_name(written.target) == _PER_TENSOR[0]
+            with graph.inserting_after(written):
+                target, args = (written.target, written.args) if codes else (torch.ops.aten.clone.default, (written,))
+                again = graph.call_function(target, args)  # type: ignore[arg-type]
+            again.meta = dict(written.meta)
+            write.replace_input_with(written, again)
+        taken.add(written)
 
 
 def _changed(module: GraphModule) -> dict[str, torch.Tensor]:

@@ -39,6 +39,7 @@ class QuantRule:
         output: ``own`` (observed), ``same`` (shares the first input's), ``fixed`` (``fixed_range``), ``none``.
         layer: where the operator has its weight and its channels, if it has a weight.
         joins: the output is the inputs side by side: one that nobody else reads gets the output's qparams, and no RESCALE.
+        replaces: the output is the first input with some of its elements replaced by those of others.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output, known from mathematics.
         domain: (least, largest) real number that the first input can be; codes for numbers beyond would mean nothing.
     """
@@ -48,6 +49,7 @@ class QuantRule:
     output: str = "own"
     layer: Layer | None = None
     joins: bool = False
+    replaces: bool = False
     fixed_range: tuple[float, float] | None = None
     domain: tuple[float, float] | None = None
 
@@ -59,6 +61,7 @@ class QuantRule:
 
 EACH_INPUT = QuantRule()
 JOINED = QuantRule(joins=True)
+OVERWRITTEN = QuantRule(joins=True, replaces=True)
 SAME_AS_INPUT = QuantRule(output="same")
 FIRST_INPUT = QuantRule(only_first=True)
 NOT_QUANTIZED = QuantRule(inputs=False, output="none")

@@ -21,7 +21,7 @@ from ethorch.fx.node import attribute
 from ethorch.ops.accumulate import accumulated
 from ethorch.ops.compare import compared
 from ethorch.ops.indices import as_int32, constant_numbers, merged, one_number, operands_known, side_by_side
-from ethorch.ops.quant_rules import EACH_INPUT
+from ethorch.ops.quant_rules import OVERWRITTEN
 from ethorch.ops.samples import I8, Bools, Ints, Sample
 from ethorch.ops.selection import either
 from ethorch.ops.slicing import overwritten
@@ -93,7 +93,7 @@ def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source:
 
 @op(
     "aten.index_copy.default",
-    quant=EACH_INPUT,
+    quant=OVERWRITTEN,
     needs="SCATTER",
     check=check_index_copy,
     decompose=decompose_index_copy,
@@ -181,7 +181,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
 
 @op(
     "aten.index_put.default",
-    quant=EACH_INPUT,
+    quant=OVERWRITTEN,
     needs="SCATTER",
     check=check_index_put,
     decompose=decompose_index_put,

@@ -12,7 +12,7 @@ from torch.fx import Node
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT
+from ethorch.ops.quant_rules import OVERWRITTEN, SAME_AS_INPUT
 from ethorch.ops.samples import I8, Ints, Sample
 from ethorch.ops.spec import composite, op
 from ethorch.tosa.layout import around
@@ -163,7 +163,7 @@ def decompose_slice_scatter(
 
 @op(
     "aten.slice_scatter.default",
-    quant=EACH_INPUT,
+    quant=OVERWRITTEN,
     decompose=decompose_slice_scatter,
     samples=[
         Sample(I8(2, 8), I8(2, 3, low=-1.0), 1, 2, 5),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ethorch.figures import Layer
 from ethorch.formats.payload import DelegatePayload
-from ethorch.formats.pte_types import Method
+from ethorch.formats.pte_types import Method, Value
 from ethorch.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.report.rendered import as_html, as_text
@@ -55,7 +55,8 @@ class State:
         size_bytes: of RAM, beside what a delegate's scratch has of it.
         scale, zero_point: of its codes; None of one that holds no codes, and of a file, which does not say.
         where: who reads and writes it: ``NPU 0``, ``CPU``.
-        to_npu_bytes, from_npu_bytes: what is copied between it and the delegates in each call.
+        to_npu_bytes, from_npu_bytes: what is copied between it and the delegates in each call, of which an operator on the CPU may
+            do the last step.
         id, reason, way_out: of one that stays in float: a stable name, a sentence, what to do.
     """
 
@@ -191,22 +192,27 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
         buffers: what became of each in the build; none of a file, which has names, shapes and dtypes alone.
     """
     found = []
+    results: set[int] = set()  # of the delegates
     decided = {buffer.name: buffer for buffer in buffers}
-    for index, value in enumerate(method.values):
+    for value in method.values:
         if value.kind != "tensor" or not value.planned or value.extra is None or not value.extra.name:
             continue
+        inside = {number for number, other in enumerate(method.values) if _overlap(value, other)}
         where: list[str] = []
         taken = given = 0
         for call in method.calls:
             if call.delegate is None:
-                where += ["CPU"] if index in call.args else []
+                if inside & set(call.args):
+                    where.append("CPU")
+                    given += (
+                        sum(method.values[arg].nbytes for arg in call.args[:-1] if arg in results) if call.args[-1] in inside else 0
+                    )
                 continue
-            ends = (*payloads[call.delegate].inputs, *payloads[call.delegate].outputs)
             count = len(payloads[call.delegate].inputs)
-            for number, (arg, end) in enumerate(zip(call.args, ends, strict=True)):
-                if arg == index:
-                    where.append(f"NPU {call.delegate}")
-                    taken, given = taken + end.nbytes * (number < count), given + end.nbytes * (number >= count)
+            results |= set(call.args[count:])
+            where += [f"NPU {call.delegate}"] if inside & set(call.args) else []
+            taken += sum(method.values[arg].nbytes for arg in call.args[:count] if arg in inside)
+            given += sum(method.values[arg].nbytes for arg in call.args[count:] if arg in inside)
         buffer = decided.get(value.extra.name)
         reason = None if buffer is None else buffer.reason
         found.append(
@@ -238,3 +244,10 @@ def _add(rows: list[Operator], refusal: Refusal) -> None:
             rows[number] = replace(new, cycles=row.cycles, share=row.share, bound=row.bound)
             return
     rows.append(new)
+
+
+def _overlap(value: Value, other: Value) -> bool:
+    """Do two tensors of the plan share memory?"""
+    if other.kind != "tensor" or value.place is None or other.place is None or value.place[0] != other.place[0]:
+        return False
+    return value.place[1] < other.place[1] + other.nbytes and other.place[1] < value.place[1] + value.nbytes

@@ -7,7 +7,7 @@ observer that sees a buffer's first reader sees all its readers, and what is wri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ethorch.fx.node import is_float
 from ethorch.fx.states import writes_of
+from ethorch.ops.spec import find
 from ethorch.quantizer.specs import ANNOTATION, dtype_of
 
 #: What torchao annotates: an operator's result, or (argument, operator that reads it).
@@ -28,8 +29,9 @@ Place = Node | tuple[Node, Node]
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     """Let all readers of a buffer that the model changes share one observer with what is written to it.
 
-    Where they differ in dtype, or the value that is written is not quantized, the buffer is left as it is. An input of the program
-    that is written as it is (a frame that the next call looks back at) is quantized for it.
+    So do the values between the two that hold its elements: a cache with one row replaced, and then another. Where they differ in
+    dtype, or the value that is written is not quantized, the buffer is left as it is. An input of the program that is written as it
+    is (a frame that the next call looks back at) is quantized for it.
 
     Args:
         model: the annotated graph; its writes are ``copy_`` nodes.
@@ -55,6 +57,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
             written.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=_spec(places[0]), _annotated=True)
         if not places or _leader(written) is None:
             continue
+        places += _on_the_way(written, set(readers))
         leaders = sorted({place for place in map(_leader, [*places, written]) if place is not None}, key=order)
         specs = [_spec(place) for place in leaders]
         plain = next((spec for spec in specs if type(spec) is QuantizationSpec), None)
@@ -64,6 +67,43 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
         _annotate(first, dataclasses.replace(plain))
         for place in rest:
             _annotate(place, SharedQuantizationSpec(first))
+
+
+def _on_the_way(written: Node, buffers: Set[Node]) -> list[Place]:
+    """The values between a buffer and what is written to it that hold its elements, some of them replaced or moved on."""
+    reaches: dict[Node, bool] = {}
+    found: list[Place] = []
+
+    def follow(node: Node) -> bool:
+        """Whether ``node`` holds elements of the buffer. Sources come before what reads them, so that nothing is asked twice."""
+        stack = [node]
+        while stack:
+            at = stack[-1]
+            sources = _holders(at)
+            waiting = [source for source in sources if source not in reaches]
+            if at in reaches or at in buffers or not waiting:
+                stack.pop()
+                if at not in reaches:
+                    held = [source for source in sources if reaches.get(source)]
+                    reaches[at] = at in buffers or bool(held)
+                    found.extend([at, *((source, at) for source in held)] if held else [])
+            else:
+                stack += waiting
+        return reaches[node]
+
+    follow(written)
+    return found
+
+
+def _holders(node: Node) -> list[Node]:
+    """The operands whose elements an operator passes on as they are."""
+    spec = find(node.target) if node.op == "call_function" else None
+    if spec is None or not is_float(node):
+        return []
+    rule = spec.rule(node)
+    if rule.output == "same" or rule.replaces:
+        return [node.args[0]] if node.args and isinstance(node.args[0], Node) else []
+    return [arg for arg in node.all_input_nodes if is_float(arg)] if rule.joins else []
 
 
 def _spec(place: Place) -> QuantizationSpecBase | None:

@@ -86,7 +86,7 @@ class Attention(nn.Module):
     values: Tensor
     places: Tensor
 
-    def __init__(self, length: int = 12, width: int = 8) -> None:
+    def __init__(self, length: int = 60, width: int = 8) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.register_buffer("keys", torch.zeros(1, length, width))
@@ -99,6 +99,23 @@ class Attention(nn.Module):
         scores = self.q(x) @ self.keys.transpose(1, 2)
         weights = torch.softmax(scores.masked_fill(self.places > position.to(torch.int32), -100.0), -1)
         return weights @ self.values
+
+
+class Slots(nn.Module):
+    """Two rows of a table that each call overwrites, at places that the model knows, and a third in the middle of a row."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("table", torch.linspace(-1, 1, 80).reshape(10, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table[2:3] = self.a(x)
+        self.table[7] = self.b(x)[0]
+        self.table[9, 2:5] = x[0, :3]
+        return torch.tanh(self.table.sum(0, keepdim=True))
 
 
 class Ring(nn.Module):
@@ -161,9 +178,16 @@ CASES = {
     "attention": Case(
         Attention,
         "ethos-u85-256",
-        lambda number, generator: (torch.randn(1, 1, 8, generator=generator), torch.tensor([number % 12], dtype=torch.int32)),
+        lambda number, generator: (torch.randn(1, 1, 8, generator=generator), torch.tensor([number % 60], dtype=torch.int32)),
         ("keys", "values"),
     ),
+    "wide positions": Case(
+        Attention,
+        "ethos-u85-256",
+        lambda number, generator: (torch.randn(1, 1, 8, generator=generator), torch.tensor([number % 60])),
+        ("keys", "values"),
+    ),
+    "slots": Case(Slots, "ethos-u55-128", _frames(1, 8), ("table",)),
     "ring": Case(Ring, "ethos-u55-128", _frames(1, 1, 8), ("keys",)),
     "mean": Case(Mean, "ethos-u55-128", _frames(1, 8), ("mean",)),
 }
