@@ -7,11 +7,30 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+
+
+def _built(
+    quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool, shared: bool
+) -> Build:
+    """As ``build``, of a graph whose buffers hold codes already."""
+    if isinstance(quantized, GraphModule) and not etrecord:
+        try:
+            return _built_directly(quantized, spec)
+        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+            logger.debug("not directly: %s", error)
+        from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
+
+        try:
+            return built_reduced(quantized, example_inputs, spec, shared=shared)
+        except (NotWhole, VelaError) as error:
+            logger.debug("not reduced: %s", error)
+    from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
+
+    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -27,12 +46,16 @@ from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.quantizer.shared_buffers import one_observer
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Build", "Inputs", "UserModel", "build", "quantize", "with_nhwc_io"]
+__all__ = ["Build", "Inputs", "Session", "UserModel", "build", "quantize", "quantize_together", "with_nhwc_io"]
+
+#: Calls in order: (name of the model, its inputs).
+Session = Sequence[tuple[str, Inputs]]
 
 
 def with_nhwc_io(model: UserModel) -> UserModel:
@@ -69,27 +92,84 @@ def quantize(
     if quantizer is None:
         quantizer = EthosUQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
     for number, inputs in enumerate(model.calibration):
-        if (given := described(inputs)) != (wanted := described(model.example_inputs)):
-            raise EthorchError(f"calibration sample {number} is {given}; the example inputs, which fix the shapes, are {wanted}.")
-    with stage("export"):
-        graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
-    state = {name: buffer.clone() for name, buffer in graph.named_buffers()}
-    with stage("prepare"):
-        prepared = prepare_pt2e(graph, quantizer)
+        _check_shapes(f"calibration sample {number}", inputs, model)
+    prepared, buffers = _prepared(model, quantizer)
     samples = model.calibration or [model.example_inputs]
-    with stage("calibrate", len(samples)) as step, torch.no_grad():
+    with stage("calibrate", len(samples)) as step, torch.no_grad(), _kept(buffers):
         for inputs in samples:
             prepared(*inputs)
             step()
-        for name, buffer in prepared.named_buffers():  # what the model keeps from call to call is as before the first
-            if name in state:
-                buffer.copy_(state[name])
     with stage("convert"):
         converted: GraphModule = convert_pt2e(prepared)
     return converted
 
 
-def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, *, etrecord: bool = False) -> Build:
+def quantize_together(
+    models: Mapping[str, UserModel], sessions: Sequence[Session], quantizers: Mapping[str, EthosUQuantizer]
+) -> dict[str, GraphModule]:
+    """Models that share buffers, each with calibrated quantize and dequantize operators; a shared buffer has one scale in all.
+
+    Args:
+        models: by name. What they share are the same tensors.
+        sessions: calls in order, as (name, inputs); each session begins with the buffers' initial contents. Empty: each model's
+            example inputs, one after the other.
+        quantizers: by name.
+
+    Raises:
+        EthorchError: a session calls a model that there is not, or one with other shapes than its example inputs.
+        UserCodeError: as of ``quantize``.
+    """
+    for number, session in enumerate(sessions):
+        for place, (name, inputs) in enumerate(session):
+            if name not in models:
+                known = ", ".join(map(repr, models))
+                raise EthorchError(f"call {place} of calibration session {number} is of {name!r}; there are {known}.")
+            _check_shapes(f"call {place} of calibration session {number}, of {name!r},", inputs, models[name])
+    prepared, buffers = {}, list[Tensor]()
+    for name, model in models.items():
+        prepared[name], own = _prepared(model, quantizers[name])
+        buffers += own
+    one_observer(list(prepared.values()))
+    sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
+    with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
+        for session in sessions:
+            with _kept(buffers):
+                for name, inputs in session:
+                    prepared[name](*inputs)
+                    step()
+    with stage("convert"):
+        return {name: convert_pt2e(module) for name, module in prepared.items()}
+
+
+def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
+    if (given := described(inputs)) != (wanted := described(model.example_inputs)):
+        raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
+
+
+def _prepared(model: UserModel, quantizer: EthosUQuantizer) -> tuple[GraphModule, list[Tensor]]:
+    """The model with observers, and its own buffers, whose memory is the user's module's."""
+    with stage("export"):
+        graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
+    names = {name for name, _ in graph.named_buffers()}
+    with stage("prepare"):
+        prepared: GraphModule = prepare_pt2e(graph, quantizer)
+    return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
+
+
+@contextmanager
+def _kept(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """What models keep from call to call is afterwards as it was before."""
+    before = [(buffer, buffer.clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, contents in before:
+            buffer.copy_(contents)
+
+
+def build(
+    quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, *, etrecord: bool = False, shared: bool = False
+) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
     A model that is one delegate as a whole takes ``ethorch.direct``'s way, in about the time that Vela takes. Of one with
@@ -99,6 +179,8 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec,
 
     Args:
         etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
+        shared: buffers that are kept from call to call lie in a memory of their own, with their names, to be shared with other
+            methods (``formats.pte_merge``).
 
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
@@ -107,8 +189,15 @@ def build(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec,
     with stage("compile"):
         if isinstance(quantized, GraphModule):
             quantized, states = with_codes(quantized)
-        return replace(_built(quantized, example_inputs, spec, etrecord), states=states)
+        return replace(_built(quantized, example_inputs, spec, etrecord, shared), states=states)
 
+            try:
+                return built_reduced(quantized, example_inputs, spec, shared=shared)
+            except (NotWhole, VelaError) as error:
+                logger.debug("not reduced: %s", error)
+        from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
+
+        return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
 
 def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool) -> Build:
     """As ``build``, of a graph whose buffers hold codes already."""

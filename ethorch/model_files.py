@@ -68,6 +68,19 @@ class UserModel:
         object.__setattr__(self, "calibration", samples)
 
 
+@dataclass(frozen=True)
+class UserMethods:
+    """Models that share buffers or weights, to become the methods of one program.
+
+    Attributes:
+        models: by the method's name. What they share are the same tensors. Their ``calibration`` is not used.
+        sessions: calls in order as (name, inputs), for calibration; each session begins with the buffers' initial contents.
+    """
+
+    models: Mapping[str, UserModel]
+    sessions: Sequence[Sequence[tuple[str, Inputs]]] = ()
+
+
 class KeywordInputs(nn.Module):
     """A model called by position: the first inputs are its arguments, the others its keyword arguments by name."""
 
@@ -108,13 +121,14 @@ def _arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, Any]]:
     return tuple(inputs), {}
 
 
-def load_model(reference: str) -> UserModel:
-    """The model that a name stands for.
+def load_model(reference: str) -> UserModel | UserMethods:
+    """The model that a name stands for, or the models.
 
     - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function that takes no arguments, or a variable. It returns, or is,
       ``(module, example_inputs)`` or ``(module, example_inputs, calibration)``, the last as ``ethorch.data.samples`` takes them;
       or a module, whose inputs are its attribute ``example_inputs`` or ``example_input_array``, or the file's variable of one of
-      the names in ``INPUT_NAMES``. Inputs are a tuple, a tensor or a dict of keyword arguments.
+      the names in ``INPUT_NAMES``. Inputs are a tuple, a tensor or a dict of keyword arguments. For a program of several methods
+      the module and the inputs are dicts of the same keys, and the third, if there is one, sessions of (method, inputs).
     - ``FILE.py``: one for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: a program that ``torch.export.save`` wrote with its example inputs.
     - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``: see ``ethorch.model_zoos``.
@@ -156,7 +170,7 @@ def _imported(reference: Reference) -> ModuleType:
         sys.path.remove(folder)
 
 
-def _from_python(module: ModuleType, reference: Reference) -> UserModel:
+def _from_python(module: ModuleType, reference: Reference) -> UserModel | UserMethods:
     path, name = reference.place, reference.name
     made = getattr(module, name, None)
     if callable(made) and not isinstance(made, nn.Module):
@@ -174,6 +188,8 @@ def _from_python(module: ModuleType, reference: Reference) -> UserModel:
                 "that has to return (module, example_inputs) or (module, example_inputs, calibration)."
             )
         made = made, inputs, getattr(module, "calibration", ())
+    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Mapping):
+        return user_methods(*made)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise EthorchError(
             f"{path}:{name}() returned {type(made).__name__}; it has to return (module, example_inputs) or "
@@ -185,6 +201,62 @@ def _from_python(module: ModuleType, reference: Reference) -> UserModel:
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
     found = samples(made[2], user.example_inputs, keywords=names, what="calibration sample")
     return replace(user, calibration=[sample.inputs for sample in found])
+
+
+def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any = None) -> UserMethods:
+    """Models of several methods with their inputs, checked.
+
+    Args:
+        models: name of the method -> ``nn.Module`` or UserModel.
+        example_inputs: name of the method -> inputs; those of a UserModel may be missing.
+        sessions: of (name, inputs); one session alone is taken too.
+
+    Raises:
+        EthorchError: names of models and inputs differ, or a session is no list of calls, or inputs do not fit.
+    """
+    inputs = {} if example_inputs is None else example_inputs
+    if not isinstance(inputs, Mapping) or not models:
+        raise EthorchError("several methods need several inputs: give models and example inputs as dicts of the same names.")
+    found = {}
+    for name, model in models.items():
+        if isinstance(model, UserModel) and name not in inputs:
+            found[name] = model
+        elif isinstance(model, (nn.Module, UserModel)) and name in inputs:
+            module = model.module if isinstance(model, UserModel) else _in_eval_mode(model)
+            found[name] = UserModel(module, inputs[name], quantized=is_quantized(module))
+        else:
+            what = "has no example inputs" if name not in inputs else f"is {type(model).__name__}; it has to be an nn.Module"
+            raise EthorchError(f"method {name!r} {what}.")
+    for name in inputs:
+        if name not in models:
+            raise EthorchError(f"there are example inputs for {name!r}, but no model; there are {', '.join(map(repr, models))}.")
+    return UserMethods(found, _sessions(found, [] if sessions is None else sessions))
+
+
+def _sessions(models: Mapping[str, UserModel], given: Any) -> list[list[tuple[str, Inputs]]]:
+    given = list(given)
+    if given and all(_is_call(entry) for entry in given):
+        given = [given]
+    sessions = []
+    for number, session in enumerate(given):
+        calls = []
+        for place, call in enumerate(session):
+            what = f"call {place} of calibration session {number}"
+            if not _is_call(call):
+                raise EthorchError(f"{what} is {type(call).__name__}; it has to be (name of a method, its inputs).")
+            name, inputs = call
+            if name not in models:
+                raise EthorchError(f"{what} is of {name!r}; there are {', '.join(map(repr, models))}.")
+            user = models[name]
+            names = user.module.names if isinstance(user.module, KeywordInputs) else ()
+            taken = list(samples([inputs], user.example_inputs, keywords=names, what=f"{what}, of {name!r},"))
+            calls += [(name, sample.inputs) for sample in taken]
+        sessions.append(calls)
+    return sessions
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], str)
 
 
 def _offers_model(value: Any, file: str) -> bool:

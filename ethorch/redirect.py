@@ -10,10 +10,46 @@ into the stack of a thread it does not have.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 COUT_LOCK = threading.RLock()
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(before=COUT_LOCK.acquire, after_in_parent=COUT_LOCK.release, after_in_child=COUT_LOCK.release)
+
+
+@contextmanager
+def without_lines(*beginnings: bytes) -> Iterator[None]:
+    """Inside, what C code prints to standard output waits; afterwards it is printed, but for lines that begin so.
+
+    A program's own output may be there, as JSON that another program reads.
+    """
+    try:
+        kept = os.dup(1)
+    except OSError:  # a process without standard output
+        yield
+        return
+    with tempfile.TemporaryFile() as waiting:
+        _flush()
+        os.dup2(waiting.fileno(), 1)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+            waiting.seek(0)
+            rest = memoryview(b"".join(line for line in waiting if not line.startswith(beginnings)))
+            while rest:
+                rest = rest[os.write(1, rest) :]
+
+
+def _flush() -> None:
+    """Write out what C's own buffers hold."""
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)

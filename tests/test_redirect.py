@@ -1,4 +1,4 @@
-"""The lock around calls that redirect std::cout, across forks."""
+"""Standard output around calls into C++: the lock, across forks, and the lines that are not for the user."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import signal
 import threading
 
 import pytest
+import torch
+from torch import nn
 
-from ethorch.redirect import COUT_LOCK
+import ethorch
+from ethorch.redirect import COUT_LOCK, without_lines
 
 pytestmark = [pytest.mark.core, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
@@ -45,3 +48,29 @@ def test_a_fork_while_another_thread_is_inside():
 def test_a_fork_from_inside():
     with COUT_LOCK:
         assert status_of_child() == 0
+
+
+def test_only_the_lines_that_are_named_are_dropped(capfd):
+    with without_lines(b"noise", b"more noise"):
+        os.write(1, b"noise of a library\nmore noise\nan answer: noise\n")
+        os.write(1, b"without a newline")
+    assert capfd.readouterr().out == "an answer: noise\nwithout a newline"
+
+
+def test_what_is_printed_before_an_error_is_kept(capfd):
+    with pytest.raises(ValueError, match="inside"), without_lines(b"noise"):
+        os.write(1, b"said\n")
+        raise ValueError("inside")
+    os.write(1, b"later\n")
+    assert capfd.readouterr().out == "said\nlater\n"
+
+
+def test_standard_output_is_the_programs_alone(capfd):
+    """Vela prints a line for each SCATTER; a program that reads our JSON must not."""
+
+    class Write(nn.Module):
+        def forward(self, x, at):
+            return x.index_copy(0, at, x[:2] * 2)
+
+    ethorch.compile(Write(), (torch.randn(16, 32), torch.tensor([3, 5], dtype=torch.int32)), "ethos-u85-256")
+    assert capfd.readouterr().out == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.passes import MemoryPlanningPass
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -25,37 +26,48 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import at, first_sentence, raised_in
 
 
-def built_reduced(quantized: GraphModule, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec) -> Build:
+def built_reduced(
+    quantized: GraphModule, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec, *, shared: bool = False
+) -> Build:
     """A program of which ExecuTorch is shown the CPU's part alone.
+
+    Args:
+        shared: buffers that are kept lie in a memory of their own, with their names.
 
     Raises:
         NotWhole, VelaError: as of ``reduced``.
         EthorchError: ExecuTorch cannot make a program of it.
     """
     with reduced(quantized, spec) as made:
-        delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner)
+        delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner, shared=shared)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates, spec)
 
 
 def built_by_executorch(
-    quantized: nn.Module, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec, *, etrecord: bool = False
+    quantized: nn.Module,
+    example_inputs: tuple[Any, ...],
+    spec: EthosUCompileSpec,
+    *,
+    etrecord: bool = False,
+    shared: bool = False,
 ) -> Build:
     """A program that ExecuTorch exports anew and partitions.
 
     Args:
         etrecord: make ExecuTorch's ETRecord too.
+        shared: buffers that are kept lie in a memory of their own, with their names.
 
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
     """
     partitioner = EthosUPartitioner(spec)
-    delegates, program, record = _lowered(exported(quantized, example_inputs), partitioner, etrecord=etrecord)
+    delegates, program, record = _lowered(exported(quantized, example_inputs), partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
 
 
 def _lowered(
-    graph: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False
+    graph: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False, shared: bool = False
 ) -> tuple[tuple[Lowered, ...], bytes, Any]:
     """The delegates, the .pte, and the ETRecord if one is asked for."""
     with _executorch(partitioner.report), stage("lower the CPU's part"):
@@ -67,7 +79,11 @@ def _lowered(
         )
         _keep_initial_contents(edge.exported_program())
         delegates = tuple(lowered_delegates(edge.exported_program()))
-        config = ExecutorchBackendConfig(extract_delegate_segments=False, emit_mutable_buffer_names=True)
+        config = ExecutorchBackendConfig(
+            extract_delegate_segments=False,
+            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=shared),
+            emit_mutable_buffer_names=True,
+        )
         program = edge.to_executorch(config=config)
         return delegates, program.buffer, program.get_etrecord() if etrecord else None
 

@@ -78,7 +78,7 @@ def aot_arm_compiler(
     from ethorch.program.compile import user_model
     from ethorch.program.model_options import inputs_from, loaded
 
-    user = loaded(name)
+    user = user_model(loaded(name))
     if not quantize and not user.quantized:
         raise SpecError("the NPU computes in integers: add -q to quantize the model, or name one that is quantized.")
     if model_input is not None:

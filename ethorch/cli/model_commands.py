@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 PANEL = "A model"
 
 
-def user_model(model: str, samples: options.Samples) -> UserModel:
+def user_model(model: str | UserModel, samples: options.Samples) -> UserModel:
     """The model that is named, with the inputs and weights that the options say."""
     from ethorch.program.compile import user_model as checked
     from ethorch.program.model_options import loaded
 
     files = [str(path) for path in samples.calibrate] if samples.calibrate else None
     transform = samples.transform()
-    return checked(loaded(model, samples.shape, samples.weights), calibration=files, limit=samples.limit, transform=transform)
+    found = loaded(model, samples.shape, samples.weights) if isinstance(model, str) else model
+    return checked(found, calibration=files, limit=samples.limit, transform=transform)
 
 
 def compiled(
@@ -39,9 +40,16 @@ def compiled(
     from ethorch.user_code import find
 
     find(model)  # what is wrong is said before the seconds that the imports below take
+    from ethorch.model_files import UserMethods
     from ethorch.program.compile import compile as compile_model
+    from ethorch.program.model_options import loaded
 
-    user = user_model(model, samples)
+    user = loaded(model, samples.shape, samples.weights)
+    if isinstance(user, UserMethods):
+        if samples.calibrate:
+            raise SpecError(f"{model} is of several methods, whose calls for calibration it has to bring: --calibrate is of one.")
+    else:
+        user = user_model(user, samples)
     return compile_model(user, settings=chosen, dump=None if dump is None else str(dump), etrecord=etrecord)
 
 

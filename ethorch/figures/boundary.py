@@ -15,7 +15,7 @@ from ethorch.formats.pte_types import DTYPES, Method, Program
 if TYPE_CHECKING:
     from torch import Tensor  # 2 seconds, for a type
 
-_METHOD = re.compile(r"(?P<side>input|output)(?P<index>\d+)_(?P<key>scale|zp|quant_min|quant_max|dtype)")
+_METHOD = re.compile(r"(?:(?P<method>.+)_)?(?P<side>input|output)(?P<index>\d+)_(?P<key>scale|zp|quant_min|quant_max|dtype)")
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ class Codes:
         return (codes.to(torch.float32) - self.zero_point) * self.scale
 
 
-def boundary_of(program: Program) -> dict[str, Codes]:
-    """What ``with_constants`` put into a program, or ExecuTorch's passes did: ``input0``, ... -> Codes."""
+def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
+    """What ``with_constants`` put into a program, or ExecuTorch's passes did: ``input0``, ... -> Codes.
+
+    Where a program has several methods, their names stand in front: ``decode_input0_scale``.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for name, method in program.methods.items():
-        if (match := _METHOD.fullmatch(name)) and len(method.outputs) == 1:
-            found.setdefault(match["side"] + match["index"], {})[match["key"]] = method.values[method.outputs[0]].number
+    for name, figure in program.methods.items():
+        if (match := _METHOD.fullmatch(name)) and match["method"] in (None, method) and len(figure.outputs) == 1:
+            found.setdefault(match["side"] + match["index"], {})[match["key"]] = figure.values[figure.outputs[0]].number
     codes = {}
     for name, keys in found.items():
         if keys.keys() >= {"scale", "zp", "quant_min", "quant_max", "dtype"} and int(keys["dtype"]) in DTYPES:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ethorch import npu
 from ethorch.errors import MachineFault
 from ethorch.formats.payload import DelegatePayload, IoTensor
+from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,7 +34,7 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
 def keeps_state(description: Method) -> bool:
     """Whether a call may depend on the calls before it: tensors that are written and kept, operators in place, random numbers."""
     names = [name.partition("::")[2].partition(".")[0] for name in description.operators]
-    written = any(value.planned and value.constant for value in description.values)
+    written = any(value.place is not None and (value.constant or value.place[0] >= SHARED_MEMORY) for value in description.values)
     return written or any(name.endswith("_") or name.startswith("copy_") or name.startswith(_RANDOM) for name in names)
 
 

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ethorch.errors import HostError
+from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method
 from ethorch.host.checks import check_kernel_calls, payloads
 from ethorch.host.delegate import MachineFactory, host_backend
-
-#: Planned memories of a method from this one on hold buffers that methods share; the one before, a method's own tensors
-#: (executorch/exir/passes/memory_planning_pass.py of 1.5, ``share_mutable_buffers``).
-SHARED_MEMORY = 2
 
 
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:

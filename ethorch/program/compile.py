@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,18 @@ from torch.fx import GraphModule
 
 from ethorch import flow
 from ethorch.data.samples import samples
-from ethorch.errors import EthorchError, unknown_name
-from ethorch.model_files import KeywordInputs, UserModel, in_eval_mode, is_quantized, load_model
+from ethorch.errors import EthorchError
+from ethorch.model_files import (
+    KeywordInputs,
+    UserMethods,
+    UserModel,
+    in_eval_mode,
+    is_quantized,
+    load_model,
+    user_methods,
+)
 from ethorch.program.fitting import fitted
-from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.program.methods import built, check_modules, compile_methods, in_layout
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
 from ethorch.program.saving import check_file, save_etrecord
@@ -31,10 +38,12 @@ from ethorch.quiet import quiet
 _SAMPLE = "calibration sample"
 
 Model = nn.Module | ExportedProgram | UserModel | str
+#: Models of several methods that share buffers and weights, by name.
+Methods = Mapping[str, nn.Module | UserModel] | UserMethods
 
 
 def compile(
-    model: Model,
+    model: Model | Methods,
     example_inputs: Any = None,
     target: str | None = None,
     *,
@@ -74,12 +83,15 @@ def compile(
     Args:
         model: an ``nn.Module``; one that ``convert_pt2e`` returned is taken as it is; an ``ExportedProgram``; or the name of
             one, as on the command line: ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``,
-            ``timm:NAME``, ``hf:FOLDER``.
+            ``timm:NAME``, ``hf:FOLDER``. Or several modules by the names that the program's methods get, such as ``prefill`` and
+            ``decode``: what they share are the same parameters and buffers.
         example_inputs: a tensor, a tuple of inputs, or a dict of keyword inputs; they fix the shapes. A model by name brings its
-            own.
+            own. Of several methods: their inputs by name.
         target: name of the NPU, see ``ethorch targets``; the board's first by default, or ``ethos-u55-128``.
         calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
             folder (see ``ethorch.data.samples``). The ranges of all activations come from them. None: the example inputs alone.
+            Of several methods: sessions, each a list of calls in order, ``("decode", inputs)``; a session begins with the buffers'
+            initial contents.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``.
         io: type of the program's inputs and outputs that are float in the model: ``float32`` (default), ``int8``, ``uint8`` or
             ``int16``. ``Program.inputs`` and ``outputs`` have their scales.
@@ -130,9 +142,24 @@ def compile(
         board=None if board is None else os.fspath(board),
     )
     with quiet(), shown(progress):
+        if isinstance(model, str):
+            model = load_model(model)
+        if isinstance(model, (Mapping, UserMethods)):
+            methods = _user_methods(model, example_inputs, calibration, etrecord)
+            return compile_methods(methods, chosen, config, dump)
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         with in_eval_mode(user.module):
             return _compiled(user, chosen, config, dump, etrecord)
+
+
+def _user_methods(model: Methods, example_inputs: Any, calibration: Any, etrecord: Any) -> UserMethods:
+    if etrecord is not None:
+        raise EthorchError("an ETRecord is of one method; compile each method alone for that.")
+    if isinstance(model, UserMethods):
+        if example_inputs is None and calibration is None:
+            return model
+        return user_methods(model.models, example_inputs, model.sessions if calibration is None else calibration)
+    return user_methods(model, example_inputs, calibration)
 
 
 def quantize(
@@ -170,7 +197,7 @@ def quantize(
 
 
 def user_model(
-    model: Model,
+    model: Model | UserMethods,
     example_inputs: Any = None,
     calibration: Any = None,
     *,
@@ -184,6 +211,8 @@ def user_model(
     """
     if isinstance(model, str):
         model = load_model(model)
+    if isinstance(model, UserMethods):
+        raise EthorchError(f"the model has several methods, {', '.join(map(repr, model.models))}; here one model is wanted.")
     if isinstance(model, ExportedProgram):
         inputs = model.example_inputs if example_inputs is None else example_inputs
         model = UserModel(model.module(check_guards=False), inputs, quantized=is_quantized(model.graph_module))
@@ -213,10 +242,7 @@ def user_model(
 
 def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:
     if not user.quantized:
-        known = {name for name, _ in user.module.named_modules()}
-        for name in settings.modules:
-            if name not in known and f"module.{name}" not in known:
-                raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
+        check_modules([user.module], settings)
     quantized = flow.quantize(user, settings.spec, quantizer=quantizer_for(settings, config))
     if isinstance(quantized, GraphModule):
         return quantized
@@ -236,7 +262,7 @@ def _compiled(
 
     def make(chosen: Settings, only_compiler: bool) -> Program:
         if not only_compiler or not kept:
-            kept[:] = [_quantized(*_in_layout(user, chosen), config)]
+            kept[:] = [_quantized(*in_layout(user, chosen), config)]
         return _built(user, kept[0], chosen, config)
 
     program = fitted(settings, make, user)
@@ -250,7 +276,7 @@ def _compiled(
 
 def quantized_for(user: UserModel, settings: Settings) -> GraphModule:
     """The model quantized as the settings say, in the layout they say."""
-    return _quantized(*_in_layout(user, settings), None)
+    return _quantized(*in_layout(user, settings), None)
 
 
 def compile_once(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
@@ -266,19 +292,11 @@ def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]
         with quiet(), in_eval_mode(user.module):
             changed = replace(program.settings, arena=settings.arena, constants=settings.constants)
             same = program.model is user and changed == settings
-            quantized = program.quantized if same else _quantized(*_in_layout(user, settings), None)
+            quantized = program.quantized if same else _quantized(*in_layout(user, settings), None)
             assert isinstance(quantized, GraphModule)
             return _built(user, quantized, settings, None)
 
     return once
-
-
-def _in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]:
-    """Both for a model with its channels last, where the settings ask for that."""
-    if not settings.nhwc_io:
-        return user, settings
-    modules = {f"module.{name}": scheme for name, scheme in settings.modules.items()}
-    return flow.with_nhwc_io(user), settings.with_(modules=modules)
 
 
 def _built(
@@ -289,16 +307,7 @@ def _built(
     dump: str | None = None,
     etrecord: str | os.PathLike[str] | None = None,
 ) -> Program:
-    user, _ = _in_layout(user, settings)
-    spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
-    codes = boundary_codes(quantized)
-    taken, inputs = quantized, user.example_inputs
-    if settings.io != "float32":
-        taken = with_integer_io(quantized, settings.io)
-        inputs = as_codes(inputs, codes)
-    built = flow.build(taken, inputs, spec, etrecord=etrecord is not None)
+    build = built(user, quantized, settings, dump, etrecord=etrecord is not None)
     if etrecord is not None:
-        save_etrecord(built.etrecord, Path(etrecord))
-    if settings.io != "float32":
-        built = replace(built, pte=with_constants(built.pte, codes))
-    return Program(built.pte, settings=settings, build=built, model=user, quantized=quantized, config=config)
+        save_etrecord(build.etrecord, Path(etrecord))
+    return Program(build.pte, settings=settings, build=build, model=user, quantized=quantized, config=config)

@@ -11,13 +11,13 @@ import torch
 
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
-from ethorch.model_files import UserModel, load_model
+from ethorch.model_files import UserMethods, UserModel, load_model
 from ethorch.model_zoos import made_up
 from ethorch.program.program import Program
 
 
-def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | None = None) -> UserModel:
-    """The model of that name.
+def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | None = None) -> UserModel | UserMethods:
+    """The model of that name, or the models of several methods.
 
     Args:
         reference: see ``ethorch.model_files.load_model``.
@@ -29,6 +29,10 @@ def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | 
         EthorchError: the weights do not fit.
     """
     user = load_model(reference)
+    if isinstance(user, UserMethods):
+        if weights is not None or shapes:
+            raise SpecError(f"{reference} is of several methods: --weights and --shape are of one model.")
+        return user
     if weights is not None:
         _load_weights(user.module, weights)
     if not shapes:

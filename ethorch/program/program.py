@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +102,8 @@ class Budget:
 class Program:
     """One method of a ``.pte``, and all that is known of it. ``ethorch.compile`` and ``ethorch.load`` make them.
 
+    ``program["decode"]`` is another method of the same file, which sees the buffers that this one wrote, if they share some.
+
     Attributes:
         pte: the file.
         method: name of the method.
@@ -109,6 +112,7 @@ class Program:
         model: the float model and its samples; None for a file.
         quantized: the quantized model; None for a file.
         config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
+        sessions: calls of the methods in order, of a program that was compiled with several.
         tried: the programs that were made to keep the budgets, this one among them; the first is what the settings say.
     """
 
@@ -123,11 +127,14 @@ class Program:
         quantized: nn.Module | None = None,
         config: QuantizationConfig | None = None,
         sources: str | os.PathLike[str] | None = None,
+        sessions: Sequence[Sequence[tuple[str, tuple[Any, ...]]]] = (),
     ):
         self.pte, self.method = data, method
         self.settings, self.build, self.model, self.quantized = settings, build, model, quantized
         self.config = config
+        self.sessions = sessions
         self._sources = sources
+        self._others = {method: self}
         self.tried: tuple[Attempt, ...] = ()
         self._parsed = pte.read(data)
         if method not in self.methods:
@@ -139,6 +146,18 @@ class Program:
     def methods(self) -> tuple[str, ...]:
         """The entry points of the file; figures that it carries are none."""
         return tuple(name for name, method in self._parsed.methods.items() if not is_constant(method))
+
+    def __getitem__(self, method: str) -> Program:
+        """Another method of the file; HostError where there is none of this name."""
+        if method not in self._others:
+            self.with_method(Program(self.pte, method, settings=self.settings, sources=self._sources))
+        return self._others[method]
+
+    def with_method(self, other: Program) -> Program:
+        """Itself, which knows another method of the same file now."""
+        self._others[other.method] = other
+        other._others = self._others
+        return self
 
     @property
     def description(self) -> Method:
@@ -166,7 +185,7 @@ class Program:
         return self._infos("output", self.description.outputs)
 
     def _infos(self, side: str, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
-        codes, values = boundary_of(self._parsed), self.description.values
+        codes, values = boundary_of(self._parsed, self.method), self.description.values
         return tuple(
             TensorInfo(values[index].dtype or values[index].kind, values[index].shape, codes.get(f"{side}{number}"))
             for number, index in enumerate(indices)
@@ -177,7 +196,15 @@ class Program:
     @cached_property
     def host(self) -> host.HostProgram:
         """The program in ExecuTorch's runtime on this computer, its NPU simulated."""
+        for other in self._others.values():
+            loaded: host.HostProgram | None = other.__dict__.get("host")
+            if loaded is not None and self.method in loaded.methods:
+                return loaded[self.method]
         return host.load(self.pte, self.method, sources=self._sources)
+
+    def reset(self) -> None:
+        """Put what the program keeps from call to call back to its initial contents, for all methods that share it."""
+        self.host.reset()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         """Run in ExecuTorch's runtime, the NPU simulated bit for bit.
@@ -383,6 +410,8 @@ class Program:
         """
         if self.model is None or self.model.quantized:
             return None
+        if len(self.methods) > 1:
+            return self._accuracy_in_sessions()
         samples = (self.model.calibration or [self.model.example_inputs])[:_MEASURED_SAMPLES]
         wanted, found = [], []
         with torch.no_grad(), in_eval_mode(self.model.module):
@@ -390,6 +419,34 @@ class Program:
                 wanted.append(pytree.tree_leaves(self.model.module(*sample)))
                 found.append(self.floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))
         return Accuracy(sqnr_db(wanted, found), len(samples))
+
+    def _accuracy_in_sessions(self) -> Accuracy | None:
+        """The SQNR of this method's outputs in the first sessions, all methods called in order, in float and here."""
+        wanted: list[list[Tensor]] = []
+        found: list[list[Any]] = []
+        example = [(name, program.model.example_inputs) for name, program in self._others.items() if program.model is not None]
+        with ExitStack() as context:
+            context.enter_context(torch.no_grad())
+            for program in self._others.values():
+                assert program.model is not None
+                context.enter_context(in_eval_mode(program.model.module))
+            buffers = {b: b.clone() for p in self._others.values() if p.model is not None for b in p.model.module.buffers()}
+            for session in self.sessions or [example]:
+                self.reset()
+                for name, inputs in session:
+                    program = self._others[name]
+                    assert program.model is not None
+                    exact = pytree.tree_leaves(program.model.module(*inputs))
+                    made = program.floats(program.host(*pytree.tree_leaves(program.as_taken(inputs))))
+                    if program is self:
+                        wanted.append(exact)
+                        found.append(made)
+                for buffer, contents in buffers.items():
+                    buffer.copy_(contents)
+                if len(wanted) >= _MEASURED_SAMPLES:
+                    break
+            self.reset()
+        return Accuracy(sqnr_db(wanted, found), len(wanted)) if wanted else None
 
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
         """Flat outputs with codes as what they mean."""
@@ -621,7 +678,7 @@ def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
 
 
 def load(
-    path: str | os.PathLike[str] | bytes, method: str = "forward", *, sources: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str] | bytes, method: str | None = None, *, sources: str | os.PathLike[str] | None = None
 ) -> Program:
     """A ``.pte`` as a Program: of ethorch, of ExecuTorch's Arm backend, or a folder that ``Program.save`` wrote.
 
@@ -629,7 +686,7 @@ def load(
 
     Args:
         path: the file or folder, or a file's contents.
-        method: which entry point.
+        method: which entry point; None is ``forward``, or the first of a file without it.
         sources: the folder that ``dump`` of ``ethorch.compile`` named.
 
     Raises:
@@ -649,4 +706,7 @@ def load(
             data = file.read_bytes()
         except OSError as error:
             raise EthorchError(f"cannot read {file}: {error.strerror}.") from None
+    if method is None:
+        entries = [name for name, found in pte.read(data).methods.items() if not is_constant(found)]
+        method = "forward" if "forward" in entries or not entries else entries[0]
     return Program(data, method, settings=settings, sources=sources)

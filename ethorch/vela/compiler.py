@@ -14,7 +14,7 @@ from typing import Any
 
 from ethorch.errors import VelaError
 from ethorch.formats.payload import RANK, IoTensor
-from ethorch.redirect import COUT_LOCK
+from ethorch.redirect import COUT_LOCK, without_lines
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela.child import compile_apart
 from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance
@@ -30,6 +30,8 @@ _FEATURES = {
     "--disable-buffering": "WeightBuffering",
     "--disable-ifm-reuse": "ReuseIFM",
 }
+# What Vela 5.1 prints whatever its flags, of a cost that it cannot estimate: SCATTER's.
+_NOISE = (b"Missing element access estimation",)
 # Flags that make Vela print: section of its options, key.
 _VERBOSE = {
     "--verbose-high-level-command-stream": ("compiler", "verbose_high_level_command_stream"),
@@ -84,7 +86,7 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
         raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
     options = options_text(spec, cascading=cascading)
     try:
-        with COUT_LOCK:  # nor does anything say that two compilations may overlap
+        with COUT_LOCK, without_lines(*_NOISE):  # nor does anything say that two compilations may overlap
             raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
     except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error

@@ -1,0 +1,128 @@
+"""A model, or several that share buffers and weights, through the compiler: one method each of the program."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+from torch.fx import GraphModule
+
+from ethorch import flow
+from ethorch.direct.build import Build
+from ethorch.errors import EthorchError, unknown_name
+from ethorch.formats import pte
+from ethorch.formats.pte_merge import merged
+from ethorch.formats.pte_writer import write
+from ethorch.model_files import UserMethods, UserModel, in_eval_mode
+from ethorch.nhwc import nhwc_inputs
+from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.program.program import Program
+from ethorch.program.schemes import quantizer_for
+from ethorch.program.settings import Settings
+from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantizer.shared_buffers import names_in_whole
+
+
+def compile_methods(
+    methods: UserMethods, settings: Settings, config: QuantizationConfig | None = None, dump: str | None = None
+) -> Program:
+    """One program with a method for each model; the first one's Program, which knows the others: ``program["decode"]``.
+
+    Budgets are compared for each method, and not searched for.
+
+    Raises:
+        EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
+    """
+    with ExitStack() as modes:
+        for user in methods.models.values():
+            modes.enter_context(in_eval_mode(user.module))
+        quantized = _quantized(methods, settings, config)
+        builds = {}
+        for name, user in methods.models.items():
+            folder = None if dump is None else str(Path(dump) / name)
+            builds[name] = built(user, quantized[name], settings, folder, shared=True)
+    parts = {name: pte.read(build.pte) for name, build in builds.items()}
+    data = write(merged(parts, names_in_whole(quantized)))
+    first: Program | None = None
+    for name, build in builds.items():
+        made = Program(
+            data,
+            name,
+            settings=settings,
+            build=replace(build, pte=data),
+            model=methods.models[name],
+            quantized=quantized[name],
+            config=config,
+            sessions=methods.sessions,
+        )
+        first = made if first is None else first.with_method(made)
+    assert first is not None
+    return first
+
+
+def _quantized(methods: UserMethods, settings: Settings, config: QuantizationConfig | None) -> dict[str, GraphModule]:
+    done = {name: user.module for name, user in methods.models.items() if user.quantized and isinstance(user.module, GraphModule)}
+    if done and len(done) < len(methods.models):
+        missing = ", ".join(repr(name) for name in methods.models if name not in done)
+        raise EthorchError(f"some methods are quantized already, but not {missing}: quantize all, or leave it to ethorch.")
+    if done:
+        return done
+    check_modules([user.module for user in methods.models.values()], settings)
+    users, quantizers = {}, {}
+    for name, user in methods.models.items():
+        users[name], own = in_layout(user, settings)
+        known = {module for module, _ in users[name].module.named_modules()}
+        modules = {module: scheme for module, scheme in own.modules.items() if module in known or f"module.{module}" in known}
+        quantizers[name] = quantizer_for(replace(own, modules=modules), config)
+    sessions = [[(name, _inputs_in_layout(inputs, settings)) for name, inputs in session] for session in methods.sessions]
+    return flow.quantize_together(users, sessions, quantizers)
+
+
+def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
+    """SpecError where the settings name a submodule that none of the models has."""
+    known = {name for model in models for name, _ in model.named_modules()}
+    for name in settings.modules:
+        if name not in known and f"module.{name}" not in known:
+            raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
+
+
+def in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]:
+    """Both for a model with its channels last, where the settings ask for that."""
+    if not settings.nhwc_io:
+        return user, settings
+    modules = {f"module.{name}": scheme for name, scheme in settings.modules.items()}
+    return flow.with_nhwc_io(user), settings.with_(modules=modules)
+
+
+def _inputs_in_layout(inputs: flow.Inputs, settings: Settings) -> flow.Inputs:
+    return nhwc_inputs(inputs) if settings.nhwc_io else inputs
+
+
+def built(
+    user: UserModel,
+    quantized: GraphModule,
+    settings: Settings,
+    dump: str | None = None,
+    *,
+    etrecord: bool = False,
+    shared: bool = False,
+) -> Build:
+    """The program of one quantized model, by ``flow.build``, its inputs and outputs of the settings' type.
+
+    Args:
+        dump: a folder for TOSA graphs and payloads.
+        etrecord, shared: as of ``flow.build``.
+    """
+    user, _ = in_layout(user, settings)
+    spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
+    codes = boundary_codes(quantized)
+    taken, inputs = quantized, user.example_inputs
+    if settings.io != "float32":
+        taken = with_integer_io(quantized, settings.io)
+        inputs = as_codes(inputs, codes)
+    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared)
+    return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))

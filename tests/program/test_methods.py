@@ -1,0 +1,236 @@
+"""Several models that share buffers and weights as the methods of one program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.errors import EthorchError, SpecError
+from ethorch.formats import pte
+
+TARGET = "ethos-u85-256"
+
+
+class Cell(nn.Module):
+    """h = tanh(x W + h U): what both methods share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.h = nn.Linear(6, 16), nn.Linear(16, 16)
+        self.register_buffer("state", torch.zeros(1, 16))
+
+
+class Step(nn.Module):
+    """One step; returns the state."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.cell.x(x) + self.cell.h(self.cell.state))
+        self.cell.state.copy_(h)
+        return h
+
+
+class Steps(Step):
+    """Four steps; returns the last state."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cell.state
+        for number in range(4):
+            h = torch.tanh(self.cell.x(x[number : number + 1]) + self.cell.h(h))
+        self.cell.state.copy_(h)
+        return h
+
+
+Calls = list[tuple[str, tuple[Tensor, ...]]]
+
+
+def session(seed: int) -> Calls:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int) -> Tensor:
+        return torch.randn(rows, 6, generator=generator)
+
+    return [("steps", (draw(4),)), ("step", (draw(1),)), ("step", (draw(1),)), ("steps", (draw(4),)), ("step", (draw(1),))]
+
+
+def models() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    cell = Cell().eval()
+    return {"steps": Steps(cell), "step": Step(cell)}
+
+
+INPUTS = {"steps": (torch.zeros(4, 6),), "step": (torch.zeros(1, 6),)}
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[dict[str, nn.Module], ethorch.Program]:
+    made = models()
+    return made, ethorch.compile(made, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)])
+
+
+def run(models: dict[str, nn.Module], program: ethorch.Program, calls: Calls) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of a session in float and of the program."""
+    buffers = {buffer: buffer.clone() for model in models.values() for buffer in model.buffers()}
+    program.reset()
+    with torch.no_grad():
+        exact = [models[name](*inputs).clone() for name, inputs in calls]
+    for buffer, contents in buffers.items():
+        buffer.copy_(contents)
+    return exact, [program[name](*inputs) for name, inputs in calls]
+
+
+def test_methods_share_their_state(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    models, program = both
+    assert program.method == "steps"
+    assert set(program.methods) == {"steps", "step"}
+    exact, found = run(models, program, session(100))
+    assert ethorch.sqnr_db(exact, found) > 20
+    again = run(models, program, session(100))[1]
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+    program.reset()
+    assert not torch.equal(program["step"](*session(100)[1][1]), found[1])  # the state that `steps` left is gone
+
+
+def test_the_models_state_is_as_before(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    models, program = both
+    accuracy = program["step"].accuracy
+    assert accuracy is not None
+    assert accuracy.sqnr_db > 20
+    assert accuracy.samples >= 3
+    assert not models["step"].cell.state.any()  # type: ignore[union-attr]
+
+
+def test_a_shared_buffer_is_in_the_file_once(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    parsed = pte.read(both[1].pte)
+    kept = {
+        (name, value.extra.name, value.dtype, value.place)
+        for name, method in parsed.methods.items()
+        for value in method.values
+        if value.place is not None and value.place[0] > 1 and value.extra is not None
+    }
+    assert {name for name, *_ in kept} == {"steps", "step"}
+    assert len({rest for _, *rest in map(tuple, kept) for rest in [tuple(rest)]}) == 1
+    assert {method.memories[2] for method in parsed.methods.values()} == {64} or {
+        m.memories[2] for m in parsed.methods.values()
+    } == {16}
+
+
+def test_each_method_has_figures_of_its_own(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    program = both[1]
+    four, one = program.total_cycles, program["step"].total_cycles
+    assert four is not None
+    assert one is not None
+    assert four > one > 0
+    assert program["step"].to_json()["method"] == "step"
+    assert "step" in program["step"].explain().to_text() or program["step"].layers
+
+
+def test_a_saved_program_has_both(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
+    models, program = both
+    program.save(tmp_path / "model.pte")
+    loaded = ethorch.load(tmp_path / "model.pte")
+    assert loaded.method in ("steps", "step")
+    wanted = run(models, program, session(7))[1]
+    found = run(models, loaded, session(7))[1]
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    assert ethorch.load(tmp_path / "model.pte", "step").method == "step"
+
+
+def test_inputs_and_outputs_can_be_codes() -> None:
+    made = models()
+    program = ethorch.compile(made, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)], io="int8")
+    for name in ("steps", "step"):
+        assert program[name].inputs[0].dtype == program[name].outputs[0].dtype == "int8"
+    assert program["step"].inputs[0].codes != program["step"].outputs[0].codes
+    calls = session(9)
+    program.reset()
+    found = [program[name].floats([program[name](*inputs)])[0] for name, inputs in calls]
+    with torch.no_grad():
+        exact = [made[name](*inputs).clone() for name, inputs in calls]
+    assert ethorch.sqnr_db(exact, found) > 20
+
+
+def test_one_session_is_taken_and_none_too() -> None:
+    for calibration in (session(0), None):
+        program = ethorch.compile(models(), INPUTS, TARGET, calibration=calibration)
+        assert program["step"](torch.zeros(1, 6)).shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "calibration", "words"),
+    [
+        ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
+        ({**INPUTS, "other": ()}, None, "example inputs for 'other', but no model; there are 'steps', 'step'"),
+        (INPUTS, [[("jump", (torch.zeros(1, 6),))]], "call 0 of calibration session 0 is of 'jump'; there are 'steps', 'step'"),
+        (INPUTS, [[("step", (torch.zeros(3, 7),))]], r"call 0 of calibration session 0, of 'step', is .*\[3, 7\]"),
+        (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0 is Tensor; it has to be"),
+        (torch.zeros(1, 6), None, "several methods need several inputs"),
+    ],
+)
+def test_what_is_wrong_is_named(inputs: object, calibration: object, words: str) -> None:
+    with pytest.raises(EthorchError, match=words):
+        ethorch.compile(models(), inputs, TARGET, calibration=calibration)
+
+
+def test_an_unknown_module_is_named() -> None:
+    with pytest.raises(SpecError, match="cells"):
+        ethorch.compile(models(), INPUTS, TARGET, leave_out=["cells"])
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Count(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(1, 8))
+
+class Add(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        self.count.sum.add_(torch.relu(x))
+        return self.count.sum * 0.5
+
+class Read(Add):
+    def forward(self, x):
+        return self.count.sum + x
+
+def methods():
+    count = Count()
+    x = torch.ones(1, 8)
+    return {"add": Add(count), "read": Read(count)}, {"add": x, "read": x}, [("add", x), ("add", x), ("read", x)]
+"""
+
+
+def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "ethorch.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODELS)
+    done = run_cli("compile", f"{tmp_path}/net.py:methods", "--output", tmp_path / "m.pte", "--target", TARGET, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["method"] == "add"
+    program = ethorch.load(tmp_path / "m.pte", "read")
+    x = torch.ones(1, 8)
+    program["add"](x)
+    assert torch.allclose(program(x), torch.full((1, 8), 2.0), atol=0.05)
+    refused = run_cli("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
+    assert refused.returncode == 2
+    assert "--calibrate is of one" in refused.stderr
+    refused = run_cli("compare", f"{tmp_path}/net.py:methods")
+    assert "several methods, 'add', 'read'" in refused.stderr
