@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,25 +15,26 @@ from torch.utils import _pytree as pytree
 
 from ethorch import figures, host
 from ethorch.board import Board
-from ethorch.board.measured import spread
-from ethorch.board.memory_roles import assumptions, roles
+from ethorch.board.memory_roles import roles
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
 from ethorch.figures import Layer, MemoryReport
-from ethorch.figures.boundary import Codes, boundary_of, is_constant
+from ethorch.figures.boundary import boundary_of, is_constant
 from ethorch.figures.layer import CPU, NPU
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
-from ethorch.metrics import sqnr_db
-from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.model_files import UserModel
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.board_fit import MEMORY, MemoryUse, uses
 from ethorch.program.explanation import Explanation, State, explanation, states_of
+from ethorch.program.facts import Accuracy, Budget, TensorInfo
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
+from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples
+from ethorch.program.plain_data import plain_data
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet
@@ -45,7 +43,6 @@ from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
-from ethorch.versions import versions
 
 if TYPE_CHECKING:
     from ethorch.direct.build import Build  # 1 second of torch, for a type
@@ -60,43 +57,6 @@ if TYPE_CHECKING:
     from ethorch.report.compare import Comparison
 
 _BUNDLED_SAMPLES = 8
-_MEASURED_SAMPLES = 8
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input or output of a program.
-
-    Attributes:
-        dtype: torch's name of the type that firmware hands over.
-        codes: what the numbers mean where they are codes of floats; None where they are what they are.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    codes: Codes | None = None
-
-    def __str__(self) -> str:
-        text = f"{self.dtype}{list(self.shape)}"
-        return text if self.codes is None else f"{text}, scale {self.codes.scale:.6g}, zero point {self.codes.zero_point}"
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How near the program's outputs are to the float model's: SQNR in dB over so many samples."""
-
-    sqnr_db: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A limit of the settings, what was found, and whether it holds; None where that cannot be known."""
-
-    name: str
-    limit: float
-    found: float | None
-    holds: bool | None
 
 
 class Program:
@@ -410,43 +370,7 @@ class Program:
         """
         if self.model is None or self.model.quantized:
             return None
-        if len(self.methods) > 1:
-            return self._accuracy_in_sessions()
-        samples = (self.model.calibration or [self.model.example_inputs])[:_MEASURED_SAMPLES]
-        wanted, found = [], []
-        with torch.no_grad(), in_eval_mode(self.model.module):
-            for sample in samples:
-                wanted.append(pytree.tree_leaves(self.model.module(*sample)))
-                found.append(self.floats(self.host(*pytree.tree_leaves(self.as_taken(sample)))))
-        return Accuracy(sqnr_db(wanted, found), len(samples))
-
-    def _accuracy_in_sessions(self) -> Accuracy | None:
-        """The SQNR of this method's outputs in the first sessions, all methods called in order, in float and here."""
-        wanted: list[list[Tensor]] = []
-        found: list[list[Any]] = []
-        example = [(name, program.model.example_inputs) for name, program in self._others.items() if program.model is not None]
-        with ExitStack() as context:
-            context.enter_context(torch.no_grad())
-            for program in self._others.values():
-                assert program.model is not None
-                context.enter_context(in_eval_mode(program.model.module))
-            buffers = {b: b.clone() for p in self._others.values() if p.model is not None for b in p.model.module.buffers()}
-            for session in self.sessions or [example]:
-                self.reset()
-                for name, inputs in session:
-                    program = self._others[name]
-                    assert program.model is not None
-                    exact = pytree.tree_leaves(program.model.module(*inputs))
-                    made = program.floats(program.host(*pytree.tree_leaves(program.as_taken(inputs))))
-                    if program is self:
-                        wanted.append(exact)
-                        found.append(made)
-                for buffer, contents in buffers.items():
-                    buffer.copy_(contents)
-                if len(wanted) >= _MEASURED_SAMPLES:
-                    break
-            self.reset()
-        return Accuracy(sqnr_db(wanted, found), len(wanted)) if wanted else None
+        return accuracy_in_sessions(self) if len(self.methods) > 1 else accuracy_of_samples(self)
 
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
         """Flat outputs with codes as what they mean."""
@@ -521,69 +445,21 @@ class Program:
         return self._cycles(NPU)
 
     @property
+    def cpu_cycles(self) -> int | None:
+        """Of the CPU for one inference, by ``ethorch.figures.RATES``; None where cycles are unknown."""
+        return self._cycles(CPU)
+
+    @property
     def milliseconds(self) -> float | None:
         """Of one inference by the estimate: CPU and NPU one after the other, each at its clock; None where cycles are unknown."""
-        npu, cpu = self._cycles(NPU), self._cycles(CPU)
+        npu, cpu = self.total_cycles, self.cpu_cycles
         if npu is None or cpu is None or not self.core_clock_hz:
             return None
         return 1e3 * (npu / self.core_clock_hz + cpu / self.cpu_clock_hz)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; docs/json.md says what each key means."""
-        npu, cpu, taken, macs = self._cycles(NPU), self._cycles(CPU), self.milliseconds, sum(layer.macs for layer in self.layers)
-        partition = None if self.build is None else self.build.partition
-        per_cycle = 0 if self.spec is None else self.spec.target.macs
-        kernels = sum(layer.where == CPU for layer in self.layers)
-        return {
-            "method": self.method,
-            "target": self.target,
-            "pte_bytes": len(self.pte),
-            "operators": {
-                "npu": None if partition is None else partition.npu_operators,
-                "cpu": kernels if partition is None else len(partition.refusals),
-                "delegates": len(self.payloads),
-            },
-            "total_cycles": npu,
-            "cpu_cycles": cpu,
-            "core_clock_hz": self.core_clock_hz,
-            "cpu_clock_hz": self.cpu_clock_hz,
-            "board": self._board_facts(),
-            "memory_system": None if self.spec is None else memory_system(self.spec),
-            "milliseconds": taken,
-            "inferences_per_second": None if not taken else 1e3 / taken,
-            "mac_count": macs,
-            "util_mac_percentage": 100 * macs / (npu * per_cycle) if npu and per_cycle else None,
-            "sram_bytes": self.memory.sram_bytes,
-            "ram_bytes": self.memory.ram_bytes,
-            "flash_bytes": self.memory.flash_bytes,
-            "fits": self.fits,
-            "budgets": [finite(asdict(budget)) for budget in self.budgets],
-            "tried": [finite(attempt.to_json()) for attempt in self.tried],
-            "accuracy": finite(asdict(self.__dict__["accuracy"])) if self.__dict__.get("accuracy") else None,
-            "inputs": [asdict(info) for info in self.inputs],
-            "outputs": [asdict(info) for info in self.outputs],
-            "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
-            "without_kernel": [] if partition is None else [refusal.to_json() for refusal in partition.without_kernel],
-            "states": [asdict(state) for state in self.states],
-            "layers": [layer.to_json() for layer in self.layers],
-            "memory": self.memory.to_json(),
-            "settings": None if self.settings is None else self.settings.to_json(),
-            "versions": versions(),
-        }
-
-    def _board_facts(self) -> dict[str, Any] | None:
-        """The board as ``to_json`` has it; None without one."""
-        board, slot = self.board, None if self.settings is None else self.settings.slot
-        if board is None or slot is None:
-            return None
-        of_board = self.spec is not None and self.spec.config_text is not None
-        return {
-            "name": board.name,
-            "title": board.title,
-            "memories": [asdict(use) for use in self.memory_uses],
-            "spread": asdict(spread(board.name)),
-            "assumed": list(assumptions(board, slot, self.spec.memory_mode)) if of_board and self.spec is not None else [],
-        }
+        return plain_data(self)
 
     def inspect(self, *inputs: Any, runs: int = 1, etrecord: str | os.PathLike[str] | None = None) -> Inspection:
         """Run with ExecuTorch's event tracer; its Inspector, and a table with the estimated cycles beside this computer's times.
@@ -656,25 +532,6 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
-
-
-def finite(data: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for what is not finite, which JSON cannot say: the SQNR of outputs that are equal."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
-
-
-def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """What bounds the NPU, as plain data; docs/json.md says what each key means."""
-    memory = spec.memory_system
-    return {
-        "system_config": spec.system_config,
-        "memory_mode": spec.memory_mode,
-        "macs_per_cycle": spec.target.macs,
-        "constants": "Sram" if memory.constants_in_sram else memory.const_area,
-        "feature_maps": memory.arena_area,
-        "staging": memory.cache_area,
-        "bytes_per_cycle": spec.bytes_per_cycle,
-    }
 
 
 def load(
