@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ethorch.npu import Program
-from ethorch.npu.feature_map import BRICK, FeatureMap
+from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.memory import Access, Span
 from ethorch.npu.prepared import PREPARE, Prepared
 
@@ -20,15 +20,8 @@ def extent(access: Access) -> Range:
     """The addresses that an access can touch, from its lowest to behind its highest; NHCWB16 in whole bricks."""
     if isinstance(access, Span):
         return access.base, access.base + access.size_bytes
-    size = access.dtype.itemsize
-    sy, sx, sc = access.strides
-    low, high = [], []
-    for tile in access.tiles:
-        channels = (-(-access.depth // BRICK) - 1) * sc + BRICK * size if access.bricks else access.depth * size
-        reach = [(tile.height - 1) * sy, (tile.width - 1) * sx]
-        low.append(tile.base + sum(min(step, 0) for step in reach))
-        high.append(tile.base + sum(max(step, 0) for step in reach) + channels)
-    return (min(low), max(high)) if low else (0, 0)
+    tiles = access.extents()
+    return (min(low for low, _ in tiles), max(high for _, high in tiles)) if tiles else (0, 0)
 
 
 def accesses(found: tuple[Access, ...]) -> Iterator[Access]:

@@ -115,6 +115,18 @@ class FeatureMap:
             ]
         return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
 
+    def extents(self) -> list[tuple[int, int]]:
+        """For each tile, its lowest address and the one behind its highest; NHCWB16 in whole bricks."""
+        size = self.dtype.itemsize
+        sy, sx, sc = self.strides
+        channels = (-(-self.depth // BRICK) - 1) * sc + BRICK * size if self.bricks else self.depth * size
+        found = []
+        for tile in self.tiles:
+            reach = [(tile.height - 1) * sy, (tile.width - 1) * sx]
+            low = tile.base + sum(min(step, 0) for step in reach)
+            found.append((low, tile.base + sum(max(step, 0) for step in reach) + channels))
+        return found
+
     def views(self, memory: Bytes) -> list[View]:
         """The tiles over one region's uint8 memory; MachineFault if a byte lies outside or an address is misaligned."""
         return [self._view(tile, memory) for tile in self.tiles]

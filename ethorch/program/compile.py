@@ -307,6 +307,7 @@ def _built(
     dump: str | None = None,
     etrecord: str | os.PathLike[str] | None = None,
 ) -> Program:
+    user, _ = in_layout(user, settings)
     build = built(user, quantized, settings, dump, etrecord=etrecord is not None)
     if etrecord is not None:
         save_etrecord(build.etrecord, Path(etrecord))

@@ -14,7 +14,7 @@ from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 
 if TYPE_CHECKING:
-    from ethorch.program.program import Program  # which imports this module
+    from ethorch.program.program import Program  # the 2 seconds of torch, for a type
 
 _MEASURED_SAMPLES = 8
 

@@ -37,12 +37,15 @@ def compile_methods(
     Raises:
         EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
     """
+    if not any(user.quantized for user in methods.models.values()):
+        check_modules([user.module for user in methods.models.values()], settings)
+    laid = _in_layout(methods, settings)
     with ExitStack() as modes:
         for user in methods.models.values():
             modes.enter_context(in_eval_mode(user.module))
-        quantized = _quantized(methods, settings, config)
+        quantized = _quantized(laid, settings, config)
         builds = {}
-        for name, user in methods.models.items():
+        for name, user in laid.models.items():
             folder = None if dump is None else str(Path(dump) / name)
             builds[name] = built(user, quantized[name], settings, folder, shared=True)
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
@@ -54,14 +57,22 @@ def compile_methods(
             name,
             settings=settings,
             build=replace(build, pte=data),
-            model=methods.models[name],
+            model=laid.models[name],
             quantized=quantized[name],
             config=config,
-            sessions=methods.sessions,
+            sessions=laid.sessions,
         )
         first = made if first is None else first.with_method(made)
     assert first is not None
     return first
+
+
+def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
+    """The models and their calls with channels last, where the settings ask for that."""
+    if not settings.nhwc_io:
+        return methods
+    sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
+    return UserMethods({name: in_layout(user, settings)[0] for name, user in methods.models.items()}, sessions)
 
 
 def _quantized(methods: UserMethods, settings: Settings, config: QuantizationConfig | None) -> dict[str, GraphModule]:
@@ -71,15 +82,13 @@ def _quantized(methods: UserMethods, settings: Settings, config: QuantizationCon
         raise EthorchError(f"some methods are quantized already, but not {missing}: quantize all, or leave it to ethorch.")
     if done:
         return done
-    check_modules([user.module for user in methods.models.values()], settings)
-    users, quantizers = {}, {}
+    quantizers = {}
     for name, user in methods.models.items():
-        users[name], own = in_layout(user, settings)
-        known = {module for module, _ in users[name].module.named_modules()}
-        modules = {module: scheme for module, scheme in own.modules.items() if module in known or f"module.{module}" in known}
-        quantizers[name] = quantizer_for(replace(own, modules=modules), config)
-    sessions = [[(name, _inputs_in_layout(inputs, settings)) for name, inputs in session] for session in methods.sessions]
-    return flow.quantize_together(users, sessions, quantizers)
+        known = {module for module, _ in user.module.named_modules()}
+        places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
+        own = {place: scheme for place, scheme in places.items() if place in known}
+        quantizers[name] = quantizer_for(replace(settings, modules=own), config)
+    return flow.quantize_together(methods.models, methods.sessions, quantizers)
 
 
 def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
@@ -98,10 +107,6 @@ def in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]
     return flow.with_nhwc_io(user), settings.with_(modules=modules)
 
 
-def _inputs_in_layout(inputs: flow.Inputs, settings: Settings) -> flow.Inputs:
-    return nhwc_inputs(inputs) if settings.nhwc_io else inputs
-
-
 def built(
     user: UserModel,
     quantized: GraphModule,
@@ -114,10 +119,10 @@ def built(
     """The program of one quantized model, by ``flow.build``, its inputs and outputs of the settings' type.
 
     Args:
+        user: in the settings' layout.
         dump: a folder for TOSA graphs and payloads.
         etrecord, shared: as of ``flow.build``.
     """
-    user, _ = in_layout(user, settings)
     spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
     codes = boundary_codes(quantized)
     taken, inputs = quantized, user.example_inputs

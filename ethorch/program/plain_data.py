@@ -13,7 +13,7 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.versions import versions
 
 if TYPE_CHECKING:
-    from ethorch.program.program import Program  # which imports this module
+    from ethorch.program.program import Program  # the 2 seconds of torch, for a type
 
 
 def plain_data(program: Program) -> dict[str, Any]:
