@@ -7,26 +7,9 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
-
-
-def _built(
-    quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool, shared: bool
-) -> Build:
-    """As ``build``, of a graph whose buffers hold codes already."""
-    if isinstance(quantized, GraphModule) and not etrecord:
-        try:
-            return _built_directly(quantized, spec)
-        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
-            logger.debug("not directly: %s", error)
-        from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
-
-        try:
-            return built_reduced(quantized, example_inputs, spec, shared=shared)
-        except (NotWhole, VelaError) as error:
-            logger.debug("not reduced: %s", error)
-    from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
-
-    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,7 +29,7 @@ from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quantizer.shared_buffers import one_observer
+from ethorch.quantizer.shared_buffers import observe_together, only_read, write_back
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
 
@@ -107,7 +90,9 @@ def quantize(
 def quantize_together(
     models: Mapping[str, UserModel], sessions: Sequence[Session], quantizers: Mapping[str, EthosUQuantizer]
 ) -> dict[str, GraphModule]:
-    """Models that share buffers, each with calibrated quantize and dequantize operators; a shared buffer has one scale in all.
+    """Models that share buffers, each with calibrated quantize and dequantize operators.
+
+    A buffer that they share has one scale in all, and so has what an operator of a shared submodule computes.
 
     Args:
         models: by name. What they share are the same tensors.
@@ -129,7 +114,9 @@ def quantize_together(
     for name, model in models.items():
         prepared[name], own = _prepared(model, quantizers[name])
         buffers += own
-    one_observer(list(prepared.values()))
+    for name, read in only_read(prepared).items():
+        prepared[name], _ = _prepared(models[name], quantizers[name], read)
+    observe_together(list(prepared.values()), [model.module for model in models.values()])
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
         for session in sessions:
@@ -146,10 +133,15 @@ def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
         raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
 
 
-def _prepared(model: UserModel, quantizer: EthosUQuantizer) -> tuple[GraphModule, list[Tensor]]:
-    """The model with observers, and its own buffers, whose memory is the user's module's."""
+def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
+    """The model with observers, and its own buffers, whose memory is the user's module's.
+
+    Args:
+        changed: buffers that it reads and somebody else writes: no constants.
+    """
     with stage("export"):
         graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
+        write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"):
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
@@ -191,15 +183,8 @@ def build(
             quantized, states = with_codes(quantized)
         return replace(_built(quantized, example_inputs, spec, etrecord, shared), states=states)
 
-            try:
-                return built_reduced(quantized, example_inputs, spec, shared=shared)
-            except (NotWhole, VelaError) as error:
-                logger.debug("not reduced: %s", error)
-        from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
 
-        return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
-
-def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool) -> Build:
+def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool, shared: bool) -> Build:
     """As ``build``, of a graph whose buffers hold codes already."""
     if isinstance(quantized, GraphModule) and not etrecord:
         try:
@@ -209,12 +194,12 @@ def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec
         from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
 
         try:
-            return built_reduced(quantized, example_inputs, spec)
+            return built_reduced(quantized, example_inputs, spec, shared=shared)
         except (NotWhole, VelaError) as error:
             logger.debug("not reduced: %s", error)
     from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
 
-    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord)
+    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
 
 
 def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:

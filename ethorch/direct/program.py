@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ethorch.direct.whole import Whole
 from ethorch.formats.payload import BACKEND_ID
+from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import DTYPES, ITEM_BYTES, Call, Chain, Delegate, Extra, Instruction, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, op_name
@@ -20,14 +21,13 @@ QUANTIZE_KERNEL = "quantized_decomposed::quantize_per_tensor.out"
 DEQUANTIZE_KERNEL = "quantized_decomposed::dequantize_per_tensor.out"
 CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
 PUT_KERNEL = "aten::index_put_"
-STATE_MEMORY = 2  # of buffers of codes: the one in which ExecuTorch shares buffers between methods too
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     """The program whose one method, ``forward``, is the whole.
 
-    A buffer of codes is a tensor in a memory of its own, ``STATE_MEMORY``, that begins with contents of the file. The delegate
+    A buffer of codes is a tensor in a memory of its own, ``SHARED_MEMORY``, that begins with contents of the file. The delegate
     takes it and gives it. Of a buffer that is written in parts, it gives these, which lie in the buffer or are put there by an
     operator on the CPU.
     """
@@ -151,13 +151,13 @@ class _Values:
     def state(self, node: Node, name: str, contents: int, offset: int) -> int:
         """A buffer of codes: kept from run to run, and begun with those contents."""
         number = self.tensor(node)
-        self.values[number] = replace(self.values[number], place=(STATE_MEMORY, offset), data=contents, extra=Extra(name=name))
+        self.values[number] = replace(self.values[number], place=(SHARED_MEMORY, offset), data=contents, extra=Extra(name=name))
         return number
 
     def inside(self, whole: int, node: Node, start: int) -> int:
         """A tensor that is a part of another one, from its element ``start`` on."""
         number = self.tensor(node)
-        memory, offset = self.values[whole].place or (STATE_MEMORY, 0)
+        memory, offset = self.values[whole].place or (SHARED_MEMORY, 0)
         place = memory, offset + start * ITEM_BYTES[self.values[number].dtype]
         self.values[number] = replace(self.values[number], place=place)
         return number

@@ -76,7 +76,7 @@ class State:
 
     Attributes:
         read: the get_attr node that stands for it; the delegate takes it, if anything reads it.
-        written: all of what is written to it, one of ``Whole.given``; None where parts are.
+        written: all of what is written to it, one of ``Whole.given``; None where parts are, and where it stays as it was read.
         initial: what it holds before the first run.
         parts: where only parts are written: those, whose rows are of ``Whole.given``.
     """
@@ -147,11 +147,31 @@ def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
         for node in others:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
-        parts = parts_of(module, graph, first, written)
-        states[name] = State(first, written if parts is None else None, tensor.detach(), parts or ())
+        left = _unless_read_from(first, written)
+        parts = None if left is None else parts_of(module, graph, first, written)
+        states[name] = State(first, left if parts is None else None, tensor.detach(), parts or ())
     kept = {node for state in states.values() for node in (state.read, *state.given)}
     graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
     return graph, states
+
+
+def _unless_read_from(buffer: Node, written: Node) -> Node | None:
+    """What is written to a buffer; None, and gone from the graph where nothing else reads it, if it is what was read from it."""
+    chain, parameters = [written], set()
+    while chain[-1] is not buffer:
+        node = chain[-1]
+        if op_name(node.target) in (_PER_TENSOR_QUANTIZE, _PER_TENSOR_DEQUANTIZE):
+            parameters.add(node.args[1:6])
+        elif node.target is not torch.ops.aten.clone.default:
+            return written
+        chain.append(node.all_input_nodes[0])
+    if len(parameters) > 1:
+        return written
+    for node in chain[:-1]:
+        if node.users:
+            break
+        node.graph.erase_node(node)
+    return None
 
 
 def _structure(module: GraphModule) -> tuple[str, str]:

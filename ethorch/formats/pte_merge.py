@@ -7,7 +7,7 @@ need nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ethorch.errors import ProgramError
@@ -42,14 +42,18 @@ def merged(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str
                 raise ProgramError(f"methods have different data under the name {key!r}; it has to be one thing in all of them.")
         for part, found in program.methods.items():
             own = name if part == method else f"{name}_{part}"
-            values = []
-            for value in found.values:
-                kept = _kept(value)
-                if kept is not None:
-                    known = names.get(name, {}).get(kept, f"{name}.{kept}")
-                    values.append(buffers.placed(name, known, value, contents.initial(program, value)))
-                else:
-                    values.append(contents.moved(program, value, f"a tensor of method {name!r}"))
+            values = [
+                value if _kept(value) else contents.moved(program, value, f"a tensor of method {name!r}") for value in found.values
+            ]
+            places: list[tuple[Value, Value]] = []  # each buffer as it was and as it is
+            for number, value in enumerate(found.values):
+                if _kept(value) and value.extra is not None and value.extra.name:
+                    known = names.get(name, {}).get(value.extra.name, f"{name}.{value.extra.name}")
+                    values[number] = buffers.placed(name, known, value, contents.initial(program, value))
+                    places.append((value, values[number]))
+            for number, value in enumerate(found.values):
+                if _kept(value) and not (value.extra is not None and value.extra.name):
+                    values[number] = _inside(name, value, places)
             methods[own] = replace(found, name=own, values=tuple(values))
     sizes = {}
     for name, found in methods.items():
@@ -61,11 +65,23 @@ def merged(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str
     return Program(sizes, tuple(contents.constants), mutable, named, max(program.version for program in programs.values()))
 
 
-def _kept(value: Value) -> str | None:
-    """The name of a buffer that is kept from call to call; None of other values."""
-    if value.place is None or value.place[0] < SHARED_MEMORY:
-        return None
-    return value.extra.name if value.extra is not None and value.extra.name else f"buffer at {value.place[1]}"
+def _kept(value: Value) -> bool:
+    """Is it kept from call to call?"""
+    return value.place is not None and value.place[0] >= SHARED_MEMORY
+
+
+def _inside(method: str, value: Value, places: Sequence[tuple[Value, Value]]) -> Value:
+    """A tensor that is a part of a buffer, or a buffer in another shape, where the buffer lies now."""
+    assert value.place is not None
+    memory, offset = value.place
+    for before, after in places:
+        assert before.place is not None and after.place is not None
+        within = offset - before.place[1]
+        if memory == before.place[0] and 0 <= within and within + value.nbytes <= before.nbytes:
+            return replace(value, place=(after.place[0], after.place[1] + within))
+    raise ProgramError(
+        f"method {method!r} keeps {value} at byte {offset} of memory {memory}, which is a part of none of its buffers."
+    )
 
 
 class _Contents:

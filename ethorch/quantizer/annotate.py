@@ -194,7 +194,8 @@ class Scan:
         for other in arg.users:  # a recurrent layer's weight, read at every step, is observed and stored once
             annotation = other.meta.get(ANNOTATION)
             if annotation and arg in annotation.input_qspec_map and other.target is node.target and self.config_of(other) == config:
-                return SharedQuantizationSpec((arg, other))
+                found = annotation.input_qspec_map[arg]  # torchao recurses for ever on some chains
+                return found if isinstance(found, SharedQuantizationSpec) else SharedQuantizationSpec((arg, other))
         if axis is None:
             return per_tensor(spec, config.per_tensor_weight)
         return spec if axis == spec.ch_axis else on_axis(spec, axis)

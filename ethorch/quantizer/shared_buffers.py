@@ -1,13 +1,16 @@
-"""Buffers that several models write and read: found by their memory, and observed by one observer in all of them."""
+"""Buffers that several models write and read: found by their memory, and observed with one range in all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import changes_in_place
+from ethorch.quantizer.activation_observer import ActivationObserver
 
 
 def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
@@ -20,6 +23,35 @@ def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
             if node.args[0].op == "get_attr" and name in buffers and name not in seen:
                 seen.add(name)
                 yield name, buffers[name]
+
+
+def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
+    """For each model that has some, its names of buffers that it reads and another one writes."""
+    written = {name: {_place(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
+    every = set().union(*written.values())
+    found = {}
+    for method, module in modules.items():
+        read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users}
+        buffers = module.named_buffers(remove_duplicate=False)
+        names = [name for name, buffer in buffers if name in read and _place(buffer) in every - written[method]]
+        if names:
+            found[method] = names
+    return found
+
+
+def write_back(graph: GraphModule, names: Sequence[str]) -> None:
+    """Let a graph write to these buffers what it read: to all that looks at it, they are no constants then."""
+    for name in names:
+        first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
+        for node in others:
+            node.replace_all_uses_with(first)
+        with graph.graph.inserting_after(first):
+            clone = graph.graph.call_function(torch.ops.aten.clone.default, (first,))
+        first.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+        with graph.graph.inserting_before(graph.graph.output_node()):
+            write = graph.graph.call_function(torch.ops.aten.copy_.default, (first, clone))
+        clone.meta, write.meta = dict(first.meta), dict(first.meta)
+    graph.recompile()
 
 
 def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
@@ -43,26 +75,47 @@ def _place(buffer: Tensor) -> tuple[int, ...]:
     return (buffer.data_ptr(), *buffer.shape)
 
 
-def one_observer(modules: Sequence[GraphModule]) -> None:
-    """Make what observes a shared buffer one object in all models, so that its range is that of all their calls."""
-    first: dict[tuple[int, ...], nn.Module] = {}
-    written = {_place(buffer) for module in modules for _, buffer in state_buffers(module)}
-    for module in modules:
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        for node in module.graph.nodes:
-            buffer = buffers.get(str(node.target)) if node.op == "get_attr" else None
-            if buffer is None or _place(buffer) not in written:
+def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]) -> None:
+    """Let observers of one thing in several models have one range: that of all their calls.
+
+    One thing is a buffer that one of the models writes; and what an operator of a shared submodule computes: the first ``linear``
+    of one model's layer and the first of another's, if the layer is the same object. So a token has the same codes in prefill and
+    in decode, and the encoded weights, biases and scales are the same bytes.
+
+    Args:
+        graphs: the models with observers.
+        modules: the users' modules that they were exported from.
+    """
+    written = {_place(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
+    first: dict[object, ActivationObserver] = {}
+    for graph, module in zip(graphs, modules, strict=True):
+        keys = _keys(graph, module, written)
+        for node in graph.graph.nodes:
+            key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
+            own = graph.get_submodule(str(node.target)) if key is not None else None
+            if not isinstance(own, ActivationObserver) or own.leader is not None:
                 continue
-            for reader in node.users:
-                if reader.op == "call_module":
-                    own = module.get_submodule(str(reader.target))
-                    chosen = first.setdefault(_place(buffer), own)
-                    if chosen is not own:
-                        _put(module, own, chosen)
+            chosen = first.setdefault((key, own.dtype, own.quant_min, own.quant_max, own.qscheme), own)
+            if chosen is not own:
+                own.follow(chosen, feed=True)
 
 
-def _put(module: GraphModule, old: nn.Module, new: nn.Module) -> None:
-    """Let every name of ``old`` in the module be one of ``new``."""
-    for name, found in list(module.named_modules(remove_duplicate=False)):
-        if found is old:
-            module.set_submodule(name, new)
+def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]]) -> dict[object, object]:
+    """What a node's value is, in words that are the same for another model."""
+    buffers = dict(graph.named_buffers(remove_duplicate=False))
+    submodules = dict(module.named_modules(remove_duplicate=False))
+    found: dict[object, object] = {}
+    counts: Counter[tuple[int, object]] = Counter()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            buffer = buffers.get(str(node.target))
+            if buffer is not None and _place(buffer) in written:
+                found[node] = _place(buffer)
+        elif node.op == "call_function" and (stack := node.meta.get("nn_module_stack")):
+            path = list(stack.values())[-1][0]
+            owner = submodules.get(path)
+            if owner is not None and path:
+                place = id(owner), node.target
+                found[node] = (*place, counts[place])
+                counts[place] += 1
+    return found

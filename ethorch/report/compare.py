@@ -260,7 +260,9 @@ def compare_delegates(delegates: Sequence[Lowered], runs: Sequence[Sequence[Reco
     """Each delegate in the simulator against the reference model, over the runs of all samples."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     for recorders in zip(*runs, strict=True):
-        found = [_compare_delegate(by_payload[recorder.payload], recorder) for recorder in recorders]
+        found = [
+            _compare_delegate(by_payload[r.payload], r) for r in recorders if r.payload in by_payload
+        ]  # others: of other methods
         first = next((x.first_difference for x in found if x.different), "")
         yield DelegateComparison(sum(x.elements for x in found), sum(x.different for x in found), first)
 
