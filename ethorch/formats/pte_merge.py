@@ -77,7 +77,7 @@ def _inside(method: str, value: Value, places: Sequence[tuple[Value, Value]]) ->
     for before, after in places:
         assert before.place is not None and after.place is not None
         within = offset - before.place[1]
-        if memory == before.place[0] and 0 <= within and within + value.nbytes <= before.nbytes:
+        if memory == before.place[0] and within >= 0 and within + value.nbytes <= before.nbytes:
             return replace(value, place=(after.place[0], after.place[1] + within))
     raise ProgramError(
         f"method {method!r} keeps {value} at byte {offset} of memory {memory}, which is a part of none of its buffers."

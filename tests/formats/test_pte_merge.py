@@ -79,3 +79,14 @@ def test_figures_of_a_method_have_its_name() -> None:
 def test_what_cannot_be_one_program_is_named(one: Program, two: Program, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         merged({"a": one, "b": two}, {name: {"x": "x"} for name in "ab"})
+
+
+def test_a_part_of_a_buffer_goes_with_it() -> None:
+    row = Value("tensor", "int8", (4,), (0,), place=(SHARED_MEMORY, 24))
+    one = program(kept("x", 4, 0), kept("y", 12, 16), row)
+    found = merged({"a": program(kept("z", 100, 0)), "b": one}, {})
+    *_, y, part = found.methods["b"].values
+    assert y.place == (SHARED_MEMORY, 112 + 16)
+    assert part.place == (SHARED_MEMORY, 112 + 16 + 8)
+    with pytest.raises(ProgramError, match=r"method 'b' keeps int8\[4\] at byte 24 of memory 2, which is a part of none"):
+        merged({"a": program(), "b": program(kept("x", 4, 0), row)}, {})
