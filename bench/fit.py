@@ -1,9 +1,14 @@
-"""What the search for a smaller arena and weights in SRAM are worth: RAM and cycles, network by network.
+"""What a smaller arena, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, network by network.
 
-``python -m bench.fit [--models a,b] [--targets t,u] [--json]``
+``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--json]``
 
 Each network is quantized once and compiled three times: with the arena that Vela likes, with the smallest one that costs hardly
 more cycles, and with the weights in SRAM. One input runs through all three in the simulator, and the outputs have to be the same.
+
+With ``--compress``, its weights are compressed in one shot besides: all by one recipe, and each by its own. Each of these programs
+has to give the bits of the TOSA reference model. The networks are not trained: their weights are as random as they were drawn, so
+that Vela's encoder and pruning gain less than with trained ones, and SQNR is against the program that is not compressed. ``--arm``
+compiles with ExecuTorch's Arm backend, too, whose cycles are the other figure in a cell.
 """
 
 from __future__ import annotations
@@ -12,14 +17,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
+from torch.fx import GraphModule
 
 import ethorch
 from bench.compile import DEFAULT_TARGETS, geometric_mean, markdown_row, provenance
-from bench.implementation import memory_for
+from bench.implementation import memory_for, run_in_child
 from bench.models import ALL_MODELS, models_named
+from ethorch import compress
 from ethorch.model_files import UserModel
 from ethorch.program.compile import compile_once, quantized_for
 from ethorch.program.program import Program
@@ -34,6 +41,8 @@ class Row:
         arena_bytes: the NPU's arena, as Vela likes it and without waste.
         ram_bytes: of the whole application, likewise, and with weights in SRAM.
         cycles: of the NPU, likewise.
+        arm_cycles: of the Arm backend's program; None where it was not compiled.
+        compressed: by what was done to the weights.
     """
 
     model: str
@@ -41,9 +50,51 @@ class Row:
     arena_bytes: tuple[int, int]
     ram_bytes: tuple[int, int, int]
     cycles: tuple[int, int, int]
+    arm_cycles: int | None = None
+    compressed: dict[str, Compressed] = field(default_factory=dict)
 
 
-def measure(model: str, target: str) -> Row:
+@dataclass(frozen=True)
+class Compressed:
+    """One network with its weights compressed.
+
+    Attributes:
+        cycles: of the NPU.
+        pte_bytes, pte_bytes_before: of the .pte, with and without.
+        sqnr_db: against the program that is not compressed, on the calibration samples.
+    """
+
+    cycles: int
+    pte_bytes: int
+    pte_bytes_before: int
+    sqnr_db: float
+
+
+#: Recipes by family that all weights get, and what the choice for each weight may lose, of the program that is not compressed.
+RECIPES = {"u55": ("32-values", "16-values"), "u85": ("15-values", "2:4", "2:4+15-values")}
+CHOSEN, CHOSEN_DB = "each its own", 20.0
+
+
+def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Compressed]:
+    """The network by each recipe, and with a recipe for each weight; AssertionError where bits are not the reference model's."""
+    samples = list(user.calibration)
+    with torch.no_grad():
+        before = [quantized(*sample) for sample in samples]
+    recipes = {recipe: compress.everywhere(quantized, recipe) for recipe in RECIPES[plain.spec.target.family]}
+    recipes[CHOSEN] = compress.plan(quantized, plain.spec, samples, min_sqnr_db=CHOSEN_DB).recipes
+    whole = len(compile_once(user, quantized, plain).pte)
+    found = {}
+    for label, chosen in recipes.items():
+        made = compress.apply(quantized, chosen, samples)
+        program = compile_once(user, made, plain)
+        assert program.compare(*user.example_inputs).bit_exact, f"{label} on {plain.target}: not the reference model's bits"
+        with torch.no_grad():
+            sqnr = ethorch.sqnr_db(before, [made(*sample) for sample in samples])
+        found[label] = Compressed(program.total_cycles or 0, len(program.pte), whole, sqnr)
+    return found
+
+
+def measure(model: str, target: str, *, with_compression: bool = False, with_arm: bool = False) -> Row:
     """The row of a network; AssertionError where two programs give other bits."""
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
@@ -61,7 +112,15 @@ def measure(model: str, target: str) -> Row:
         (_arena(programs[0]), _arena(programs[1])),
         (programs[0].memory.ram_bytes, programs[1].memory.ram_bytes, programs[2].memory.ram_bytes),
         (programs[0].total_cycles or 0, programs[1].total_cycles or 0, programs[2].total_cycles or 0),
+        _arm_cycles(model, target) if with_arm else None,
+        compressed(user, quantized, plain) if with_compression else {},
     )
+
+
+def _arm_cycles(model: str, target: str) -> int | None:
+    """Of the Arm backend's program; None where it has none."""
+    record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
+    return None if "error" in record else int(record["vela"]["total_cycles"])
 
 
 def _arena(program: Program) -> int:
@@ -98,10 +157,45 @@ def table(rows: Sequence[Row], target: str) -> str:
     return "\n".join(lines)
 
 
+def compression_table(rows: Sequence[Row], target: str) -> str:
+    """Markdown: cycles and bytes of the .pte by what was done to the weights, of those of the program that is not compressed."""
+    mine = [row for row in rows if row.target == target and row.compressed]
+    labels = list(mine[0].compressed)
+    head = ["model", *(f"{label}: cycles, .pte, SQNR" for label in labels), "cycles of the Arm backend's: as is, each its own"]
+    lines = [markdown_row(head), markdown_row(["---"] * len(head))]
+    for row in mine:
+        cells = [
+            f"{found.cycles / row.cycles[0]:.3f}, {found.pte_bytes / found.pte_bytes_before:.2f}, {found.sqnr_db:.1f} dB"
+            for found in (row.compressed[label] for label in labels)
+        ]
+        own = row.compressed[CHOSEN].cycles
+        arm = "" if row.arm_cycles is None else f"{row.cycles[0] / row.arm_cycles:.2f}, {own / row.arm_cycles:.2f}"
+        lines.append(markdown_row([row.model, *cells, arm]))
+    means = [
+        f"**{geometric_mean([row.compressed[label].cycles / row.cycles[0] for row in mine]):.3f}, "
+        f"{geometric_mean([row.compressed[label].pte_bytes / row.compressed[label].pte_bytes_before for row in mine]):.2f}**"
+        for label in labels
+    ]
+    known = [(row, row.arm_cycles) for row in mine if row.arm_cycles]
+    both = [geometric_mean([cycles(row) / arm for row, arm in known]) for cycles in (_as_is, _own)] if known else []
+    lines.append(markdown_row(["geometric mean", *means, ", ".join(f"**{mean:.2f}**" for mean in both)]))
+    return "\n".join(lines)
+
+
+def _as_is(row: Row) -> int:
+    return row.cycles[0]
+
+
+def _own(row: Row) -> int:
+    return row.compressed[CHOSEN].cycles
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
+    parser.add_argument("--compress", action="store_true", help="compress weights, too")
+    parser.add_argument("--arm", action="store_true", help="compile with the Arm backend, too")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of tables")
     options = parser.parse_args(arguments)
     models, targets = models_named(parser, options.models), options.targets.split(",")
@@ -111,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
         for model in models:
             print(f"{target} {model} ...", file=sys.stderr, flush=True)
             try:
-                rows.append(measure(model, target))
+                rows.append(measure(model, target, with_compression=options.compress, with_arm=options.arm))
             except ethorch.EthorchError as error:
                 print(f"{target} {model}: {error}", file=sys.stderr)
     if options.json:
@@ -121,6 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(provenance())
     for target in targets:
         print(f"\n{table(rows, target)}")
+        if options.compress and any(row.target == target for row in rows):
+            print(f"\n{compression_table(rows, target)}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Fewer weight bytes and cycles: few values, zeros and 2:4 sparsity, planned by weight with Vela's own encoder as the cost."""
 
-from ethorch.compress.apply import apply, weights
+from ethorch.compress.apply import apply, everywhere, weights
 from ethorch.compress.constrain import Constraint, constrain
 from ethorch.compress.plan import Layer, Plan, Tried, plan
 
-__all__ = ["Constraint", "Layer", "Plan", "Tried", "apply", "constrain", "plan", "weights"]
+__all__ = ["Constraint", "Layer", "Plan", "Tried", "apply", "constrain", "everywhere", "plan", "weights"]

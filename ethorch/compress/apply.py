@@ -78,6 +78,16 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
     return {weight.name: weight.shape for weight in weights_of(quantized)}
 
 
+def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
+    """The recipe for all weights of a quantized model that it concerns, for ``apply``.
+
+    Raises:
+        QuantizationError: the model has no quantized weights, or the recipe is none.
+    """
+    parsed = parse(recipe)
+    return {weight.name: recipe for weight in weights_of(quantized) if concerns(parsed, weight)}
+
+
 def _chosen(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight, Recipe]:
     by_name = {weight.name: weight for weight in found}
     chosen = {}

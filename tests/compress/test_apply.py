@@ -85,6 +85,11 @@ def test_two_of_four_runs_on_u85_in_fewer_cycles(quantized: GraphModule) -> None
     assert after.performance.total_cycles < before.performance.total_cycles
 
 
+def test_a_recipe_for_all_leaves_out_what_it_does_not_concern(quantized: GraphModule) -> None:
+    assert compress.everywhere(quantized, "16-values") == dict.fromkeys(NAMES, "16-values")
+    assert list(compress.everywhere(quantized, "2:4")) == ["first", "grouped", "point", "head"]
+
+
 def test_compensation_and_bias_keep_the_outputs(quantized: GraphModule) -> None:
     recipes = dict.fromkeys(NAMES, "8-values")
     with torch.no_grad():
