@@ -82,7 +82,8 @@ def compress(
     )
     if output is not None:
         made = apply(found.quantized, found.recipes, inputs)
-        compile_model(made, user.example_inputs, settings=chosen).save(output)
+        flags = [*chosen.vela_flags, *found.vela_flags]
+        compile_model(made, user.example_inputs, settings=chosen, vela_flags=flags).save(output)
     data = {**found.to_json(), "output": None if output is None else str(output)}
 
     def text() -> RenderableType:

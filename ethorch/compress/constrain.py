@@ -7,6 +7,7 @@ A constrained weight is what the NPU will read, in float: few values, zeros, or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class Constraint(nn.Module):
 
     Args:
         weight: as it is at the beginning.
-        recipe: what it has to obey; without ``one_scale``.
+        recipe: what it has to obey; ``one_scale`` is left to the quantizer.
         axis: of the output channels.
     """
 
@@ -56,26 +57,20 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train it, or give it to ``ethorch.prepare``; ``ethorch.compile`` and ``ethorch.quantize`` take it as any other model, and the
     codes obey the recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` makes plain weights of them.
+    ``one-scale`` is not trained with: ``apply`` does it afterwards, and leaves codes that obey already as they are.
 
     Args:
         model: its weights are those that the constraints start from.
         recipes: name of a module, or of one of its weights (``encoder.weight``) -> recipe; ``Plan.recipes`` is such a mapping.
 
     Raises:
-        QuantizationError: a recipe is none, or cannot be trained with: ``one-scale`` is the quantizer's (the scheme
-            ``int8-per-tensor``), and recurrent layers of PyTorch take no parametrizations.
+        QuantizationError: a recipe is none, or cannot be trained with: recurrent layers of PyTorch take no parametrizations.
         EthorchError: there is no such module or weight.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
     for (module, name), recipe in chosen:
-        if recipe == AS_IS:
+        if replace(recipe, one_scale=False) == AS_IS:
             continue
-        if recipe.one_scale:
-            raise QuantizationError(
-                "compress.one_scale_in_training",
-                f"recipe {recipe} of {name}: a common scale is the quantizer's to keep. Leave one-scale out of the recipes, or "
-                'give the module the scheme "int8-per-tensor".',
-            )
         weight = getattr(module, name)
         axis = 1 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 0
         parametrize.register_parametrization(module, name, Constraint(weight, recipe, axis))

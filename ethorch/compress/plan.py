@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 #: What can be saved where no limit says it.
 OBJECTIVES = CYCLES, BYTES = "cycles", "bytes"
 _LEAST = 0.02  # of the other unit's price: of two ways that save the same, the one that saves the other too
+_NO_FAST_DECODER = "--disable-fwd"
 _HEAD = ("weight", "shape", "recipe", "bytes", "before", "cycles", "before", "dB alone")
 
 
@@ -90,6 +91,7 @@ class Plan:
         sqnr_db, sqnr_db_before: against the float model, or against the quantized model where that was given; measured on the
             samples. ``apply`` corrects biases besides, and training gains more.
         reached: does the plan keep the limits?
+        vela_flags: to compile with besides: on U85, where weights lie in SRAM, ``--disable-fwd`` may be worth more than recipes.
         quantized: the model as it was quantized, nothing compressed: what ``apply`` takes.
     """
 
@@ -102,6 +104,7 @@ class Plan:
     sqnr_db: float
     sqnr_db_before: float
     reached: bool
+    vela_flags: tuple[str, ...]
     quantized: GraphModule = field(repr=False, compare=False)
 
     @property
@@ -127,7 +130,8 @@ class Plan:
 
     def summary(self) -> str:
         """The whole in a sentence or two."""
-        goal = "" if self.reached else "; the limits do NOT hold"
+        goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
+        goal += "" if self.reached else "; the limits do NOT hold"
         return (
             f"{len(self.recipes)} of {len(self.layers)} weights compressed for {self.target}: .pte {self.flash_bytes_before:,} -> "
             f"{self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, SQNR {self.sqnr_db_before:.1f} -> "
@@ -158,6 +162,7 @@ class Plan:
         totals = ("target", "cycles", "cycles_before", "flash_bytes", "flash_bytes_before", "reached")
         return {
             **{name: getattr(self, name) for name in totals},
+            "vela_flags": list(self.vela_flags),
             "sqnr_db": _finite(self.sqnr_db),
             "sqnr_db_before": _finite(self.sqnr_db_before),
             "layers": [
@@ -237,45 +242,84 @@ def plan(
     _check_names(leave_out, weights)
     free = {number for number, weight in enumerate(weights) if not _left_out(weight, leave_out)}
     found = candidates(work, weights, tried, samples)
-    before, options = _options(work, weights, found, free, tried, samples[0], spec)
     limits = _Limits(max_flash, max_cycles, min_sqnr_db)
-    choices = front(options, limits.price(before, objective))
-    search = _Search(work, weights, found, samples, spec, reference)
-    chosen, result = _first_holding(choices, search, limits)
+    plain: _Found | None = None
+    best: _Found | None = None
+    for flags in _flags(spec):
+        other = copy.copy(spec)
+        other.flags = {**spec.flags, **dict.fromkeys(flags, True)}
+        before, options = _options(work, weights, found, free, tried, samples[0], other)
+        price = limits.price(before if plain is None else plain.before, objective)
+        search = _Search(work, weights, found, samples, other, reference)
+        chosen, result = _first_holding(front(options, price), search, limits)
+        one = _Found(flags, before, options, chosen, result, search.measured(()).sqnr_db)
+        plain = plain or one
+        best = one if best is None or limits.better(one.result, best.result, price) else best
+    assert plain is not None and best is not None
+    made = _made(spec, weights, plain, best, limits, quantized)
+    if not made.reached:
+        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
+    return made
+
+
+def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
+    """Flags of Vela's to try.
+
+    Where weights lie in SRAM, U85 reads them by its fast decoder: a byte each, or half of one of at most 15 values; and Vela seldom
+    uses 2:4 with it.
+    """
+    if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
+        return (), (_NO_FAST_DECODER,)
+    return ((),)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the search ended with, under some flags of Vela's."""
+
+    flags: tuple[str, ...]
+    before: Costs
+    options: list[list[Option]]
+    chosen: dict[int, Recipe]
+    result: _Measured
+    sqnr_db_before: float
+
+
+def _made(
+    spec: EthosUCompileSpec, weights: Sequence[Weight], plain: _Found, best: _Found, limits: _Limits, quantized: GraphModule
+) -> Plan:
+    """The plan of what was found; ``plain`` is what it is compared with."""
     names = [weight.name for weight in weights]
     layers = []
     for number, weight in enumerate(weights):
-        recipe = chosen.get(number, AS_IS)
-        own = next(option for option in options[number] if option.recipe == recipe)
+        recipe = best.chosen.get(number, AS_IS)
+        own = next(option for option in best.options[number] if option.recipe == recipe)
         layers.append(
             Layer(
                 weight.name,
                 weight.shape,
                 texts({number: recipe}, names).get(weight.name, str(AS_IS)),
-                result.costs.weights[number].cycles,
-                before.weights[number].cycles,
-                result.costs.weights[number].bytes,
-                before.weights[number].bytes,
+                best.result.costs.weights[number].cycles,
+                plain.before.weights[number].cycles,
+                best.result.costs.weights[number].bytes,
+                plain.before.weights[number].bytes,
                 _decibels(own.noise),
-                tuple(Tried(str(each.recipe), each.cycles, each.bytes, _decibels(each.noise)) for each in options[number]),
+                tuple(Tried(str(each.recipe), each.cycles, each.bytes, _decibels(each.noise)) for each in best.options[number]),
             )
         )
-    first = search.measured(())
-    made = Plan(
+    return Plan(
         spec.target.name,
         tuple(layers),
-        result.costs.cycles,
-        before.cycles,
-        result.costs.flash_bytes,
-        before.flash_bytes,
-        result.sqnr_db,
-        first.sqnr_db,
-        limits.hold(result),
+        best.result.costs.cycles,
+        plain.before.cycles,
+        best.result.costs.flash_bytes,
+        plain.before.flash_bytes,
+        best.result.sqnr_db,
+        plain.sqnr_db_before,
+        limits.hold(best.result),
+        best.flags,
         quantized,
     )
-    if not made.reached:
-        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
-    return made
 
 
 def _quantized(
@@ -417,6 +461,14 @@ class _Limits:
         """Does it keep all?"""
         return self.cheap(found) and self.accurate(found)
 
+    def better(self, found: _Measured, other: _Measured, price: Price) -> bool:
+        """Is ``found`` to be preferred? What holds comes first, then what is cheap, or accurate where costs are limited."""
+        if self.hold(found) != self.hold(other):
+            return self.hold(found)
+        if self.costs_are_limited and self.cheap(found) and self.cheap(other):
+            return found.sqnr_db > other.sqnr_db
+        return _spent(found, price) < _spent(other, price)
+
     def shortfall(self, made: Plan) -> str:
         """Which limits do not hold, and the way out."""
         words = []
@@ -450,6 +502,10 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
             step()
     position = min(low, len(choices) - 1) if limits.costs_are_limited else max(low - 1, 0)
     return choices[position], at(position)
+
+
+def _spent(found: _Measured, price: Price) -> float:
+    return price.per_cycle * found.costs.cycles + price.per_byte * found.costs.flash_bytes
 
 
 def _decibels(share: float) -> float:

@@ -76,6 +76,17 @@ def test_a_limit_out_of_reach_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "NOT" in found.table()
 
 
+def test_the_fast_decoder_of_u85_is_left_out_where_that_pays() -> None:
+    torch.manual_seed(5)
+    model, samples = torch.nn.Conv2d(64, 256, 3, padding=1).eval(), [(torch.rand(1, 64, 16, 16),) for _ in range(4)]
+    found = compress.plan(model, U85, samples, min_sqnr_db=5, recipes=["2:4", "2:4+15-values"])
+    assert U85.memory_mode == "Sram_Only" and found.vela_flags == ("--disable-fwd",) and "--disable-fwd" in found.summary()
+    made = compress.apply(found.quantized, found.recipes, samples)
+    spec = EthosUCompileSpec("ethos-u85-256", extra_flags=list(found.vela_flags))
+    assert flow.build(made, samples[0], spec).delegates[0].performance.total_cycles == pytest.approx(found.cycles, rel=0.02)
+    assert found.cycles < 0.6 * found.cycles_before
+
+
 def test_what_is_left_out_stays() -> None:
     found = compress.plan(kinds(), U55, SAMPLES, max_flash=1000, recipes=["8-values"], leave_out=["head", "first"])
     assert set(found.recipes) == {"depthwise", "grouped", "point"}
