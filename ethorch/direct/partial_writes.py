@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, arguments, op_name, tensor_of
+from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, arguments, op_name
+from ethorch.lower.frame import Constants
 
 #: Operators whose result holds the elements of their operand in the same order.
 _RESHAPES = frozenset(
@@ -36,7 +38,8 @@ class Part:
         shape: of the whole buffer as the write sees it.
         dim: along which rows are replaced.
         start: the first element of the buffer that they replace; all of them lie behind it. None where an index says it.
-        index: the input of the program that says which rows, int32 or int64 [rows]; None where ``start`` does.
+        index: which rows, int32 or int64 [rows]: an input of the program, or a clone of what the NPU computes; None where ``start``
+            says it.
     """
 
     rows: Node
@@ -45,8 +48,14 @@ class Part:
     start: int | None
     index: Node | None
 
+    @property
+    def given(self) -> tuple[Node, ...]:
+        """What the delegate gives for it."""
+        computed = self.index is not None and self.index.op != "placeholder"
+        return (self.rows, self.index) if computed and self.index is not None else (self.rows,)
 
-def parts_of(module: GraphModule, graph: Graph, read: Node, written: Node) -> tuple[Part, ...] | None:
+
+def parts_of(constants: Constants, graph: Graph, read: Node, written: Node) -> tuple[Part, ...] | None:
     """The writes that make ``written`` of what ``read`` reads, in order.
 
     None where it is more than that, or where copying all of it is cheaper.
@@ -54,6 +63,7 @@ def parts_of(module: GraphModule, graph: Graph, read: Node, written: Node) -> tu
     Each gets a quantize node of its own in ``graph``, in front of the operator.
 
     Args:
+        constants: of the graph.
         read: the get_attr node of the buffer.
         written: the codes that are written to it.
     """
@@ -61,7 +71,7 @@ def parts_of(module: GraphModule, graph: Graph, read: Node, written: Node) -> tu
         return None
     like, found, node = written.args[1:6], list[tuple[Node, _Rows]](), written
     while (node := _same_elements(node, like)) is not read:
-        base, pieces = _pieces(module, node, like)
+        base, pieces = _pieces(constants, node, like)
         if base is None:
             return None
         found += [(node, piece) for piece in reversed(pieces)]
@@ -76,6 +86,11 @@ def parts_of(module: GraphModule, graph: Graph, read: Node, written: Node) -> tu
         with graph.inserting_before(place):
             codes = graph.call_function(written.target, (rows, *like))  # type: ignore[arg-type]
         codes.meta = {**rows.meta, "val": torch.empty(rows.meta["val"].shape, dtype=whole.dtype, device="meta")}
+        if index is not None and index.op != "placeholder":
+            with graph.inserting_before(place):
+                clone = graph.call_function(torch.ops.aten.clone.default, (index,))
+            clone.meta = dict(index.meta)
+            index = clone
         parts.append(Part(codes, tuple(place.meta["val"].shape), dim, start, index))
     return tuple(parts)
 
@@ -104,7 +119,7 @@ def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
     return node
 
 
-def _pieces(module: GraphModule, node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
+def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
     """What an operator replaces rows of, and these; None where it does something else."""
     name = op_name(node.target) if node.op == "call_function" else ""
     if name == "aten.cat.default":
@@ -127,9 +142,9 @@ def _pieces(module: GraphModule, node: Node, like: tuple[Any, ...]) -> tuple[Nod
             return None, []
         dim, index = given[0], indices[given[0]]
     dim %= len(shape)
-    constant = None if index is None else tensor_of(module, index)
+    constant = None if index is None else constants(index)
     if constant is not None:
-        if constant.dtype == torch.bool or constant.dim() != 1:
+        if constant.dtype == np.bool_ or constant.ndim != 1:
             return None, []
         places = [int(k) % shape[dim] for k in constant]
     known = index is None or constant is not None
@@ -142,10 +157,11 @@ def _pieces(module: GraphModule, node: Node, like: tuple[Any, ...]) -> tuple[Nod
     source = index
     while source.op == "call_function" and op_name(source.target) in _RESHAPES | CASTS and isinstance(source.args[0], Node):
         source = source.args[0]
-    plain = source.op == "placeholder" and source.meta["val"].dtype in (torch.int32, torch.int64)
-    if not plain or tuple(source.meta["val"].shape) != (count,):
+    if source.op != "placeholder" or tuple(source.meta["val"].shape) != (count,):
+        source = index
+    if source.meta["val"].dtype != torch.int32 and (source.op != "placeholder" or source.meta["val"].dtype != torch.int64):
         return None, []
-    return node.all_input_nodes[0], [_Rows(rows, dim, None, source)]
+    return (node.all_input_nodes[0], [_Rows(rows, dim, None, source)]) if source.meta["val"].dim() == 1 else (None, [])
 
 
 def _at(rows: Node, dim: int, places: Sequence[int], shape: Sequence[int]) -> _Rows | None:

@@ -20,6 +20,7 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 QUANTIZE_KERNEL = "quantized_decomposed::quantize_per_tensor.out"
 DEQUANTIZE_KERNEL = "quantized_decomposed::dequantize_per_tensor.out"
 CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
+COPY_KERNEL = "aten::copy_"
 PUT_KERNEL = "aten::index_put_"
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
@@ -80,6 +81,10 @@ def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[s
             args = (places[wide], blocking, table.order(node), places[node], places[node])
             step(Call(CAST_KERNEL, None, args), [wide], [node])
     step(Call("", 0, tuple(places[node] for node in (*whole.taken, *whole.given))), whole.taken, whole.given)
+    for buffer, state in whole.states.items():
+        if state.copied is not None:
+            args = (wholes[buffer], places[state.copied], table.simple(Value("bool", number=False)), wholes[buffer])
+            step(Call(COPY_KERNEL, None, args), [state.copied], [])
     for buffer, part in ((buffer, part) for buffer, state in whole.states.items() for part in state.parts):
         if part.index is not None:
             target = table.seen_as(wholes[buffer], part.shape)

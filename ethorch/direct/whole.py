@@ -76,20 +76,23 @@ class State:
 
     Attributes:
         read: the get_attr node that stands for it; the delegate takes it, if anything reads it.
-        written: all of what is written to it, one of ``Whole.given``; None where parts are, and where it stays as it was read.
+        written: all of what is written to it, one of ``Whole.given``; None where parts are, or an input, and where it stays as it
+            was read.
         initial: what it holds before the first run.
         parts: where only parts are written: those, whose rows are of ``Whole.given``.
+        copied: where an input of the program is written: that one, or its quantize node, one of ``Whole.taken``.
     """
 
     read: Node
     written: Node | None
     initial: torch.Tensor
     parts: tuple[Part, ...] = ()
+    copied: Node | None = None
 
     @property
     def given(self) -> tuple[Node, ...]:
         """What the delegate gives for it."""
-        return tuple(part.rows for part in self.parts) if self.written is None else (self.written,)
+        return tuple(node for part in self.parts for node in part.given) if self.written is None else (self.written,)
 
 
 def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
@@ -107,7 +110,7 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     builder = builder_for(spec.target)
     walk = Walk(graph, constants_of(Converted(module)), builder, strict=False).run()
     written = {node for state in states.values() for node in state.given}
-    _check_all_there(walk, written)
+    _check_all_there(walk, written | {state.copied for state in states.values() if state.copied is not None})
     places = {node: number for number, node in enumerate(graph.nodes)}
     given = sorted({*map(_before_dequantize, outputs), *written}, key=places.__getitem__)
     for node in given:
@@ -137,6 +140,7 @@ def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
         NotWhole: something changes a tensor in another way than by codes that are copied into a buffer of codes.
     """
     graph, states = copy.deepcopy(module.graph), dict[str, State]()
+    constants = constants_of(Converted(module))
     for name, write in writes_of(graph).items():
         buffer, written = write.args[:2]
         tensor = tensor_of(module, buffer) if isinstance(buffer, Node) else None
@@ -147,10 +151,14 @@ def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
         for node in others:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+        initial = tensor.detach()
+        if _is_input(written):
+            states[name] = State(first, None, initial, copied=written)
+            continue
         left = _unless_read_from(first, written)
-        parts = None if left is None else parts_of(module, graph, first, written)
-        states[name] = State(first, left if parts is None else None, tensor.detach(), parts or ())
-    kept = {node for state in states.values() for node in (state.read, *state.given)}
+        parts = None if left is None else parts_of(constants, graph, first, written)
+        states[name] = State(first, left if parts is None else None, initial, parts or ())
+    kept = {node for state in states.values() for node in (state.read, *state.given, *filter(None, [state.copied]))}
     graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
     return graph, states
 
@@ -172,6 +180,12 @@ def _unless_read_from(buffer: Node, written: Node) -> Node | None:
             break
         node.graph.erase_node(node)
     return None
+
+
+def _is_input(node: Node) -> bool:
+    """Is it an input of the program, or a quantize node of one?"""
+    source = node.args[0] if node.op == "call_function" and op_name(node.target) == _PER_TENSOR_QUANTIZE else node
+    return isinstance(source, Node) and source.op == "placeholder"
 
 
 def _structure(module: GraphModule) -> tuple[str, str]:

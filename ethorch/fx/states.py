@@ -106,17 +106,25 @@ def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...
 
 
 def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
-    """What reads the clone of a buffer reads the buffer. A clone that is returned, or written somewhere, stays."""
+    """What reads the clone of a buffer reads the buffer. What is returned, or written somewhere, stays a value of its own.
+
+    Another write may come before it: of a line of buffers, each takes what the one before it held.
+    """
     for reader in [node for node in graph.nodes if node.op == "get_attr" and str(node.target) in buffers]:
         for node in [reader, *(user for user in reader.users if op_name(user.target) == _PER_TENSOR[1])]:
             for clone in [user for user in node.users if user.target is torch.ops.aten.clone.default and not user.kwargs]:
-                if any(user.op == "output" or changes_in_place(user) for user in clone.users):
+                if any(_keeps(user) for user in clone.users):
                     continue
                 for user in list(clone.users):
-                    if node is not reader and _quantizes(user, node):
+                    if node is not reader and _quantizes(user, node) and not any(_keeps(last) for last in user.users):
                         user.replace_all_uses_with(reader)
                         graph.erase_node(user)
                 clone.replace_all_uses_with(node)
+
+
+def _keeps(user: Node) -> bool:
+    """Does it keep its operand beyond the graph's operators: the output, and what writes to a buffer?"""
+    return user.op == "output" or changes_in_place(user)
 
 
 def _write_apart(graph: Graph) -> None:
