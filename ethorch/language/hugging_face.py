@@ -307,7 +307,7 @@ def _bias_at(compute: Callable[..., Tensor], call: _Call, context: int) -> Calla
     return bias
 
 
-def adapted(model: nn.Module, context: int, prompt: int, source: Tensor | None) -> LanguageModel:
+def adapted(model: nn.Module, context: int, prompt: int, source: Tensor | None, indices: torch.dtype) -> LanguageModel:
     """A model of transformers as ``LanguageModel``; ``language_model`` says what is taken.
 
     Raises:
@@ -338,7 +338,7 @@ def adapted(model: nn.Module, context: int, prompt: int, source: Tensor | None) 
     else:
         found = _shapes(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
         decoder = _Decoder(model, context, _widths(found))
-    made = LanguageModel(decoder.eval(), context, prompt or int(source is not None), text.vocab_size, source)
+    made = LanguageModel(decoder.eval(), context, prompt or int(source is not None), text.vocab_size, source, indices)
     _check(made, model)
     return made
 

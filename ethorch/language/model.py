@@ -21,7 +21,7 @@ _EXECUTORCH_LLAMA = "executorch.examples.models.llama"
 
 
 class Prefill(nn.Module):
-    """``(*source, int64[1, N] tokens, int64[N] positions, int64[1] last) -> float[1, V]``: the logits behind the token at ``last``.
+    """``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: the logits behind the token at ``last``.
 
     All N tokens go to the caches at their positions. Those behind ``last`` are filling: nothing that is read later looks so far.
     """
@@ -45,7 +45,7 @@ class _PrefillOfSource(Prefill):
 
 
 class Decode(nn.Module):
-    """``(int64[1, 1] token, int64[1] position) -> float[1, V]``: the logits behind one token."""
+    """``(int[1, 1] token, int[1] position) -> float[1, V]``: the logits behind one token."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
@@ -98,6 +98,7 @@ class LanguageModel:
         prompt: tokens that one call of ``prefill`` reads; 0: there is no such method, and prompts go through ``decode``.
         vocabulary: how many tokens there are.
         source: example of what an encoder-decoder's encoder reads, else None.
+        indices: dtype of tokens and positions. The NPU takes int32; an int64 is cast by the CPU.
         caches: name -> what it held at first, of the decoder's buffers that reading a token changes.
     """
 
@@ -106,6 +107,7 @@ class LanguageModel:
     prompt: int
     vocabulary: int
     source: Tensor | None = None
+    indices: torch.dtype = torch.int32
     caches: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
 
     @property
@@ -117,11 +119,15 @@ class LanguageModel:
     @property
     def example_inputs(self) -> dict[str, tuple[Tensor, ...]]:
         """Method -> inputs that fix the shapes."""
-        tokens = torch.zeros(1, max(self.prompt, 1), dtype=torch.int64)
-        prefill = (tokens, torch.arange(max(self.prompt, 1)), torch.tensor([max(self.prompt, 1) - 1]))
         source = () if self.source is None else (self.source,)
-        decode = (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        return {**({"prefill": (*source, *prefill)} if self.prompt else {}), "decode": decode}
+        prefill = {"prefill": (*source, *self.rows([0] * self.prompt, 0, self.prompt - 1))} if self.prompt else {}
+        return {**prefill, "decode": self.rows([0], 0)}
+
+    def rows(self, ids: Sequence[int], position: int, last: int | None = None) -> tuple[Tensor, ...]:
+        """Inputs for tokens from ``position`` on: tokens, positions and, where it is given, ``last``."""
+        found = [torch.tensor([list(ids)]), torch.arange(position, position + len(ids))]
+        found += [] if last is None else [torch.tensor([last])]
+        return tuple(x.to(self.indices) for x in found)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
         """The calls that read these tokens from the beginning: a full prefill where there is one, and a decode for each other.
@@ -131,16 +137,14 @@ class LanguageModel:
         """
         if not 0 < len(ids) <= self.context:
             raise EthorchError(f"a session has {len(ids)} tokens; allowed are 1 to {self.context}, the context of the model.")
-        given = torch.tensor([list(ids)], dtype=torch.int64)
         read = self.prompt if self.prompt and (len(ids) > self.prompt or self.source is not None) else 0
         if read > len(ids):
             raise EthorchError(f"a session has {len(ids)} tokens; an encoder-decoder's has at least the {read} of its prefill.")
         calls: Session = []
         if read:
-            first: tuple[Tensor, ...] = (given[:, :read], torch.arange(read), torch.tensor([read - 1]))
             sources = () if self.source is None else (self.source if source is None else source,)
-            calls.append(("prefill", (*sources, *first)))
-        return calls + [("decode", (given[:, k : k + 1], torch.tensor([k]))) for k in range(read, len(ids))]
+            calls.append(("prefill", (*sources, *self.rows(ids[:read], 0, read - 1))))
+        return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
         """A session for each text's first tokens: at most ``length``, or the context."""
@@ -172,7 +176,13 @@ def _written(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def language_model(
-    model: nn.Module, *, context: int = 256, prompt: int = 32, vocabulary: int | None = None, source: Tensor | None = None
+    model: nn.Module,
+    *,
+    context: int = 256,
+    prompt: int = 32,
+    vocabulary: int | None = None,
+    source: Tensor | None = None,
+    indices: torch.dtype = torch.int32,
 ) -> LanguageModel:
     """A decoder that somebody has as ``LanguageModel``. It computes what the model computes, with the model's own code and weights.
 
@@ -187,6 +197,7 @@ def language_model(
         prompt: tokens that prefill reads in one call; 0 for no prefill.
         vocabulary: how many tokens there are; None asks the model.
         source: of a sequence-to-sequence model: token ids or features of the size that all sources will have.
+        indices: dtype of tokens and positions; ``torch.int64`` for runners that give those, which costs two casts on the CPU.
 
     Raises:
         EthorchError: the model is none of these, or its caches are not of a kind that is static.
@@ -197,7 +208,7 @@ def language_model(
     if hasattr(model, "config") and any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__):
         from ethorch.language.hugging_face import adapted  # transformers, which is optional: 2 seconds
 
-        return adapted(model, context, prompt, source)
+        return adapted(model, context, prompt, source, indices)
     decoder: nn.Module
     if type(model).__module__.startswith(_EXECUTORCH_LLAMA):
         arguments: Any = model.params
@@ -220,7 +231,7 @@ def language_model(
         if not tables:
             raise EthorchError(f"{type(model).__name__} has no embedding that says how many tokens there are: give vocabulary=.")
         vocabulary = tables[0]
-    return LanguageModel(decoder.eval(), context, prompt, vocabulary)
+    return LanguageModel(decoder.eval(), context, prompt, vocabulary, indices=indices)
 
 
 def from_folder(folder: str | Path, *, context: int = 256, prompt: int = 32, source: Tensor | None = None) -> LanguageModel:

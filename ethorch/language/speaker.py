@@ -17,12 +17,13 @@ class Speaker:
     """Reads tokens one behind the other and says what may come next.
 
     Args:
-        decode: ``(int64[1, 1] token, int64[1] position) -> logits``.
+        decode: ``(int[1, 1] token, int[1] position) -> logits``.
         reset: empties the caches.
         context: tokens that they hold.
-        prefill: ``(*source, int64[1, N] tokens, int64[N] positions, int64[1] last) -> logits``, or None.
+        prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: N.
         source: what an encoder-decoder reads.
+        indices: dtype of tokens and positions.
     """
 
     def __init__(
@@ -33,7 +34,9 @@ class Speaker:
         prefill: Callable[..., Any] | None = None,
         prompt: int = 0,
         source: Tensor | None = None,
+        indices: torch.dtype = torch.int32,
     ):
+        self.indices = indices
         self._decode, self._prefill, self._reset = decode, prefill, reset
         self.context, self.prompt, self.source = context, prompt if prefill else 0, source
         self.position = 0
@@ -46,7 +49,7 @@ class Speaker:
         modules = model.modules
         if model.source is not None and source is None:
             source = model.source
-        return cls(modules["decode"], model.reset, model.context, modules.get("prefill"), model.prompt, source)
+        return cls(modules["decode"], model.reset, model.context, modules.get("prefill"), model.prompt, source, model.indices)
 
     @classmethod
     def of_methods(
@@ -59,7 +62,7 @@ class Speaker:
         """Other callables of the same model: its quantized modules, or the methods of a program."""
         if model.source is not None and source is None:
             source = model.source
-        return cls(methods["decode"], reset, model.context, methods.get("prefill"), model.prompt, source)
+        return cls(methods["decode"], reset, model.context, methods.get("prefill"), model.prompt, source, model.indices)
 
     def reset(self) -> None:
         """Start anew."""
@@ -87,18 +90,21 @@ class Speaker:
                 fits = self.prompt and self.position + self.prompt <= self.context
                 if fits and (len(rest) > 1 or first_of_source):
                     part, rest = rest[: self.prompt], rest[self.prompt :]
-                    tokens = torch.tensor([part + [0] * (self.prompt - len(part))])
-                    positions = torch.arange(self.position, self.position + self.prompt)
+                    tokens = self._numbers([part + [0] * (self.prompt - len(part))])
+                    positions = self._numbers(range(self.position, self.position + self.prompt))
                     source = () if self.source is None else (self.source,)
                     assert self._prefill is not None
-                    logits = self._prefill(*source, tokens, positions, torch.tensor([len(part) - 1]))
+                    logits = self._prefill(*source, tokens, positions, self._numbers([len(part) - 1]))
                     self.calls["prefill"] += 1
                 else:
                     part, rest = rest[:1], rest[1:]
-                    logits = self._decode(torch.tensor([part]), torch.tensor([self.position]))
+                    logits = self._decode(self._numbers([part]), self._numbers([self.position]))
                     self.calls["decode"] += 1
                 self.position += len(part)
         return _row(logits)
+
+    def _numbers(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=self.indices)
 
     def generate(self, ids: Sequence[int], count: int, choice: Choice | None = None, stop: Sequence[int] = ()) -> Iterator[int]:
         """Tokens that follow ``ids``, one by one: at most ``count``, until one of ``stop`` or until the context is full."""
