@@ -1,5 +1,6 @@
 # make demo   train, quantize, compile and run a digit classifier on the simulated NPU
 # make demo-firmware  the same as firmware: an ELF that classifies the digits on a virtual board
+# make demo-llm  train a small language model, compile it, and let the simulated NPU write
 # make check  lint, format, import rules, types and a cross-section of the tests
 # make test   the same with all tests but the long ones
 # make test-versions  what touches ExecuTorch, Vela and TOSA, with the oldest and the newest releases that pyproject.toml allows
@@ -7,7 +8,7 @@
 # make hooks  have git run lint, format, import rules and types before each commit
 # Each creates .venv and installs what it needs on the first call, and again when pyproject.toml has changed.
 
-.PHONY: demo demo-firmware docs check test test-long test-versions test-oldest test-newest lint bench hooks clean
+.PHONY: demo demo-firmware demo-llm docs check test test-long test-versions test-oldest test-newest lint bench hooks clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -30,6 +31,9 @@ demo: $(VENV)/demo.stamp
 
 demo-firmware: $(VENV)/demo.stamp
 	$(BIN)/python examples/firmware.py $(ARGS)
+
+demo-llm: $(VENV)/demo.stamp
+	$(BIN)/python examples/story.py $(ARGS)
 
 check: $(VENV)/test.stamp
 	@echo "make check takes under two minutes on two idle cores."
@@ -80,7 +84,7 @@ bench: $(VENV)/test.stamp
 	$(BIN)/python -m bench.simulate $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest build dist demo_out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist demo_out story_out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -89,7 +93,7 @@ $(BIN)/python:
 
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV): the first time pip downloads about 0.5 GB, most of it PyTorch, and unpacks 1.8 GB; a few minutes." >&2
-	$(BIN)/python -m pip install -e ".[demo,firmware]" >&2
+	$(BIN)/python -m pip install -e ".[demo,firmware,language]" >&2
 	@touch $@
 
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python

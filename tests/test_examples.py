@@ -34,9 +34,20 @@ def test_firmware_classifies_digits(tmp_path: Path, capfd: pytest.CaptureFixture
     assert ended.value.code == 0 and "12 of 12 outputs equal the desk's" in said and said.endswith("PASS\n"), said
 
 
+@pytest.mark.long
+def test_a_story_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    options = ["--steps", "8", "--out", str(tmp_path), "--tokens", "12", "--npus", "ethos-u85-256"]
+    monkeypatch.setattr(sys, "argv", ["story.py", *options])
+    runpy.run_path(str(FOLDER / "story.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "--- NPU" in said and "perplexity" in said and "tokens/s" in said and "on the CPU: " in said
+    assert (tmp_path / "story.pte").exists()
+
+
 def test_examples_are_short_and_mentioned() -> None:
     readme = (FOLDER.parent / "README.md").read_text()
     names = {path.stem for path in FOLDER.glob("*.py")}
-    assert names == {*SAYS, "digits", "firmware"}
+    assert names == {*SAYS, "digits", "firmware", "story"}
     assert all(f"examples/{name}.py" in readme for name in names)
     assert all(len((FOLDER / f"{name}.py").read_text().splitlines()) <= 70 for name in SAYS)

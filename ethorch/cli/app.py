@@ -192,7 +192,7 @@ def _top(
 #: Modules whose functions are subcommands.
 _MODULES = (
     "aot_arm_compiler", "board_commands", "compress_command", "eval_command", "file_commands", "firmware_commands",
-    "model_commands", "report_commands", "table_commands",
+    "language_commands", "model_commands", "report_commands", "table_commands",
 )  # fmt: skip
 
 

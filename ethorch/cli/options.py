@@ -269,8 +269,8 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
     return chosen
 
 
-def load_program(path: Path, method: str = "forward", dump: Path | None = None) -> Program:
-    """A program from a file or a saved folder."""
+def load_program(path: Path, method: str | None = None, dump: Path | None = None) -> Program:
+    """A program from a file or a saved folder; its method ``forward``, or the first, where none is named."""
     from ethorch.program.program import load
 
     return load(path, method, sources=dump)

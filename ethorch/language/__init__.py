@@ -4,6 +4,7 @@
 them, or what was compiled of them, token by token.
 """
 
+from ethorch.language.cost import DecodeCost, decode_cost
 from ethorch.language.model import Decode, LanguageModel, Prefill, from_folder, language_model
 from ethorch.language.sampling import Choice
 from ethorch.language.score import Scores, perplexity, scores
@@ -14,11 +15,13 @@ __all__ = [
     "Characters",
     "Choice",
     "Decode",
+    "DecodeCost",
     "LanguageModel",
     "Prefill",
     "Scores",
     "Speaker",
     "Tokenizer",
+    "decode_cost",
     "from_folder",
     "language_model",
     "load_tokenizer",

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ethorch.errors import EthorchError
+from ethorch.formats.pte_types import Value
 from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
+from ethorch.program.program import Program
 
 
 class Speaker:
@@ -63,6 +65,37 @@ class Speaker:
         if model.source is not None and source is None:
             source = model.source
         return cls(methods["decode"], reset, model.context, methods.get("prefill"), model.prompt, source, model.indices)
+
+    @classmethod
+    def of_program(cls, program: Program, context: int | None = None, source: Tensor | None = None) -> Speaker:
+        """A compiled program, or a file: its method ``decode``, or the only one, and ``prefill`` if it has one.
+
+        Args:
+            program: of ``ethorch.compile`` or ``ethorch.load``.
+            context: tokens that its caches hold; None: the largest extent that all of its state buffers have.
+            source: what an encoder-decoder reads.
+
+        Raises:
+            EthorchError: its methods take something else, or nothing says what the context is.
+        """
+        names = program.methods
+        decode = program["decode"] if "decode" in names else program[names[0]]
+        prefill = program["prefill"] if "prefill" in names else None
+        shapes = [info.shape for info in decode.inputs]
+        if shapes != [(1, 1), (1,)] or (prefill is not None and len(prefill.inputs) != 3 + (source is not None)):
+            raise EthorchError(
+                f"{decode.method} takes {', '.join(str(shape) for shape in shapes)}; decode of a language model takes a "
+                "token [1, 1] and a position [1], and prefill tokens, "
+                "positions and the number of the last one: see ethorch.language.language_model."
+            )
+        if context is None:
+            extents = [set(value.shape) for value in states(decode).values()]
+            if not extents or max(set.intersection(*extents)) < 2:
+                raise EthorchError("the program has no caches that say how many tokens it reads: give the context.")
+            context = max(set.intersection(*extents))
+        prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
+        indices = getattr(torch, decode.inputs[0].dtype)
+        return cls(decode, program.reset, context, prefill, prompt, source, indices)
 
     def reset(self) -> None:
         """Start anew."""
@@ -125,3 +158,12 @@ def _row(logits: Any) -> Tensor:
         logits = logits[0]
     assert isinstance(logits, Tensor)
     return logits.reshape(-1, logits.shape[-1])[-1].float()
+
+
+def states(program: Program) -> dict[str, Value]:
+    """Name of a buffer that the program keeps from call to call -> its tensor."""
+    return {
+        value.extra.name: value
+        for value in program.description.values
+        if value.kind == "tensor" and value.extra is not None and value.extra.name and value.place is not None
+    }

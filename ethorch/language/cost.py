@@ -1,0 +1,139 @@
+"""Cycles of a decode step, beside the least that its weights allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ethorch.errors import EthorchError
+from ethorch.figures import Layer
+from ethorch.language.speaker import states
+from ethorch.program.program import Program
+from ethorch.report.rendered import as_html, as_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_CLOCKS_HZ = (1e9, 400e6)
+_WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """Of all layers of one kind: cycles, and the least that their weights and products allow."""
+
+    cycles: int
+    floor: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """What one token costs, by Vela's estimate.
+
+    Attributes:
+        target, system_config, memory_mode: of the estimate.
+        cycles: of the NPU.
+        floor: the least: each weight comes once from the memory where weights lie, at that memory's full speed, or each product
+            is one of the MAC array's, whatever takes longer.
+        weight_bytes: of the weights that one token reads, as bytes of int8, before Vela's encoding.
+        constant_bytes: of all constants of the delegate, as Vela encodes them: weights, tables, embeddings.
+        state_bytes: of buffers that are kept from token to token.
+        arena_bytes: of the NPU's feature maps, with copies of the state.
+        cpu: name of a kernel on the CPU -> how often it is called.
+        operators: PyTorch operator, with its module's last name for those with weights -> their cost, dearest first.
+    """
+
+    target: str
+    system_config: str
+    memory_mode: str
+    cycles: int
+    floor: int
+    weight_bytes: int
+    constant_bytes: int
+    state_bytes: int
+    arena_bytes: int
+    cpu: Mapping[str, int]
+    operators: Mapping[str, OperatorCost]
+
+    def tokens_per_second(self, clock_hz: float) -> float:
+        """At that clock of the NPU, its memories as much slower."""
+        return clock_hz / self.cycles
+
+    def line(self) -> str:
+        """One line of text."""
+        rates = ", ".join(f"{self.tokens_per_second(clock):,.0f} at {clock / 1e6:,.0f} MHz" for clock in _CLOCKS_HZ)
+        return f"{self.target}: {self.cycles:,} cycles a token, {self.cycles / self.floor:.2f} of the floor; tokens/s: {rates}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names."""
+        return asdict(self)
+
+    def rich(self) -> RenderableType:
+        """A table of Rich: a row for each operator, and the bytes."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table("operator", box=None, header_style="bold", pad_edge=False)
+        for name in ("cycles", "floor", "weights, bytes"):
+            table.add_column(name, justify="right")
+        for name, cost in self.operators.items():
+            table.add_row(name, f"{cost.cycles:,}", f"{cost.floor:,}", f"{cost.weight_bytes:,}")
+        table.add_row("all", f"{self.cycles:,}", f"{self.floor:,}", f"{self.weight_bytes:,}", style="bold")
+        kernels = ", ".join(f"{count} x {name}" for name, count in self.cpu.items()) or "nothing"
+        sizes = f"constants {self.constant_bytes:,} bytes, state {self.state_bytes:,}, arena {self.arena_bytes:,}"
+        return Group(table, "", f"{sizes}; on the CPU: {kernels}")
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rich())
+
+
+def decode_cost(program: Program) -> DecodeCost:
+    """What one call of a program costs on the NPU, by operator, against the floor of its weights.
+
+    Args:
+        program: the decode method, of ``ethorch.compile``: of a file, Vela's estimates are not known.
+
+    Raises:
+        EthorchError: it is a file's.
+    """
+    spec = program.spec
+    if program.build is None or spec is None:
+        raise EthorchError(
+            "the cost of a token is Vela's estimate, which a file does not keep: take what ethorch.compile returned."
+        )
+    speed = spec.bytes_per_cycle[spec.memory_system.const_area]
+    found: dict[str, OperatorCost] = {}
+    cpu: dict[str, int] = {}
+    for layer in program.layers:
+        if layer.where != "NPU":
+            cpu[layer.operator] = cpu.get(layer.operator, 0) + 1
+            continue
+        weights = layer.macs if any(name in layer.tosa_operators for name in _WITH_WEIGHTS) else 0
+        floor = round(max(weights / speed, layer.macs / spec.target.macs))
+        name = _name(layer, bool(weights))
+        before = found.get(name, OperatorCost(0, 0, 0))
+        found[name] = OperatorCost(before.cycles + (layer.cycles or 0), before.floor + floor, before.weight_bytes + weights)
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1].cycles))
+    return DecodeCost(
+        spec.target.name,
+        spec.system_config,
+        spec.memory_mode,
+        sum(cost.cycles for cost in found.values()),
+        sum(cost.floor for cost in found.values()),
+        sum(cost.weight_bytes for cost in found.values()),
+        sum(len(payload.weights) for payload in program.payloads),
+        sum(value.nbytes for value in states(program).values()),
+        sum(payload.scratch_bytes for payload in program.payloads),
+        cpu,
+        ordered,
+    )
+
+
+def _name(layer: Layer, weights: bool) -> str:
+    name = layer.operators[0].removesuffix(".default") if layer.operators else layer.operator
+    return f"{name} {layer.module.rpartition('.')[2]}" if weights else name

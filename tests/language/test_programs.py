@@ -1,0 +1,101 @@
+"""Language models as programs: one delegate for each method, and the same bits in simulator, runtime and TOSA's reference model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ethorch
+from ethorch.cli import main
+from ethorch.errors import EthorchError
+from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, language_model
+from ethorch.program.program import Program
+from tests.support.decoders import FAMILIES, SIZES, Rotary
+from tests.support.spoken import equals_reference_model, recorded
+
+pytest.importorskip("transformers")
+GENERATED = 32
+#: What a family leaves to the CPU besides dequantized logits and rows written to caches.
+_ROWS = {"aten::index_put_", "aten::copy_", "quantized_decomposed::dequantize_per_tensor.out"}
+
+
+def compiled(model: LanguageModel, scheme: str = "int8") -> Program:
+    generator = torch.Generator().manual_seed(7)
+    texts = torch.randint(model.vocabulary, (3, 20), generator=generator).tolist()
+    return ethorch.compile(
+        model.modules, model.example_inputs, "ethos-u85-256", calibration=model.sessions(texts), scheme=scheme, progress=False
+    )
+
+
+def check(model: LanguageModel, program: Program, generated: int, checked: int, folder: Path) -> None:
+    """One delegate each; ``generated`` tokens; the first call and the last ``checked`` ones equal TOSA's reference model."""
+    assert {name: len(program[name].payloads) for name in program.methods} == dict.fromkeys(model.modules, 1)
+    speaker = Speaker.of_program(program, model.context, model.source)
+    with recorded() as calls:
+        found = list(speaker.generate(list(range(1, 11)), generated))
+    assert len(found) == generated and len(calls) == sum(speaker.calls.values())
+    decodes = speaker.calls["decode"]
+    names = ["prefill"] * (len(calls) - decodes) + ["decode"] * decodes
+    for name, call in [*zip(names, calls, strict=True)][:1] + [*zip(names, calls, strict=True)][-checked:]:
+        assert equals_reference_model(program[name], call)
+    again = Speaker.of_program(ethorch.load(program.save(folder / "model.pte")), model.context, model.source)
+    assert list(again.generate(list(range(1, 11)), generated)) == found
+
+
+def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_path: Path) -> None:
+    model = FAMILIES["Llama"](32, 2)
+    program = compiled(model)
+    check(model, program, 12, 1, tmp_path)
+    assert {layer.operator for layer in program["decode"].layers if layer.where == "CPU"} <= _ROWS
+    cost = decode_cost(program["decode"])
+    linears = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) + model.vocabulary * 32
+    assert cost.weight_bytes == linears
+    assert cost.state_bytes == 2 * 2 * 2 * model.context * 8  # layers, keys and values, heads, rows of 8 codes
+    assert 0 < cost.floor < cost.cycles and "aten.linear lm_head" in cost.operators
+    assert "tokens/s" in cost.line() and "lm_head" in str(cost)
+    with pytest.raises(EthorchError, match="does not keep"):
+        decode_cost(Program(program.pte, "decode"))
+    assert Speaker.of_program(program).context == model.context  # as the caches' shapes say
+    with pytest.raises(EthorchError, match="takes"):
+        Speaker.of_program(program, source=torch.zeros(1))
+
+
+def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = language_model(Rotary(16, 1, 2, 1, vocabulary=30, rows=24), context=24, prompt=0)
+    characters = "abcdefghijklmnopqrstuvwxyz .,-"
+    tokenizer = Characters(characters)
+    tokenizer.save(tmp_path / "letters.json")
+    file = compiled(model).save(tmp_path / "model.pte")
+    options = ["--tokenizer", str(tmp_path / "letters.json"), "--prompt", "an old ", "--tokens", "5", "--temperature", "1.0"]
+    said = []
+    for more in (["--seed", "3", "--top-k", "29"], ["--seed", "3", "--top-k", "29"], ["--json"]):
+        assert main(["generate", str(file), *options, *more]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and said[0].startswith("an old ") and len(said[0].rstrip("\n")) == 12
+    assert json.loads(said[2])["calls"] == {"prefill": 0, "decode": 11}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_speaks_the_same(family: str, size: tuple[int, int], tmp_path: Path) -> None:
+    model = FAMILIES[family](*size)
+    check(model, compiled(model), GENERATED, GENERATED, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["plain", "Llama", "Gemma2", "GPT-2", "Whisper"])
+def test_sixteen_bits_speak_the_same_and_near_the_float_model(family: str, tmp_path: Path) -> None:
+    model = FAMILIES[family](32, 2)
+    program = compiled(model, "a16w8")
+    check(model, program, 16, 4, tmp_path)
+    exact, ours = Speaker.of_model(model), Speaker.of_program(program, model.context, model.source)
+    ids = list(range(3, 30))
+    wanted, found = [exact.read(ids[:9])], [ours.read(ids[:9])]
+    for token in ids[9:]:
+        wanted.append(exact.read([token]))
+        found.append(ours.read([token]))
+    assert ethorch.sqnr_db(wanted, found) > 25
