@@ -1,0 +1,210 @@
+"""What state of codes is worth: RAM of buffers, and bytes that the CPU moves for a step, with state in float beside it.
+
+``python -m bench.state [--json]``
+
+Each model keeps something from call to call: a recurrent layer's state, histories of convolutions, caches of an attention. It is
+quantized once and becomes two programs, one whose buffers hold floats (the graph as ``convert_pt2e`` leaves it, by ExecuTorch's
+own lowering) and one whose buffers hold codes. Both run the same ten steps, and their outputs have to be the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.compile import markdown_row, provenance
+from ethorch import (
+    EthosUCompileSpec,
+    QuantizationConfig,
+    flow,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    host,
+)
+from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.figures.cpu_rates import RATES, estimate
+from ethorch.formats import pte
+from ethorch.formats.payload import DelegatePayload
+from ethorch.formats.pte_types import Method, Value
+
+STEPS = 10
+_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
+    "int8": get_symmetric_quantization_config,
+    "16x8": get_symmetric_a16w8_quantization_config,
+}
+
+
+class Denoiser(nn.Module):
+    """A gain for each of 64 bands of a frame, by a GRU of 128."""
+
+    h: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell, self.out = nn.Linear(64, 128), nn.GRUCell(128, 128), nn.Linear(128, 64)
+        self.register_buffer("h", torch.zeros(1, 128))
+
+    def forward(self, frame: Tensor) -> Tensor:
+        self.h.copy_(self.cell(torch.relu(self.into(frame)), self.h))
+        return frame * torch.sigmoid(self.out(self.h))
+
+
+class Streaming(nn.Module):
+    """A depthwise TCN of 64 channels with dilations 1, 2, 4 and 8: each block keeps the frames that it looks back at."""
+
+    def __init__(self, channels: int = 64) -> None:
+        super().__init__()
+        self.dilations = (1, 2, 4, 8)
+        self.depthwise = nn.ModuleList(nn.Conv1d(channels, channels, 3, dilation=d, groups=channels) for d in self.dilations)
+        self.pointwise = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in self.dilations)
+        for number, dilation in enumerate(self.dilations):
+            self.register_buffer(f"history_{number}", torch.zeros(1, channels, 2 * dilation))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, (depthwise, pointwise) in enumerate(zip(self.depthwise, self.pointwise, strict=True)):
+            history = self.get_buffer(f"history_{number}")
+            seen = torch.cat([history, x], 2)
+            history.copy_(seen[:, :, 1:])
+            x = x + torch.relu(pointwise(depthwise(seen)))
+        return x
+
+
+class Attention(nn.Module):
+    """One attention of 4 heads of 32 over a cache of 256 tokens."""
+
+    keys: Tensor
+    values: Tensor
+    places: Tensor
+
+    def __init__(self, length: int = 256, heads: int = 4, width: int = 32) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.qkv, self.out = nn.Linear(heads * width, 3 * heads * width), nn.Linear(heads * width, heads * width)
+        self.register_buffer("keys", torch.zeros(1, length, heads * width))
+        self.register_buffer("values", torch.zeros(1, length, heads * width))
+        self.register_buffer("places", torch.arange(length, dtype=torch.int32))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        self.keys.index_copy_(1, position, k)
+        self.values.index_copy_(1, position, v)
+        q, k, v = (t.reshape(1, -1, self.heads, self.width).transpose(1, 2) for t in (q, self.keys, self.values))
+        scores = (q @ k.transpose(2, 3) * self.width**-0.5).masked_fill(self.places > position.to(torch.int32), -100.0)
+        out: Tensor = self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(1, 1, -1))
+        return out
+
+
+def _frame(*shape: int) -> Callable[[int], tuple[Any, ...]]:
+    return lambda number: (torch.randn(*shape),)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str, Callable[[int], tuple[Any, ...]]]] = {
+    "GRU denoiser": (Denoiser, "ethos-u55-128", _frame(1, 64)),
+    "depthwise TCN": (Streaming, "ethos-u55-128", _frame(1, 64, 1)),
+    "attention, 256 tokens": (
+        Attention,
+        "ethos-u85-256",
+        lambda number: (torch.randn(1, 1, 128), torch.tensor([number], dtype=torch.int32)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one program.
+
+    Attributes:
+        state_bytes: RAM of its buffers.
+        planned_bytes: RAM of the whole memory plan, buffers included.
+        moved_bytes: what the CPU's operators write in a call, and what is copied into and out of the delegate.
+        cpu_cycles: of the CPU for these, estimated by ``figures.cpu_rates``.
+    """
+
+    state_bytes: int
+    planned_bytes: int
+    moved_bytes: int
+    cpu_cycles: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one precision: with state in float, and in codes."""
+
+    model: str
+    target: str
+    scheme: str
+    floats: Costs
+    codes: Costs
+
+
+def costs(content: bytes) -> Costs:
+    """What a program costs beside the NPU."""
+    method = pte.read(content).methods["forward"]
+    state = sum(v.nbytes for v in method.values if v.extra and v.extra.name and v.planned)
+    moved = cycles = 0
+    for call in method.calls:
+        tensors = [method.values[arg] for arg in call.args if method.values[arg].kind == "tensor"]
+        if call.delegate is not None:
+            payload = DelegatePayload.unpack(method.delegates[call.delegate].blob)
+            copied = sum(tensor.nbytes for tensor in (*payload.inputs, *payload.outputs))
+            moved, cycles = moved + copied, cycles + round(RATES["copy"].cycles * copied)
+        else:
+            moved += _written(call.operator, method, call.args)
+            cycles += estimate(call.operator, tensors[:-1], tensors[-1:], 0)
+    return Costs(state, sum(method.memories), moved, cycles)
+
+
+def _written(operator: str, method: Method, args: Sequence[int]) -> int:
+    """Bytes that an operator writes: its output; of one that puts rows into a buffer, the rows."""
+    tensors: list[Value] = [method.values[arg] for arg in args if method.values[arg].kind == "tensor"]
+    return tensors[-2].nbytes if operator == "aten::index_put_" else tensors[-1].nbytes
+
+
+def measured(name: str, scheme: str) -> Row:
+    """Compile both programs, hold their outputs against each other, and count.
+
+    Raises:
+        AssertionError: their outputs differ.
+    """
+    make, target, step = MODELS[name]
+    torch.manual_seed(0)
+    steps = [step(number) for number in range(STEPS)]
+    spec = EthosUCompileSpec(target)
+    module = flow.quantize(flow.UserModel(make().eval(), steps[0], steps), spec, _CONFIGS[scheme]())
+    floats, codes = built_by_executorch(module, steps[0], spec), flow.build(module, steps[0], spec)
+    programs = [host.load(build.pte) for build in (floats, codes)]
+    for number, inputs in enumerate(steps):
+        one, other = (program(*inputs)[0] for program in programs)
+        assert torch.equal(one, other), f"{name}, {scheme}: step {number} differs"
+    return Row(name, target, scheme, costs(floats.pte), costs(codes.pte))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As Markdown: each cell has state in float, then state in codes."""
+    head = ["model", "NPU", "scheme", "RAM of state", "planned RAM", "bytes the CPU moves", "cycles of the CPU"]
+    lines = [markdown_row(head), markdown_row(["---"] * 3 + ["---:"] * 4)]
+    for row in rows:
+        pairs = zip(asdict(row.floats).values(), asdict(row.codes).values(), strict=True)
+        lines.append(markdown_row([row.model, row.target, row.scheme, *(f"{a:,} / {b:,}" for a, b in pairs)]))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure all, and print a table or JSON."""
+    parser = argparse.ArgumentParser("python -m bench.state", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    wanted = parser.parse_args()
+    rows = [measured(name, scheme) for name in MODELS for scheme in _CONFIGS]
+    print(json.dumps([asdict(row) for row in rows], indent=1) if wanted.json else f"{table(rows)}\n\n{provenance()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
