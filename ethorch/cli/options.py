@@ -109,9 +109,10 @@ Constants = Annotated[
     str | None,
     _option(
         "--constants",
-        help="Where the NPU reads weights from: flash (default), sram, or auto: in SRAM where --ram allows it.",
+        help="Where the NPU reads weights from: flash (default), sram, auto: in SRAM where --ram allows it, or 16K: those read "
+        "several times, copied.",
         panel=COMPILER,
-        metavar="flash|sram|auto",
+        metavar="flash|sram|auto|SIZE",
     ),
 ]
 SettingsFile = Annotated[

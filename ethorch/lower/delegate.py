@@ -23,6 +23,7 @@ from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import arena, artifacts
 from ethorch.vela.compiled_model import CompiledModel, Performance
+from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
         with stage(f"Vela, {len(graph.ops)} TOSA operators"):
             compiled = arena.searched(tosa, spec)
         _check_arena(compiled, spec)
+        if spec.resident_bytes:
+            compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
         return Lowered(graph, tosa, compiled)
     except VelaError as error:
         raise explained(error, graph, spec) from error

@@ -58,7 +58,7 @@ def compile(
     config_ini: str | None = None,
     vela_flags: Sequence[str] | None = None,
     arena: str | int | None = None,
-    constants: str | None = None,
+    constants: str | int | None = None,
     ram: int | str | None = None,
     flash: int | str | None = None,
     latency_ms: float | None = None,

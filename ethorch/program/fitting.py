@@ -66,15 +66,30 @@ class _Search:
         return program
 
     def with_constants(self, before: Program) -> Program:
-        """Weights in SRAM, where the RAM allows it and milliseconds are saved."""
+        """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""
         found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _missed(found, "ram"):
             found = self.with_less_ram(found)
-        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
-        if not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0):
+        if self.pays(found, before):
+            return found
+        found = self.with_resident(before)
+        if self.pays(found, before):
             return found
         before.settings = _settings(before).with_(constants=FLASH)
         return before
+
+    def pays(self, found: Program, before: Program) -> bool:
+        """Does the RAM allow it, and are milliseconds saved?"""
+        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
+        return not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0)
+
+    def with_resident(self, before: Program) -> Program:
+        """Weights that are read several times in a call in what is left of the RAM; ``before`` where nothing is left."""
+        settings = _settings(before)
+        room = (settings.ram_limit or 0) - before.memory.ram_bytes
+        if room <= 0:
+            return before
+        return self.attempt(f"{room:,} bytes for weights that are read several times", settings.with_(constants=room))
 
     def with_less_ram(self, before: Program) -> Program:
         """A smaller arena, by as much as the application takes too much."""

@@ -77,7 +77,8 @@ class Settings:
         arena: the NPU's arena: ``free`` (the smallest found that costs hardly more cycles), ``fast`` (as large as Vela likes), or a
             limit in bytes.
         constants: where the NPU reads weights from: ``flash``, as the memory mode has it; ``sram``, where the firmware copies them
-            once at the start; ``auto``, in SRAM where ``ram`` allows it and cycles are saved.
+            once at the start; ``auto``, in SRAM, all or some, where ``ram`` allows it and cycles are saved; or bytes, by which
+            the arena may grow for weights that are read several times in a call, and copied by the NPU at its beginning.
         ram, flash: bytes that the whole application may take; None: no limit.
         latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
         min_sqnr_db: least SQNR against the float model; None: no limit.
@@ -99,7 +100,7 @@ class Settings:
     config_ini: str = DEFAULT_INI
     vela_flags: tuple[str, ...] = ()
     arena: str | int = FREE
-    constants: str = FLASH
+    constants: str | int = FLASH
     ram: int | None = None
     flash: int | None = None
     latency_ms: float | None = None
@@ -127,8 +128,10 @@ class Settings:
         if self.arena not in (FAST, FREE):
             object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
         if self.constants not in CONSTANTS:
-            raise unknown_name("place of the constants", self.constants, CONSTANTS)
-        if self.constants != FLASH and self.memory_mode not in (None, SRAM_ONLY):
+            if isinstance(self.constants, str) and not _SIZE.fullmatch(self.constants.strip()):
+                raise unknown_name("place of the constants", self.constants, (*CONSTANTS, "a size such as 16K"))
+            object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
+        if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
                 f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {self.memory_mode!r}: leave one of "
                 "them out."
@@ -163,6 +166,7 @@ class Settings:
     def spec(self) -> EthosUCompileSpec:
         """The same choices for the compiler; of constants that are ``auto``, those in flash."""
         mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
+        resident = self.constants if isinstance(self.constants, int) else 0
         board, slot = self.described, self.slot
         if board is not None and slot is not None and self.system_config is None and self.config_ini == DEFAULT_INI:
             return EthosUCompileSpec(
@@ -171,6 +175,7 @@ class Settings:
                 mode or roles(board, slot).memory_mode,
                 list(self.vela_flags) or None,
                 arena=self.arena,
+                resident_bytes=resident,
                 config_text=configuration(board, slot),
             )
         return EthosUCompileSpec(
@@ -180,6 +185,7 @@ class Settings:
             list(self.vela_flags) or None,
             config_ini=self.config_ini,
             arena=self.arena,
+            resident_bytes=resident,
         )
 
     def to_json(self) -> dict[str, Any]:

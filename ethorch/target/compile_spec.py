@@ -27,6 +27,7 @@ _TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
 _CONFIG = "vela_config"  # ours alone: an ini text, where no file has it
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # ours alone
+_RESIDENT = "ethorch_resident_bytes"  # likewise
 # Keys that only that backend gives a meaning to: read over, never written.
 _INCUMBENT_ONLY = frozenset(
     (
@@ -207,6 +208,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: the NPU's arena: ``"fast"``, as large as makes Vela's schedule fastest; ``"free"``, the smallest found that costs
             hardly more cycles (``ethorch.vela.arena``); or a limit in bytes, under which the fastest is taken. Vela's own flags
             for it, ``--arena-cache-size`` and ``--optimise``, go before.
+        resident_bytes: bytes that the scratch region may grow by for weights that are read several times in a call: they are copied
+            there once, at its beginning (``ethorch.vela.resident``).
         config_text: the content of an ini file instead, as ``ethorch.board.memory_roles`` makes it of a board. It becomes a part of
             the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
 
@@ -225,9 +228,13 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: str | None = DEFAULT_INI,
         *,
         arena: str | int = FAST,
+        resident_bytes: int = 0,
         config_text: str | None = None,
     ):
         super().__init__()
+        if isinstance(resident_bytes, bool) or not isinstance(resident_bytes, int) or not 0 <= resident_bytes < 1 << 40:
+            raise SpecError(f"resident_bytes is {resident_bytes!r}; it has to be a number of bytes.")
+        self.resident_bytes = resident_bytes
         self.config_text = config_text
         self.arena: str | int = _arena(arena)
         self.target: Target = lookup(target)
@@ -340,6 +347,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         items = {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
         if self.config_text is not None:
             items[_CONFIG] = self.config_text
+        if self.resident_bytes:
+            items[_RESIDENT] = str(self.resident_bytes)
         return items if self.arena == FAST else {**items, _ARENA: str(self.arena)}
 
     @classmethod
@@ -355,8 +364,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)
         given = int(arena) if arena.isdecimal() else arena
+        resident = items.pop(_RESIDENT, "0")
         return cls(
-            name, extra_flags=[*words, *(f"--config={other}" for other in others)], config_ini=ini, arena=given, config_text=text
+            name,
+            extra_flags=[*words, *(f"--config={other}" for other in others)],
+            config_ini=ini,
+            arena=given,
+            resident_bytes=int(resident) if resident.isdecimal() else -1,
+            config_text=text,
         )
 
     def __repr__(self) -> str:

@@ -1,0 +1,245 @@
+"""Weights that are read several times in a call, copied into SRAM once: a recurrent network reads the same ones in every step.
+
+The stream is given a beginning that copies them by DMA from region 0 to the end of region 1, and what read them in flash reads the
+copies. Firmware sees a payload like any other, with a larger scratch region. Each register is put back to what Vela left in it, so
+that all other operations are as they were.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ethorch.npu import Program, stream
+from ethorch.npu.memory import Span
+from ethorch.npu.prepared import PREPARE
+from ethorch.npu.registers import Npu, table
+from ethorch.npu.stream import Operation
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables
+
+_CONSTANTS, _SCRATCH = 0, 1  # regions (npu-reference 1.4)
+_ALIGNMENT = 16  # of constants and of DMA (npu-reference 7)
+#: Registers of what is read: name of the span -> region, base.
+_REGISTERS = {
+    **{name: ("WEIGHT_REGION", f"{name}_BASE") for name in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3")},
+    **{name: ("SCALE_REGION", f"{name}_BASE") for name in ("SCALE", "SCALE1")},
+}
+_DMA = ("DMA0_SRC_REGION", "DMA0_DST_REGION", "DMA0_SRC", "DMA0_DST", "DMA0_LEN")
+
+_Run = tuple[int, int]  # first byte in region 0, bytes
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """An operation, and what it reads in region 0 by one of its region registers: weights, or scales."""
+
+    offset: int
+    spans: tuple[Span, ...]
+    state: Mapping[str, int]
+
+    @property
+    def run(self) -> _Run:
+        """From the first byte to the last."""
+        first = min(span.base for span in self.spans)
+        return first, max(span.base + span.size_bytes for span in self.spans) - first
+
+
+def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: int) -> CompiledModel:
+    """The same program with weights that are read most often in SRAM, where fewer cycles are estimated then.
+
+    Args:
+        model: what Vela made.
+        spec: what it was made for.
+        most: bytes that the scratch region may grow by.
+
+    Returns:
+        ``model`` itself where nothing is gained: no weights are read twice, or they lie in SRAM already, or the scratch region does
+        not; or the stream has branches.
+    """
+    memory = spec.memory_system
+    program = Program(model.command_stream, model.constants)
+    if memory.constants_in_sram or memory.arena_area != "Sram" or model.scratch_fast_bytes or program.has_branches:
+        return model
+    if model.command_stream[:4] != stream.COP1:
+        return model
+    readers = _readers(program)
+    rate = spec.bytes_per_cycle
+    flash, sram = rate[memory.const_area], rate["Sram"]
+    rows = {reader.offset: model.op_at(reader.offset) for reader in readers}
+    chosen = _chosen(readers, rows, memory.const_area, flash, most)
+    if not chosen:
+        return model
+    places, end = {}, -(-model.scratch_bytes // _ALIGNMENT) * _ALIGNMENT
+    for first, size in chosen:
+        places[first, size] = end
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    moved = [reader for reader in readers if reader.run in places]
+    commands, offsets = _rewritten(model.command_stream, program, moved, places)
+    saved = _saved(moved, rows, memory.const_area, flash, sram)
+    copied = math.ceil(sum(size for _, size in chosen) / flash)
+    performance = model.performance
+    total = performance.total_cycles - sum(row.op_cycles - now[0] for row, now in saved) + copied
+    areas = dict(performance.memories)
+    if "Sram" in areas:
+        areas["Sram"] = replace(areas["Sram"], peak_bytes=areas["Sram"].peak_bytes + end - model.scratch_bytes)
+    tables = _tables(model.tables, offsets, saved, memory.const_area, copied)
+    return replace(
+        model,
+        command_stream=commands,
+        scratch_bytes=end,
+        performance=replace(performance, total_cycles=total, memories=areas),
+        load_tables=lambda: tables,
+    )
+
+
+def _readers(program: Program) -> list[_Reader]:
+    found = []
+    for op in program.operations():
+        prepare = PREPARE.get((op.name, op.npu.family))
+        if prepare is None or op.name == "NPU_OP_DMA_START":
+            continue
+        named = [span for span in prepare(op).reads if isinstance(span, Span) and span.name in _REGISTERS]
+        for region in ("WEIGHT_REGION", "SCALE_REGION"):
+            spans = tuple(span for span in named if _REGISTERS[span.name][0] == region and span.region == _CONSTANTS)
+            if spans:
+                names = {name for span in spans for name in _REGISTERS[span.name]}
+                found.append(_Reader(op.offset, spans, {name: op[name] for name in names}))
+    return found
+
+
+def _chosen(readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, rate: float, most: int) -> list[_Run]:
+    """Runs to copy, those first that save most cycles a byte; the copy's own cycles are taken off."""
+    waits: dict[_Run, float] = defaultdict(float)
+    for reader in readers:
+        row = rows[reader.offset]
+        if row is not None:
+            waits[reader.run] += min(max(0, row.op_cycles - _without_flash(row, flash)), reader.run[1] / rate)
+    gains = {run: wait - run[1] / rate for run, wait in waits.items() if not run[0] % _ALIGNMENT and not run[1] % _ALIGNMENT}
+    chosen: list[_Run] = []
+    for run in sorted(gains, key=lambda run: -gains[run] / run[1]):
+        apart = all(run[0] + run[1] <= other[0] or other[0] + other[1] <= run[0] for other in chosen)
+        if gains[run] > 0 and apart and run[1] <= most:
+            chosen.append(run)
+            most -= run[1]
+    return chosen
+
+
+def _without_flash(row: ScheduledOp, flash: str) -> int:
+    """The row's cycles if nothing came from flash."""
+    return max([row.npu_cycles, *(cycles for name, cycles in row.access_cycles.items() if name != flash)])
+
+
+def _saved(
+    moved: Iterable[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, flash_rate: float, sram_rate: float
+) -> list[tuple[ScheduledOp, tuple[int, int, int]]]:
+    """For each row whose weights moved: its cycles, and those of flash and SRAM, as they are then."""
+    read: dict[int, tuple[ScheduledOp, int]] = {}
+    for reader in moved:
+        row = rows[reader.offset]
+        if row is not None:
+            before = read.get(id(row), (row, 0))[1]
+            read[id(row)] = row, before + sum(span.size_bytes for span in reader.spans)
+    found = []
+    for row, size in read.values():
+        in_flash = max(0, row.access_cycles.get(flash, 0) - math.ceil(size / flash_rate))
+        in_sram = row.access_cycles.get("Sram", 0) + math.ceil(size / sram_rate)
+        others = [cycles for name, cycles in row.access_cycles.items() if name not in (flash, "Sram")]
+        found.append((row, (max([row.npu_cycles, in_flash, in_sram, *others]), in_flash, in_sram)))
+    return found
+
+
+def _rewritten(
+    payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
+) -> tuple[bytes, dict[int, int]]:
+    """The driver payload with the copies and with their readers, and the new byte offset of each command's old one."""
+    npu, header = program.config, program.header
+    words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)
+    readers: dict[int, list[_Reader]] = defaultdict(list)
+    for reader in moved:
+        readers[reader.offset].append(reader)
+    made = _copies(npu, places)
+    offsets = {}
+    for command in program.commands:
+        at = command.offset // 4
+        length = 2 if command.row.cmd1 else 1
+        mine = readers.get(command.offset, [])
+        for reader in mine:
+            shift = places[reader.run] - reader.run[0]
+            for span in reader.spans:
+                region, base = _REGISTERS[span.name]
+                made += _set(npu, region, _SCRATCH) + _set(npu, base, span.base + shift)
+        offsets[command.offset] = 4 * len(made)
+        made += words[at : at + length]
+        for reader in mine:
+            for name, value in sorted(reader.state.items()):
+                made += _set(npu, name, value)
+    tag = 2 | (len(made) & 0xFFFF) << 16 | (len(made) >> 16 & 0xFF) << 8  # npu-reference 1.2
+    body = struct.pack(f"<{len(made) + 1}I", tag, *made)
+    return payload[: header.start - 4] + body + payload[header.stop :], offsets
+
+
+def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
+    """The words of all copies, each waited for, and of registers at zero again, as a stream finds them."""
+    made: list[int] = []
+    for (first, size), place in places.items():
+        values = (_CONSTANTS, _SCRATCH, first, place, size)
+        for name, value in zip(_DMA, values, strict=True):
+            made += _set(npu, name, value)
+        made += [_code(npu, "NPU_OP_DMA_START"), _code(npu, "NPU_OP_DMA_WAIT")]
+    for name in _DMA:
+        made += _set(npu, name, 0)
+    return made
+
+
+def _code(npu: Npu, name: str) -> int:
+    return next(row.code for row, _ in table(npu.family).values() if row.name == name)
+
+
+def _set(npu: Npu, name: str, value: int) -> list[int]:
+    """The words that write a register: CMD0 with a parameter, or CMD1 with 32 bits and 8 more (npu-reference 2.1)."""
+    row = next(row for row, _ in table(npu.family).values() if row.name == name)
+    if not row.cmd1:
+        return [row.code | value << 16]
+    return [row.code | 1 << 14 | (value >> 32) << 16, value & 0xFFFFFFFF]
+
+
+def _tables(
+    before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
+) -> Tables:
+    """Vela's database with the new offsets and cycles; the copies' cycles are those of the first operation."""
+    tables = dict(before)
+    header, rows = tables["queue"]
+    at = header.index("offset")
+    tables["queue"] = header, [[*row[:at], str(offsets[int(row[at])]), *row[at + 1 :]] for row in rows]
+    header, rows = tables["perf"]
+    names = {row.name: now for row, now in saved}
+    made = []
+    for number, row in enumerate(rows):
+        cells = dict(zip(header, row, strict=True))
+        if cells["name"] in names:
+            total, in_flash, in_sram = names[cells["name"]]
+            cells |= {"op_cycles": str(total), f"{flash}_ac": str(in_flash), "Sram_ac": str(in_sram)}
+        if number == 0:
+            cells["op_cycles"] = str(int(cells["op_cycles"]) + copied)
+        made.append([cells[name] for name in header])
+    tables["perf"] = header, made
+    return tables
+
+
+def unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
+    """Are the operations the same but for the weights' places? For those who check a rewritten stream.
+
+    Args:
+        before: of the stream that Vela made.
+        after: of the rewritten one; its copies come first.
+    """
+    places = {name for pair in _REGISTERS.values() for name in pair}
+    old, new = list(before), list(after)
+    return all(
+        a.name == b.name and a.values == b.values and all(b[key] == value for key, value in a.state.items() if key not in places)
+        for a, b in zip(old, new[len(new) - len(old) :], strict=True)
+    )
