@@ -98,7 +98,8 @@ def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused:
     elif len(perm) < 4:
         return []
     elif perm[-1] != len(perm) - 1:
-        if not cost.of_single_elements:
+        many = cost.fewest_single_elements
+        if not cost.of_single_elements and (many is None or len(perm) < 5 or math.prod(shape) < many):
             return []
         arranged = (*shape, 1), (*perm, len(perm))
     (*extents, row), perm = arranged

@@ -46,6 +46,8 @@ class TransposeCost:
     row: RowCost | None = None
     #: Rows of one element cost a step no more for each byte.
     of_single_elements: bool = False
+    #: Where they do, they are still better for TRANSPOSEs of five axes and more with so many elements; None: for none.
+    fewest_single_elements: int | None = None
     #: Vela refuses a TRANSPOSE of an axis with more than 65,536 elements: it runs in steps, whatever they cost.
     refuses_long_axes: bool = False
 

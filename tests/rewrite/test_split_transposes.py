@@ -149,3 +149,14 @@ def test_many(target) -> None:
                 compiled(transposed(shape, perms, dtype), target)
             refused += 1
     assert refused < 3
+
+
+def test_large_ones_of_five_axes_are_few_operations_on_u65() -> None:
+    """Vela makes 131,000 operations of this one, which an im2col needs, and twice the cycles."""
+    shape, perms = (2, 2, 2, 16_383, 2), (0, 2, 4, 1, 3)
+    graph = transposed(shape, perms)
+    own = compiled(graph, "ethos-u65-256")
+    steps = compiled(rewrite(transposed(shape, perms), tuning=TARGETS["ethos-u65-256"].tuning), "ethos-u65-256")
+    assert len(own.command_stream) > 2_000_000 and len(steps.command_stream) < 1_000
+    assert steps.performance.total_cycles < 0.6 * own.performance.total_cycles
+    assert check(shape, perms, "INT8", "ethos-u65-256") > 1

@@ -44,6 +44,7 @@ def test_differences_have_a_line_each() -> None:
         "fold_strides.least_products",
         "shuffles_by_nhwc",
         "transpose_steps.of_single_elements",
+        "transpose_steps.fewest_single_elements",
         "smallest_rescale_by_depthwise",
         "channels_of_rescale_by_depthwise",
         "vela_family",
