@@ -83,6 +83,23 @@ def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
     return QTensor(value, tuple(tuple(order.index(axis) for axis in axes) for axes in x.dims), x.q)
 
 
+def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
+    """A stored axis of ``x``, and into pieces of how many places it is cut so that ``led_by`` can move the pieces' axes.
+
+    None where nothing is to be cut: few places are in front of what is summed over ``dims``, or they can be moved as they are.
+    """
+    most, shape = b.tuning.most_places_before_sum, x.value.shape
+    summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
+    joined, places = joined_axes(shape, summed)
+    folded = [around(joined, place) for place in places]
+    in_front = [before for before, _, behind in folded if behind > 1]
+    if most is None or max(joined) <= _LONGEST_MOVED or max(in_front, default=0) < max(joined):
+        return None
+    axis = max(range(min(summed)), key=lambda axis: shape[axis], default=None)
+    pieces = -(-max(joined) // _LONGEST_MOVED)
+    return None if axis is None or shape[axis] < pieces else (axis, -(-shape[axis] // pieces))
+
+
 def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
     """TOSA operator ``name``, a reduction, over the stored ``axes``, which keep extent 1; side by side they are reduced as one."""
     shape = value.shape

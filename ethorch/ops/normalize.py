@@ -99,10 +99,18 @@ def batch_norm(
     scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
     spatial = tuple(range(2, x.rank))
-    value = b.stored_as(x, [(), (), (0, *spatial), (1,)])
-    factors = b.const(codes.reshape(1, 1, channels, 1), name="gain")
-    acc = b.depthwise_conv2d(value, factors, bias_codes(b, offset, scales, channels, x.qparams.dtype), input_zp=x.qparams.zp)
-    stored = b.reshape(b.requantize(acc, scales, out.qparams), (x.shape[0], *x.shape[2:], channels))
+    value, bias_of_all = b.stored_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
+    parts, most = [], b.limits["DEPTHWISE_CONV2D"].ranges["ifm_c"].high if "DEPTHWISE_CONV2D" in b.limits else channels
+    for start in range(0, channels, most):  # of a layer norm there may be more than the NPU has channels
+        part = slice(start, min(start + most, channels))
+        count = part.stop - start
+        factors = b.const(codes[part].reshape(1, 1, count, 1), name="gain")
+        bias_part = bias_codes(b, bias_of_all[part], scales[part], count, x.qparams.dtype)
+        rows = value if count == channels else b.sliced(value, 3, start, count)
+        acc = b.depthwise_conv2d(rows, factors, bias_part, input_zp=x.qparams.zp)
+        parts.append(b.requantize(acc, scales[part], out.qparams))
+    whole = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+    stored = b.reshape(whole, (x.shape[0], *x.shape[2:], channels))
     return QTensor(stored, ((0,), (x.rank - 1,), *((axis - 1,) for axis in spatial)), out.qparams)
 
 

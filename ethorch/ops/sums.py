@@ -11,7 +11,7 @@ import numpy as np
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.reductions import all_dims, led_by, reduced_tensor, sum_axes, sum_axis
+from ethorch.builder.reductions import all_dims, cut_before, led_by, reduced_tensor, sum_axes, sum_axis
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Bools, Ints, Sample
 from ethorch.ops.spec import op
@@ -37,6 +37,15 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
         return QTensor(b.cast(total.value, out.dtype), total.dims, out)
+    if (cut := cut_before(b, x, dims)) is not None:
+        axis, size = cut
+        pieces = []
+        for start in range(0, x.value.shape[axis], size):
+            piece = b.sliced(x.value, axis, start, min(size, x.value.shape[axis] - start))
+            pieces.append(sum_over(b, QTensor(piece, x.dims, x.q), dims, out, factor))
+        (dim,) = (d for d, axes in enumerate(x.dims) if axis in axes)
+        there = pieces[0].dims[dim][x.dims[dim].index(axis)]
+        return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=there), pieces[0].dims, out)
     x = led_by(b, x, dims)
     reduced = {axis for dim in dims for axis in x.dims[dim]}
     joined, places = joined_axes(x.value.shape, reduced)

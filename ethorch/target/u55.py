@@ -106,9 +106,9 @@ U65 = replace(
         TUNING,
         fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),
         shuffles_by_nhwc=True,
-        # Vela makes up to an operation of eight elements. Of 36 random TRANSPOSEs of five axes and 70,000 to 400,000 elements it refuses
-        # 7 on u65-256; by its estimates 20 of the others take 0.29 to 0.96 of the cycles in steps, 9 up to 2.15, and all 0.5 KB of
-        # commands instead of 50 to 2,600.
+        # Vela makes up to an operation of eight elements. Of 36 random TRANSPOSEs of five axes, 70,000 to 400,000 elements, it
+        # refuses 7 on u65-256. By its estimates 20 of the others take 0.29 to 0.96 of the cycles in steps, 9 up to 2.15; all take
+        # 0.5 KB of commands instead of 50 to 2,600.
         transpose_steps=replace(STEPS, fewest_single_elements=65536),
         # Of others it takes 1.3 to 8 times the cycles.
         smallest_rescale_by_depthwise=4096,

@@ -246,3 +246,29 @@ class Larger(nn.Module):
 def test_a_map_whose_matrix_is_too_large_stays_on_the_cpu() -> None:
     inputs = (torch.randn(1, 1, 5_000, 2),)
     assert refusal_ids(quantized(Larger(), [inputs]).program, "ethos-u55-128") == {"operator.composite"}
+
+
+class Middle(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1)
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256"])
+@pytest.mark.parametrize("shape", [(65_537, 3, 2), (300, 3, 2, 2), (140_000, 2, 2)], ids=str)
+def test_sums_behind_very_many_places_are_few_operations(shape: tuple[int, ...], target: str) -> None:
+    """Vela makes an operation of each place in front of what is summed: of 65,537 the simulator took over a minute."""
+    inputs = (torch.randn(shape),)
+    graph, _ = climb(quantized(Middle(), [inputs], target=target), inputs, target)
+    spec = EthosUCompileSpec(target)
+    assert len(vela.compile(serialize(graph), spec).command_stream) < 20_000
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+def test_gamma_and_beta_of_more_than_65536_elements(config: Callable[[], QuantizationConfig], target: str) -> None:
+    """They are a batch norm of so many channels, which is cut."""
+    layer = nn.LayerNorm(65_600)
+    torch.nn.init.uniform_(layer.weight, 0.5, 1.5)
+    torch.nn.init.uniform_(layer.bias)
+    inputs = (torch.randn(2, 65_600),)
+    climb(quantized(layer, [inputs], config(), target=target), inputs, target, tolerance=2)
