@@ -7,7 +7,7 @@ them, or what was compiled of them, token by token.
 from ethorch.language.cost import DecodeCost, decode_cost
 from ethorch.language.model import Decode, LanguageModel, Prefill, from_folder, language_model
 from ethorch.language.sampling import Choice
-from ethorch.language.score import Scores, perplexity, scores
+from ethorch.language.score import Scores, perplexity, scores, token_perplexity
 from ethorch.language.speaker import Speaker
 from ethorch.language.tokens import Characters, Tokenizer, load_tokenizer
 
@@ -27,4 +27,5 @@ __all__ = [
     "load_tokenizer",
     "perplexity",
     "scores",
+    "token_perplexity",
 ]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CLOCKS_HZ = (1e9, 400e6)
+#: Bytes of one stream that Vela 5.2 estimates to be on their way at a time: its estimate of long reads is a read latency for each of
+#: so many, whatever the bursts. Found by changing one figure of a system configuration after the other.
+_ON_THEIR_WAY = 1638.4
 _WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
 
 
@@ -26,6 +29,7 @@ class OperatorCost:
     cycles: int
     floor: int
     weight_bytes: int
+    macs: int
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,9 @@ class DecodeCost:
     Attributes:
         target, system_config, memory_mode: of the estimate.
         cycles: of the NPU.
-        floor: the least: each weight comes once from the memory where weights lie, at that memory's full speed, or each product
-            is one of the MAC array's, whatever takes longer.
+        floor: the least: each weight comes once from the memory where weights lie, as fast as Vela estimates one stream of it, or
+            each product is one of the MAC array's, whatever takes longer.
+        peak_floor: the same at the memory's full speed, which no single stream has by that estimate.
         weight_bytes: of the weights that one token reads, as bytes of int8, before Vela's encoding.
         constant_bytes: of all constants of the delegate, as Vela encodes them: weights, tables, embeddings.
         state_bytes: of buffers that are kept from token to token.
@@ -50,6 +55,7 @@ class DecodeCost:
     memory_mode: str
     cycles: int
     floor: int
+    peak_floor: int
     weight_bytes: int
     constant_bytes: int
     state_bytes: int
@@ -106,7 +112,10 @@ def decode_cost(program: Program) -> DecodeCost:
         raise EthorchError(
             "the cost of a token is Vela's estimate, which a file does not keep: take what ethorch.compile returned."
         )
-    speed = spec.bytes_per_cycle[spec.memory_system.const_area]
+    memory = spec.memory_system.const_area
+    peak = spec.bytes_per_cycle[memory]
+    latency = spec.vela_config.read_latencies(spec.system_config).get(memory, 0.0)
+    speed = min(peak, _ON_THEIR_WAY / latency) if latency else peak
     found: dict[str, OperatorCost] = {}
     cpu: dict[str, int] = {}
     for layer in program.layers:
@@ -116,8 +125,10 @@ def decode_cost(program: Program) -> DecodeCost:
         weights = layer.macs if any(name in layer.tosa_operators for name in _WITH_WEIGHTS) else 0
         floor = round(max(weights / speed, layer.macs / spec.target.macs))
         name = _name(layer, bool(weights))
-        before = found.get(name, OperatorCost(0, 0, 0))
-        found[name] = OperatorCost(before.cycles + (layer.cycles or 0), before.floor + floor, before.weight_bytes + weights)
+        before = found.get(name, OperatorCost(0, 0, 0, 0))
+        found[name] = OperatorCost(
+            before.cycles + (layer.cycles or 0), before.floor + floor, before.weight_bytes + weights, before.macs + layer.macs
+        )
     ordered = dict(sorted(found.items(), key=lambda item: -item[1].cycles))
     return DecodeCost(
         spec.target.name,
@@ -125,6 +136,7 @@ def decode_cost(program: Program) -> DecodeCost:
         spec.memory_mode,
         sum(cost.cycles for cost in found.values()),
         sum(cost.floor for cost in found.values()),
+        round(sum(max(cost.weight_bytes / peak, cost.macs / spec.target.macs) for cost in found.values())),
         sum(cost.weight_bytes for cost in found.values()),
         sum(len(payload.weights) for payload in program.payloads),
         sum(value.nbytes for value in states(program).values()),

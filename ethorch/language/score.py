@@ -48,6 +48,26 @@ def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], known: int = 1)
     return math.exp(sum(each) / len(each))
 
 
+def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
+    """Perplexity as a metric of ``ethorch.evaluate``, of models without state: logits ``[..., N, V]`` and the N right tokens.
+
+    Raises:
+        EthorchError: logits and labels are not of as many tokens, or there are none.
+    """
+    each = []
+    for found, label in zip(outputs, labels, strict=True):
+        logits = found[0] if isinstance(found, (list, tuple)) else found
+        rows, right = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
+        if len(rows) != len(right):
+            raise EthorchError(
+                f"a sample has logits for {len(rows)} tokens and {len(right)} labels: give the token behind each one."
+            )
+        each += [surprise(row, int(token)) for row, token in zip(rows, right, strict=True)]
+    if not each:
+        raise EthorchError("there is no token to predict.")
+    return math.exp(sum(each) / len(each))
+
+
 @dataclass(frozen=True)
 class Scores:
     """What ``scores`` found.

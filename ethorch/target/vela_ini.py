@@ -131,6 +131,16 @@ class VelaConfig:
             found[memory] = scale * ports
         return found
 
+    def read_latencies(self, system_config: str) -> dict[str, float]:
+        """Cycles of the NPU that a read of each memory of a system configuration takes; SpecError when a figure is no number."""
+        section, found = _SYSTEM + system_config, {}
+        for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
+            try:
+                found[memory] = float(self._get(section, f"{memory.lower()}_read_latency", "0"))
+            except ValueError as error:
+                raise SpecError(f"system config {system_config!r} in {', '.join(self.names)}: not a number: {error}.") from None
+        return found
+
     def _get(self, section: str, key: str, default: str) -> str:
         """A key of a section or of the section it inherits from."""
         seen: list[str] = []

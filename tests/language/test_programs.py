@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,41 @@ def test_sixteen_bits_speak_the_same_and_near_the_float_model(family: str, tmp_p
         wanted.append(exact.read([token]))
         found.append(ours.read([token]))
     assert ethorch.sqnr_db(wanted, found) > 25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "keys", "inner", "vocabulary"),
+    [(288, 6, 6, 6, 768, 32000), (576, 30, 9, 3, 1536, 49152)],
+    ids=["stories15M", "SmolLM2-135M"],
+)
+def test_shapes_of_published_models_are_one_delegate_near_the_floor(
+    width: int, layers: int, heads: int, keys: int, inner: int, vocabulary: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With random weights, which Vela's encoding makes a tenth larger: a trained model's are smaller."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=keys, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = language_model(transformers.LlamaForCausalLM(config), context=256, prompt=0)
+    began = time.perf_counter()
+    program = ethorch.compile(
+        model.modules["decode"],
+        model.example_inputs["decode"],
+        "ethos-u85-256",
+        calibration=[model.rows([k], k) for k in range(4)],
+        system_config="Ethos_U85_SYS_DRAM_High",
+        memory_mode="Dedicated_Sram_512KB",
+        progress=False,
+    )
+    cost = decode_cost(program)
+    with capsys.disabled():
+        seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(
+            f"\n{vocabulary} tokens, {layers} layers: {seconds:.0f} s, {peak / 1024:,.0f} MiB, .pte {len(program.pte):,}; {cost.line()}"
+        )
+    assert len(program.payloads) == 1
+    assert {layer.operator for layer in program.layers if layer.where == "CPU"} <= _ROWS
+    assert cost.cycles < 1.3 * cost.floor

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import ethorch
 from ethorch.errors import EthorchError, SpecError
-from ethorch.language import Characters, Choice, Speaker, load_tokenizer, perplexity, scores
+from ethorch.language import Characters, Choice, Speaker, load_tokenizer, perplexity, scores, token_perplexity
 from ethorch.language.score import predictions, surprise
 from ethorch.language.tokens import byte_pairs
 
@@ -97,3 +98,18 @@ def test_columns_are_scored_side_by_side() -> None:
     assert found.agreement == {"float": 1.0, "flat": 0.0}
     assert found.free_running["flat"] > found.free_running["float"]
     assert "free running" in str(found) and found.to_json()["tokens"] == 3
+
+
+def test_perplexity_is_a_metric_of_evaluate() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(12, 16), torch.nn.Linear(16, 12)).eval()
+    samples = [(torch.randint(12, (1, 6), dtype=torch.int32), torch.randint(12, (6,))) for _ in range(4)]
+    program = ethorch.compile(model, samples[0][:1], "ethos-u85-256", calibration=[x for x, _ in samples])
+    found = ethorch.evaluate(program, samples, metric=token_perplexity).results
+    with torch.no_grad():
+        wanted = token_perplexity([[model(x)] for x, _ in samples], [label for _, label in samples])
+    (name,) = set(found["float"])
+    assert found["float"][name] == pytest.approx(wanted)
+    assert found["npu"][name] == pytest.approx(wanted, rel=0.05) and 6 < wanted < 30
+    with pytest.raises(EthorchError, match="labels"):
+        token_perplexity([[torch.zeros(3, 4)]], [torch.zeros(2)])
