@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CLOCKS_HZ = (1e9, 400e6)
-#: Bytes of one stream that Vela 5.2 estimates to be on their way at a time: its estimate of long reads is a read latency for each of
+#: Bytes of one stream that Vela 5.2 estimates to be on their way at a time: its estimate of long reads is a latency for each of
 #: so many, whatever the bursts. Found by changing one figure of a system configuration after the other.
 _ON_THEIR_WAY = 1638.4
 _WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
