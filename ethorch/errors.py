@@ -61,12 +61,14 @@ class VelaError(EthorchError):
     Attributes:
         declined: what it declined, as far as that is known: place in the user's code (an Origin) -> Vela's words.
         too_long: the place among those with which the command stream became too long, where everything before it is short enough.
+        lost_output: it compiled the graph, and left an output out.
     """
 
-    def __init__(self, text: str, declined: Mapping[Any, str] | None = None, too_long: Any = None):
+    def __init__(self, text: str, declined: Mapping[Any, str] | None = None, too_long: Any = None, lost_output: bool = False):
         super().__init__(text)
         self.declined = dict(declined or {})
         self.too_long = too_long
+        self.lost_output = lost_output
 
 
 class FormatError(EthorchError, ValueError):

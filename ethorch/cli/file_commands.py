@@ -66,7 +66,7 @@ def run(
 def dis(program: options.Pte, method: options.Method = "forward", dump: options.Dump = None) -> Answer:
     """The NPU commands in a .pte, readable."""
     from ethorch.formats import pte
-    from ethorch.formats.payload import BACKEND_ID, DelegatePayload
+    from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
     from ethorch.vela import artifacts
 
@@ -78,7 +78,7 @@ def dis(program: options.Pte, method: options.Method = "forward", dump: options.
     if method not in methods:
         raise HostError(f"{program} has no method {method!r}; it has {', '.join(sorted(methods))}.")
     delegates = [delegate for delegate in methods[method].delegates if delegate.id == BACKEND_ID]
-    payloads = [DelegatePayload.unpack(delegate.blob) for delegate in delegates]
+    payloads = [delegate.payload for delegate in delegates]
     if not payloads:
         raise EthorchError(f"method {method!r} of {program} has no Ethos-U delegate.")
     streams = [Program(payload.commands, payload.weights) for payload in payloads]

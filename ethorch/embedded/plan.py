@@ -150,7 +150,7 @@ def plan(program: Program, method: Method) -> Plan:
 class _Planner:
     def __init__(self, program: Program, method: Method):
         self.program, self.method, self.values = program, method, method.values
-        self.payloads = {n: DelegatePayload.unpack(d.blob) for n, d in enumerate(method.delegates) if d.id == BACKEND_ID}
+        self.payloads = {n: d.payload for n, d in enumerate(method.delegates) if d.id == BACKEND_ID}
         self.places: dict[int, Place] = {}
         self.constants = b""
 

@@ -78,7 +78,7 @@ def pools(data: bytes) -> tuple[Pools, ...]:
             Pools(
                 name,
                 report.method_pool_bytes,
-                sum(_delegate(DelegatePayload.unpack(d.blob)) for d in method.delegates if d.id == BACKEND_ID),
+                sum(_delegate(d.payload) for d in method.delegates if d.id == BACKEND_ID),
                 report.temporary_bytes,
                 tuple(method.memories[1:]),
                 by_name.get("unplanned_io", 0),

@@ -182,7 +182,7 @@ def subject(
     known = dict(left)  # what equal delegates share, where the file calls one of them twice
     parts = []
     for number, delegate in enumerate(program.methods[method].delegates):
-        payload = DelegatePayload.unpack(delegate.blob) if delegate.id == BACKEND_ID else None
+        payload = delegate.payload if delegate.id == BACKEND_ID else None
         lowered = None
         if payload is not None:
             found = next((entry for entry in left if entry[0] == payload), None)

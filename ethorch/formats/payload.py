@@ -1,9 +1,10 @@
 """The delegate payload: the blob inside a .pte that Ethos-U firmware reads, packed and unpacked.
 
-A sequence of blocks, all little endian: name (16 bytes, zero padded), length of the data (int32, then 12 zero bytes),
-data padded to a multiple of 16. ``vela_bin_stream`` and ``vela_end_stream``, both empty, come first and last; between
-them ``cmd_data``, ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two hold a count
-and nine int32 for each tensor: shape (6, left-padded with ones), element size, byte offset, region.
+A sequence of blocks, all little endian: name (16 bytes, zero padded), length of the data (int32), whether it is external (1 byte,
+then 11 zero bytes), data padded to a multiple of 16. ``vela_bin_stream`` and ``vela_end_stream``, both empty, come first and last;
+between them ``cmd_data``, ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two hold a count and
+nine int32 for each tensor: shape (6, left-padded with ones), element size, byte offset, region. An external block holds a key of 64
+characters: its data are what the program has under that name.
 
 The blob is what ``executorch.backends.arm`` 1.4 and 1.5 write, byte for byte. It does not say how much staging memory
 (region 2, in Dedicated_Sram modes) the commands use: firmware has one buffer of its own for all delegates.
@@ -12,7 +13,9 @@ The blob is what ``executorch.backends.arm`` 1.4 and 1.5 write, byte for byte. I
 
 from __future__ import annotations
 
+import hashlib
 import struct
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -20,6 +23,7 @@ from ethorch.errors import PayloadError
 
 ALIGNMENT = 16
 RANK = 6
+WEIGHTS = "weight_data"
 BACKEND_ID = "EthosUBackend"  # what a .pte calls the delegate
 SCRATCH_REGION = 1
 ELEMENT_SIZES = (1, 2, 4, 8)  # int8 and bool, int16, int32, int48 kept in 8 bytes
@@ -27,7 +31,9 @@ MAX_BYTES = 2**31 - 1  # a block's length is an int32
 
 _BEGIN, _END = "vela_bin_stream", "vela_end_stream"
 _BLOCKS = ("cmd_data", "weight_data", "scratch_size", "inputs", "outputs")
-_HEADER = struct.Struct("<16si12s")
+_HEADER = struct.Struct("<16siB11s")
+_EXTERNAL = 1
+_KEY_BYTES = 64
 _TENSOR = struct.Struct("<9i")
 _MAGICS = (b"COP1", b"COP2")  # driver payload headers, npu-reference 1.2
 
@@ -102,8 +108,13 @@ class DelegatePayload:
                 f"{self.scratch_bytes} bytes."
             )
 
-    def pack(self) -> bytes:
-        """The blob. ``unpack(pack())`` is the same payload."""
+    def pack(self, external: Collection[str] = ()) -> bytes:
+        """The blob. ``unpack(pack(), named)`` is the same payload.
+
+        Args:
+            external: names of blocks, such as ``weight_data``, that are the program's named data under ``external_key``: delegates
+                with equal ones share them. ExecuTorch's own delegate reads such blocks from 1.5 on.
+        """
         blocks = {
             _BEGIN: b"",
             "cmd_data": self.commands,
@@ -115,13 +126,20 @@ class DelegatePayload:
         }
         parts = []
         for name, data in blocks.items():
-            parts += [_HEADER.pack(name.encode(), len(data), bytes(12)), data, bytes(-len(data) % ALIGNMENT)]
+            if name in external:
+                data = external_key(data).encode()
+            header = _HEADER.pack(name.encode(), len(data), _EXTERNAL if name in external else 0, bytes(11))
+            parts += [header, data, bytes(-len(data) % ALIGNMENT)]
         return b"".join(parts)
 
     @classmethod
-    def unpack(cls, blob: bytes | bytearray | memoryview) -> DelegatePayload:
-        """Read a blob from outside. PayloadError names the block and what is wrong with it, for anything malformed."""
-        blocks = _read_blocks(memoryview(blob).cast("B"))
+    def unpack(cls, blob: bytes | bytearray | memoryview, named: Mapping[str, bytes] | None = None) -> DelegatePayload:
+        """Read a blob from outside. PayloadError names the block and what is wrong with it, for anything malformed.
+
+        Args:
+            named: the program's named data, for external blocks.
+        """
+        blocks = _read_blocks(memoryview(blob).cast("B"), named or {})
         if len(blocks["scratch_size"]) != 4:
             raise PayloadError(f"block scratch_size is {len(blocks['scratch_size'])} bytes long; a uint32 has 4.")
         return cls(
@@ -133,7 +151,12 @@ class DelegatePayload:
         )
 
 
-def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
+def external_key(data: bytes) -> str:
+    """The name that an external block's data have in a program."""
+    return hashlib.sha256(b"\0" + data).hexdigest()
+
+
+def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memoryview]:
     """Block name to data, begin and end marks excluded. Bytes that only pad data to 16 may hold anything."""
     blocks: dict[str, memoryview] = {}
     position = 0
@@ -143,7 +166,7 @@ def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
                 f"the payload ends at byte {len(blob)}, inside the header of a block at byte {position}: it is "
                 f"truncated, or {_END} is missing."
             )
-        raw_name, length, zeros = _HEADER.unpack_from(blob, position)
+        raw_name, length, external, zeros = _HEADER.unpack_from(blob, position)
         name = raw_name.rstrip(b"\0").decode("ascii", "backslashreplace")
         if position == 0 and name != _BEGIN:
             raise PayloadError(f"the first block is {name!r}, not {_BEGIN}: this is no Ethos-U delegate payload.")
@@ -153,8 +176,8 @@ def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
                 f"unknown block {name!r} at byte {position}. Known: {known}. If a newer ExecuTorch made this file, its "
                 "payload needs a newer reader."
             )
-        if any(zeros):
-            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length are not zero.")
+        if any(zeros) or external not in (0, _EXTERNAL):
+            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length are not zero, but for a first 1.")
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
             raise PayloadError(f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow.")
@@ -166,12 +189,25 @@ def _read_blocks(blob: memoryview) -> dict[str, memoryview]:
         if name == _END:
             break
         if name != _BEGIN:
-            blocks[name] = blob[start : start + length]
+            data = blob[start : start + length]
+            blocks[name] = _named(name, bytes(data), named) if external else data
     if position != len(blob):
         raise PayloadError(f"{len(blob) - position} bytes follow {_END}, which ends a payload.")
     if missing := [name for name in _BLOCKS if name not in blocks]:
         raise PayloadError(f"the payload has no block {', '.join(missing)}.")
     return blocks
+
+
+def _named(block: str, key: bytes, named: Mapping[str, bytes]) -> memoryview:
+    """The data of an external block."""
+    if len(key) != _KEY_BYTES or not key.isascii():
+        raise PayloadError(f"block {block} is external, and its key has {len(key)} bytes; a key has {_KEY_BYTES} of ASCII.")
+    if (name := key.decode()) not in named:
+        raise PayloadError(
+            f"block {block} is external, and the program has no data named {name}: they are in a .ptd file beside it, or lost. "
+            "Compile the model with ethorch, which keeps all in the .pte, or without external blocks."
+        )
+    return memoryview(named[name])
 
 
 def _pack_tensors(tensors: tuple[IoTensor, ...]) -> bytes:

@@ -55,6 +55,7 @@ class _Reader(Buffer):
         self.file = self.data
         self.segment_base = 0
         self.segments: list[memoryview] = []
+        self.named: dict[str, bytes] = {}
 
     def error(self, what: str, problem: str) -> ProgramError:
         return ProgramError(f"{what} {problem}; the .pte is damaged or was not made by ExecuTorch.")
@@ -66,6 +67,8 @@ class _Reader(Buffer):
             self._extended_header()
         root = Table(self, self.number("<I", 0, "program"), "program")
         self.segments = list(self._segments(root))
+        entries = root.tables(7, "named data", optional=True)
+        self.named = {entry.text(0, entry.what): self._segment(entry.number(1, "<I"), entry.what) for entry in entries}
         methods: dict[str, Method] = {}
         for plan in root.tables(1, "execution plan"):
             method = self._method(root, plan)
@@ -82,9 +85,8 @@ class _Reader(Buffer):
         for value in tensors:
             if value.planned and (value.extra.segment if value.extra else 0) >= len(mutable):
                 raise self.error(f"tensor {value}", "has its initial contents in mutable data that is not there")
-        entries = root.tables(7, "named data", optional=True)
-        named = {entry.text(0, entry.what): self._segment(entry.number(1, "<I"), entry.what) for entry in entries}
-        return Program(methods, self._constants(root, [v for v in tensors if not v.planned]), mutable, named, root.number(0, "<I"))
+        constants = self._constants(root, [v for v in tensors if not v.planned])
+        return Program(methods, constants, mutable, self.named, root.number(0, "<I"))
 
     def _extended_header(self) -> None:
         self.check(8, 24, "extended header")
@@ -250,7 +252,7 @@ class _Reader(Buffer):
             else:
                 raise self.error(processed.what, f"refers to inline data {index}, which is not there")
         specs = entry.tables(2, f"{entry.what} compile spec")
-        return Delegate(name, blob, tuple((spec.text(0, spec.what), spec.blob(1, spec.what)) for spec in specs))
+        return Delegate(name, blob, tuple((spec.text(0, spec.what), spec.blob(1, spec.what)) for spec in specs), self.named)
 
     def _chains(
         self, plan: Table, what: str, values: tuple[Value, ...], operators: tuple[str, ...], delegates: tuple[Delegate, ...]

@@ -5,8 +5,11 @@ Numbers follow executorch/schema/program.fbs of executorch 1.4 and 1.5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+
+from ethorch.formats.payload import DelegatePayload
 
 #: ScalarType number -> torch's name, bytes (exir/_serialize/scalar_type.fbs).
 DTYPES = {
@@ -121,11 +124,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Delegate:
-    """A delegate: whom it is for, its blob, and the compile specs it was made with."""
+    """A delegate.
+
+    Attributes:
+        id: whom it is for.
+        blob: what it is given.
+        compile_specs: what it was made with.
+        named: the program's named data, which it may refer to.
+    """
 
     id: str
     blob: bytes = field(repr=False)
     compile_specs: tuple[tuple[str, bytes], ...]
+    named: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def payload(self) -> DelegatePayload:
+        """The blob of an Ethos-U delegate, read. PayloadError for anything malformed, and what no Ethos-U delegate is."""
+        return DelegatePayload.unpack(self.blob, self.named)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
     """Every Ethos-U payload of a method, each call of it checked against it to the byte."""
-    payloads = {
-        index: DelegatePayload.unpack(delegate.blob)
-        for index, delegate in enumerate(description.delegates)
-        if delegate.id == BACKEND_ID
-    }
+    payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
         if call.delegate not in payloads:
             continue

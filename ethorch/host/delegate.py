@@ -11,7 +11,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -86,6 +86,7 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.machine: MachineFactory | None = None
+        self.named: Mapping[str, bytes] = {}
         self.error: BaseException | None = None
         self.messages: list[str] = []
         self.recording: Recording | None = None
@@ -132,19 +133,19 @@ class HostBackend:
             )
 
     @contextmanager
-    def calling(self, what: str, machine: MachineFactory | None = None) -> Iterator[None]:
+    def calling(self, what: str, machine: MachineFactory | None = None, named: Mapping[str, bytes] | None = None) -> Iterator[None]:
         """A call into ExecuTorch: its aborts become exceptions, and what a callback raised becomes what the call raises.
 
         One thread at a time: see ``ethorch.redirect``.
         """
         with COUT_LOCK, self._escaped():
-            yield from self._calling(what, machine)
+            yield from self._calling(what, machine, named or {})
 
-    def _calling(self, what: str, machine: MachineFactory | None) -> Iterator[None]:
+    def _calling(self, what: str, machine: MachineFactory | None, named: Mapping[str, bytes]) -> Iterator[None]:
         calls = self.calls
-        before = (calls.depth, calls.machine, calls.error, calls.messages)
+        before = (calls.depth, calls.machine, calls.named, calls.error, calls.messages)
         try:
-            calls.depth, calls.machine, calls.error, calls.messages = calls.depth + 1, machine, None, []
+            calls.depth, calls.machine, calls.named, calls.error, calls.messages = calls.depth + 1, machine, named, None, []
             self.library.ethorch_guard(1)
             yield
             if calls.error is not None:  # raised in a callback whose failure ExecuTorch does not learn of
@@ -157,7 +158,7 @@ class HostBackend:
             said = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
             raise HostError(f"ExecuTorch could not {what}: {said}") from error
         finally:
-            calls.depth, calls.machine, calls.error, calls.messages = before
+            calls.depth, calls.machine, calls.named, calls.error, calls.messages = before
             if not calls.depth:
                 self.library.ethorch_guard(0)
 
@@ -202,7 +203,7 @@ class HostBackend:
             factory = self.calls.machine
             if factory is None:
                 raise HostError(f"a program with {BACKEND_ID} delegates was loaded without ethorch.host.load.")
-            payload = DelegatePayload.unpack(ctypes.string_at(address, size))
+            payload = DelegatePayload.unpack(ctypes.string_at(address, size), self.calls.named)
             delegate = Delegate(payload, factory(payload))
             with self._lock:
                 number, self._next = self._next, self._next + 1

@@ -216,7 +216,7 @@ def load(
     if sources is not None:
         for delegate in [delegate for one in together(methods, method).values() for delegate in one.delegates]:
             if delegate.id == BACKEND_ID:
-                payload = DelegatePayload.unpack(delegate.blob)
+                payload = delegate.payload
                 operators[payload] = artifacts.sources(sources, payload, delegate.compile_specs)
 
     def usual(payload: DelegatePayload) -> npu.Machine:

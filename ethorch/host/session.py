@@ -42,6 +42,7 @@ class Session:
         self.descriptions = dict(descriptions)
         self.backend = host_backend()
         self._data, self._machine, self._etdump = data, machine, etdump
+        self._named = {key: value for one in descriptions.values() for d in one.delegates for key, value in d.named.items()}
         self._running: str | None = None
         for description in self.descriptions.values():
             payloads(description)
@@ -53,7 +54,7 @@ class Session:
         from executorch.runtime import Runtime, Verification
 
         names = ", ".join(map(repr, self.descriptions))
-        with self.backend.calling(f"load method{'s' * (len(self.descriptions) > 1)} {names}", self._machine):
+        with self.backend.calling(f"load method{'s' * (len(self.descriptions) > 1)} {names}", self._machine, self._named):
             verification = Verification.InternalConsistency
             self.program = Runtime.get().load_program(self._data, verification=verification, enable_etdump=self._etdump)
             self._methods = {name: self.program.load_method(name) for name in self.descriptions}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.diagnose import explained
 from ethorch.npu import Sources
 from ethorch.progress import stage
+from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
@@ -67,6 +68,15 @@ class Lowered:
         """What firmware, or the simulator, gets."""
         return self.compiled.payload
 
+    def with_payload(self, payload: DelegatePayload, inserted: tuple[int, ...] = ()) -> Lowered:
+        """The same with other commands and constants that do the same.
+
+        Args:
+            inserted: where commands were inserted, as ``npu.relocate.Relocated`` has it.
+        """
+        compiled = replace(self.compiled, command_stream=payload.commands, constants=payload.weights, inserted=inserted)
+        return replace(self, compiled=compiled)
+
     @property
     def sources(self) -> Sources:
         """Which operator each command works for, with its place in the user's code."""
@@ -103,16 +113,27 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     """A rewritten TOSA graph through Vela.
 
+    Where Vela loses an output, it gets the graph once more, with outputs that are read inside as copies.
+
     Raises:
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
     """
-    tosa = serialize(graph)
     try:
-        with stage(f"Vela, {len(graph.ops)} TOSA operators"):
-            compiled = arena.searched(tosa, spec)
-        _check_arena(compiled, spec)
-        if spec.resident_bytes:
-            compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
-        return Lowered(graph, tosa, compiled)
+        return _compiled(graph, spec)
     except VelaError as error:
+        if error.lost_output:
+            try:
+                return _compiled(copy_outputs(graph), spec)
+            except VelaError:
+                logger.debug("with copies of its outputs, Vela declines the graph too")
         raise explained(error, graph, spec) from error
+
+
+def _compiled(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
+    tosa = serialize(graph)
+    with stage(f"Vela, {len(graph.ops)} TOSA operators"):
+        compiled = arena.searched(tosa, spec)
+    _check_arena(compiled, spec)
+    if spec.resident_bytes:
+        compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
+    return Lowered(graph, tosa, compiled)

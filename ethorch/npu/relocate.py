@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ethorch.errors import MachineFault
@@ -16,126 +16,182 @@ from ethorch.npu.prepared import PREPARE, Prepared
 CONSTANTS_REGION = 0
 #: Constants lie on multiples of this: weight streams and bricks do (npu-reference 3.2, 4.2), other constants by Vela's choice.
 CONSTANTS_ALIGNMENT = 16
-#: Registers that hold addresses -> the value that says in which region (npu-reference 2.3).
-_BASES: Mapping[str, str] = {
-    **{f"IFM_BASE{tile}": "IFM_REGION" for tile in range(4)},
-    **{f"IFM2_BASE{tile}": "IFM2_REGION" for tile in range(4)},
-    **dict.fromkeys(("WEIGHT_BASE", "WEIGHT1_BASE", "WEIGHT2_BASE", "WEIGHT3_BASE"), "WEIGHT_REGION"),
-    **dict.fromkeys(("SCALE_BASE", "SCALE1_BASE"), "SCALE_REGION"),
-    "DMA0_SRC": "DMA0_SRC_REGION.region",
-    "DMA0_IDX": "DMA0_IDX_REGION",
-}
+#: Registers that hold addresses of what is read (npu-reference 2.3).
+_BASES = frozenset(
+    (
+        *(f"{feature_map}_BASE{tile}" for feature_map in ("IFM", "IFM2") for tile in range(4)),
+        *(f"{stream}_BASE" for stream in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3", "SCALE", "SCALE1")),
+        "DMA0_SRC",
+        "DMA0_IDX",
+    )
+)
 _HIGH_BITS = 0x00FF0000  # of an address, in the first word of its command
 
 
 @dataclass(frozen=True)
-class Constants:
-    """What a stream reads of region 0.
+class Relocated:
+    """A payload that reads its constants elsewhere.
 
     Attributes:
-        pieces: (first address, the one behind the last) of runs of bytes that belong together, in order; none overlap.
-        writes: byte offset, from the first command word, of each command that writes an address in region 0 -> the address.
+        payload: the driver payload.
+        inserted: byte offset, from the first command word of the old stream, of each command in front of which another one is now.
     """
 
-    pieces: tuple[tuple[int, int], ...]
-    writes: Mapping[int, int]
+    payload: bytes
+    inserted: tuple[int, ...]
 
 
-def constants_of(payload: bytes) -> Constants:
-    """What the stream of a driver payload reads of region 0.
+def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
+    """What the stream of a driver payload reads of region 0: pieces that do not overlap, in order.
+
+    Returns:
+        (first address, the one behind the last) of each.
 
     Raises:
-        MachineFault: the payload is malformed; its stream branches; or one command writes an address that is in region 0 for one
-            operation and in another region for the next.
+        MachineFault: the payload is malformed, or its stream branches.
     """
-    ranges: list[tuple[int, int]] = []
-    inside: dict[int, int] = {}
-    outside: set[int] = set()
-    for last, op, reads in _operations(payload):
-        ranges += [(run.low, run.high) for run in reads if run.region == CONSTANTS_REGION]
-        bases = {(run.region, run.base) for run in reads}
-        for name, region in _BASES.items():
-            if name in last and region in op.state and (op[region], op[name]) in bases:
-                if op[region] == CONSTANTS_REGION:
-                    inside[last[name]] = op[name]
-                else:
-                    outside.add(last[name])
-    if both := sorted(outside & inside.keys()):
-        raise MachineFault(f"the command at byte {both[0]:#x} writes an address for region 0 and for another one")
-    return Constants(_merged(ranges), inside)
+    reads = [run for op in _operations(*_commands(payload)) for run in op.reads]
+    return _merged([(run.low, run.high) for run in reads if run.region == CONSTANTS_REGION])
 
 
-def relocated(payload: bytes, moves: Mapping[tuple[int, int], int]) -> bytes:
+def relocated(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """The payload with its stream reading each piece of its constants at another address.
+
+    A command that writes an address writes the new one. Where Vela left a command out because the register held the address
+    already, which was that of another region, one is inserted.
 
     Args:
         payload: a driver payload.
         moves: piece, as of ``constants_of``, -> its new address.
 
     Raises:
-        MachineFault: as of ``constants_of``; or what the new stream reads is not what the old one read, piece by piece.
+        MachineFault: as of ``constants_of``; what the new stream reads is not what the old one read, run by run; or commands would
+            have to be inserted into a payload of another kind than COP1.
     """
-    found = constants_of(payload)
-    starts = [start for start, _ in found.pieces]
-    start = stream.parse_header(payload).start
-    words = bytearray(payload)
+    header, commands = _commands(payload)
+    operations = _operations(header, commands)
+    pieces = sorted(moves)
+    starts = [start for start, _ in pieces]
 
     def moved(address: int) -> int:
-        piece = found.pieces[bisect.bisect_right(starts, address) - 1]
+        piece = pieces[bisect.bisect_right(starts, address) - 1]
         return moves[piece] + address - piece[0]
-
-    for offset, address in found.writes.items():
-        new, at = moved(address), start + offset
-        (first,) = struct.unpack_from("<I", words, at)
-        struct.pack_into("<II", words, at, first & ~_HIGH_BITS | new >> 32 << 16, new & 0xFFFFFFFF)
-    result = bytes(words)
-    before = [run for *_, reads in _operations(payload) for run in reads]
-    after = [run for *_, reads in _operations(result) for run in reads]
 
     def expected(run: Run) -> Run:
         low = moved(run.low) if run.region == CONSTANTS_REGION else run.low
         return replace(run, base=run.base + low - run.low, low=low, high=run.high + low - run.low)
 
-    if after != [expected(run) for run in before]:
-        raise MachineFault("the stream reads constants by addresses that are not the first of what it reads")
-    return result
+    stream_bytes, inserted = _rewritten(payload[header.start : header.stop], commands, operations, moved)
+    result = bytearray(payload[: header.start] + stream_bytes + payload[header.stop :])
+    if inserted:
+        _announce(result, header.start, len(stream_bytes) // 4)
+    after = _operations(*_commands(bytes(result)))
+    if [op.reads for op in after] != [[expected(run) for run in op.reads] for op in operations]:
+        raise MachineFault("the stream reads constants by addresses that no register holds")
+    return Relocated(bytes(result), tuple(inserted))
+
+
+def _rewritten(
+    words: bytes, commands: Sequence[stream.Command], operations: Sequence[Reading], moved: Callable[[int], int]
+) -> tuple[bytes, list[int]]:
+    """The commands with new addresses, and where some were inserted."""
+    wanted: dict[int, dict[str, int]] = {}
+    for op in operations:
+        wanted[op.index] = {name: moved(address) if here else address for name, (address, here) in op.bases.items()}
+    last: dict[str, stream.Command] = {}
+    first: dict[int, int] = {}  # index of a command that writes an address -> what the first operation that reads by it wants there
+    for command in commands:
+        last.update((name, command) for name in command.values if name in _BASES)
+        for name, address in wanted.get(command.index, {}).items():
+            if name in last:
+                first.setdefault(last[name].index, address)
+
+    def write(command: stream.Command, address: int) -> bytes:
+        (word,) = struct.unpack_from("<I", words, command.offset)
+        return struct.pack("<II", word & ~_HIGH_BITS | address >> 32 << 16, address & 0xFFFFFFFF)
+
+    writers: dict[str, stream.Command] = {}
+    current: dict[str, int] = {}
+    made, inserted = bytearray(), list[int]()
+    for number, command in enumerate(commands):
+        stop = commands[number + 1].offset if number + 1 < len(commands) else len(words)
+        for name, address in wanted.get(command.index, {}).items():
+            if current.get(name, 0) != address:  # Vela had no need of a command: the register held the old address
+                if name not in writers:
+                    raise MachineFault(f"{name} is never written, so its command is not known")
+                made += write(writers[name], address)
+                inserted.append(command.offset)
+                current[name] = address
+        base = next((name for name in command.values if name in _BASES), None)
+        if base is None:
+            made += words[command.offset : stop]
+        else:
+            writers[base], current[base] = command, first.get(command.index, command.values[base])
+            made += write(command, current[base])
+    return bytes(made), inserted
+
+
+def _announce(payload: bytearray, start: int, count: int) -> None:
+    """Write the number of command words into the header (npu-reference 1.2)."""
+    if payload[:4] != stream.COP1:
+        raise MachineFault("commands can be inserted into COP1 payloads only")
+    (tag,) = struct.unpack_from("<I", payload, start - 4)
+    struct.pack_into("<I", payload, start - 4, tag & 0xFF | count >> 16 << 8 | (count & 0xFFFF) << 16)
+    payload += bytes(-len(payload) % 4)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What an operation reads in one run: the address that a register holds, the lowest and the one behind the highest."""
+    """What an operation reads in one run: the register of its address, that address, the lowest and the one behind the highest."""
 
+    register: str
     region: int
     base: int
     low: int
     high: int
 
 
-def _operations(payload: bytes) -> Iterator[tuple[Mapping[str, int], stream.Operation, list[Run]]]:
-    """(register -> byte offset of the command that wrote it last, operation, what it reads) of each."""
+@dataclass(frozen=True)
+class Reading:
+    """An operation's index among the commands, and what it reads.
+
+    Attributes:
+        bases: register of an address that it reads by -> (address, whether that is in region 0).
+    """
+
+    index: int
+    reads: list[Run]
+    bases: Mapping[str, tuple[int, bool]]
+
+
+def _commands(payload: bytes) -> tuple[stream.Header, list[stream.Command]]:
     header = stream.parse_header(payload)
     commands = stream.commands(payload, header)
     if any(command.row.name == "NPU_OP_BRANCH" for command in commands):
         raise MachineFault("the stream branches: which address an operation reads depends on data")
-    last: dict[str, int] = {}
-    at = 0
+    return header, commands
+
+
+def _operations(header: stream.Header, commands: list[stream.Command]) -> list[Reading]:
+    found = []
     for op in stream.operations(header.npu, commands):
-        for command in commands[at : op.index]:
-            last.update((name, command.offset) for name in command.values if name in _BASES)
-        at = op.index + 1
         prepare = PREPARE.get((op.name, op.npu.family))
         if prepare is not None:
-            yield last, op, list(_runs(prepare(op)))
+            reads = list(_runs(prepare(op)))
+            bases = {run.register: (run.base, run.region == CONSTANTS_REGION) for run in reads}
+            found.append(Reading(op.index, reads, bases))
+    return found
 
 
 def _runs(prepared: Prepared) -> Iterator[Run]:
     for access in prepared.reads:
         if isinstance(access, Span):
             if access.size_bytes:
-                yield Run(access.region, access.base, access.base, access.base + access.size_bytes)
+                register = access.name if access.name in _BASES else f"{access.name}_BASE"
+                yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)
         elif access.in_memory:
             for tile, (low, high) in zip(access.tiles, access.extents(), strict=True):
-                yield Run(access.region, tile.base, low, high)
+                yield Run(f"{access.name}_BASE{access.bases.index(tile.base)}", access.region, tile.base, low, high)
     if isinstance(prepared.form, Transfer):
         yield from _transferred(prepared.form)
 
@@ -144,10 +200,10 @@ def _transferred(form: Transfer) -> Iterator[Run]:
     """What a DMA of several runs can read: of a source that is looked up, all that an index may name."""
     region, base, inner, outer = form.source
     reach = [(form.limit if form.by_source else form.inner - 1) * inner, (form.outer - 1) * outer]
-    yield Run(region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)
+    yield Run("DMA0_SRC", region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)
     if form.by_source or form.by_target:
         region, base, step = form.index
-        yield Run(region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
+        yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -70,6 +70,7 @@ def compile(
     calibration_limit: int | None = None,
     dump: str | None = None,
     etrecord: str | os.PathLike[str] | None = None,
+    share_weights: bool = True,
     progress: bool | None = None,
 ) -> Program:
     """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
@@ -115,6 +116,9 @@ def compile(
         dump: a folder for TOSA graphs and payloads.
         etrecord: a file for ExecuTorch's ETRecord, by which its Inspector maps events to operators. It holds graphs that only
             ExecuTorch's own lowering makes, so the compilation takes that way, which is some times slower.
+        share_weights: of several methods, constants that their delegates have in common are stored once, as named data of the
+            program. Firmware needs a delegate that reads these: ethorch's, or that of ExecuTorch from 1.5 on. False stores them for
+            each method.
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
@@ -146,7 +150,7 @@ def compile(
             model = load_model(model)
         if isinstance(model, (Mapping, UserMethods)):
             methods = _user_methods(model, example_inputs, calibration, etrecord)
-            return compile_methods(methods, chosen, config, dump)
+            return compile_methods(methods, chosen, config, dump, share_weights)
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         with in_eval_mode(user.module):
             return _compiled(user, chosen, config, dump, etrecord)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,10 @@ from ethorch import flow
 from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, unknown_name
 from ethorch.formats import pte
+from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
 from ethorch.formats.pte_merge import merged
+from ethorch.formats.pte_types import Delegate
+from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
 from ethorch.model_files import UserMethods, UserModel, in_eval_mode
 from ethorch.nhwc import nhwc_inputs
@@ -25,14 +28,23 @@ from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import Settings
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.shared_buffers import names_in_whole
+from ethorch.vela.shared_constants import sharing
 
 
 def compile_methods(
-    methods: UserMethods, settings: Settings, config: QuantizationConfig | None = None, dump: str | None = None
+    methods: UserMethods,
+    settings: Settings,
+    config: QuantizationConfig | None = None,
+    dump: str | None = None,
+    share_weights: bool = True,
 ) -> Program:
     """One program with a method for each model; the first one's Program, which knows the others: ``program["decode"]``.
 
     Budgets are compared for each method, and not searched for.
+
+    Args:
+        share_weights: constants that delegates of several methods have in common are stored once, as named data of the program,
+            where that saves bytes.
 
     Raises:
         EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
@@ -49,6 +61,8 @@ def compile_methods(
             folder = None if dump is None else str(Path(dump) / name)
             builds[name] = built(user, quantized[name], settings, folder, shared=True)
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
+    if share_weights:
+        parts, builds = _with_shared_constants(parts, builds)
     data = write(merged(parts, names_in_whole(quantized)))
     first: Program | None = None
     for name, build in builds.items():
@@ -65,6 +79,33 @@ def compile_methods(
         first = made if first is None else first.with_method(made)
     assert first is not None
     return first
+
+
+def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
+    """The programs, whose Ethos-U delegates share what is equal of their constants; and what is known of them."""
+    old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
+    new = sharing(list(dict.fromkeys(old)))
+    if new is None:
+        return dict(parts), dict(builds)
+    changed = dict(zip(dict.fromkeys(old), new, strict=True))
+    weights = new[0][0].weights
+    named = {external_key(weights): weights}
+
+    def of_delegate(delegate: Delegate) -> Delegate:
+        if delegate.id != BACKEND_ID:
+            return delegate
+        return replace(delegate, blob=changed[delegate.payload][0].pack([WEIGHTS]), named=named)
+
+    def of_part(part: File) -> File:
+        methods = {
+            name: replace(method, delegates=tuple(map(of_delegate, method.delegates))) for name, method in part.methods.items()
+        }
+        return replace(part, methods=methods, named={**part.named, **named})
+
+    def of_build(build: Build) -> Build:
+        return replace(build, delegates=tuple(delegate.with_payload(*changed[delegate.payload]) for delegate in build.delegates))
+
+    return {name: of_part(part) for name, part in parts.items()}, {name: of_build(build) for name, build in builds.items()}
 
 
 def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:

@@ -132,7 +132,7 @@ class Program:
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
         """What each NPU delegate hands to the driver."""
-        return tuple(DelegatePayload.unpack(delegate.blob) for delegate in self.description.delegates if delegate.id == BACKEND_ID)
+        return tuple(delegate.payload for delegate in self.description.delegates if delegate.id == BACKEND_ID)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -320,8 +320,8 @@ class Program:
         if self.build is None:
             return self._known_sources
         known = {delegate.payload: delegate.sources for delegate in self.build.delegates}
-        blobs = {n: d.blob for n, d in enumerate(self.description.delegates) if d.id == BACKEND_ID}
-        return {number: known[payload] for number, blob in blobs.items() if (payload := DelegatePayload.unpack(blob)) in known}
+        payloads = {n: d.payload for n, d in enumerate(self.description.delegates) if d.id == BACKEND_ID}
+        return {number: known[payload] for number, payload in payloads.items() if payload in known}
 
     @cached_property
     def _known_sources(self) -> dict[int, Sources] | None:
@@ -329,7 +329,7 @@ class Program:
         if self._sources is None or self.build is not None:
             return None
         return {
-            number: artifacts.sources(self._sources, DelegatePayload.unpack(delegate.blob), delegate.compile_specs)
+            number: artifacts.sources(self._sources, delegate.payload, delegate.compile_specs)
             for number, delegate in enumerate(self.description.delegates)
             if delegate.id == BACKEND_ID
         }
@@ -479,8 +479,7 @@ class Program:
                 raise HostError(f"a .pte holds no inputs: give the {len(self.inputs)} that the program takes.")
             inputs = self.model.example_inputs
         sources = self.command_sources or {}
-        blobs = {number: delegate.blob for number, delegate in enumerate(self.description.delegates) if number in sources}
-        by_payload = {DelegatePayload.unpack(blob): sources[number] for number, blob in blobs.items()}
+        by_payload = {d.payload: sources[number] for number, d in enumerate(self.description.delegates) if number in sources}
         traced = host.load(
             self.pte, self.method, etdump=True, machine=lambda payload: host.npu_machine(payload, None, by_payload.get(payload))
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
 
 from ethorch.rewrite.rewriter import Place, Rewriter
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import Graph, Value
 
 #: Operators of two operands, element by element.
 ELEMENTWISE = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
@@ -36,6 +37,24 @@ def copy_broadcast_constants(r: Rewriter) -> None:
                 continue
             if 1 < math.prod(source.shape) <= math.prod(op.result.shape) // 2:
                 r.insert_before(rescale, 0, copied)
+
+
+def copy_outputs(graph: Graph) -> Graph:
+    """A copy of the graph whose outputs that are read inside too are copies of what is read.
+
+    Vela puts layouts together over such a value, and may leave none that is the output: ``vela.undone-transpose-output``.
+    """
+    r = Rewriter(copy.deepcopy(graph))
+    for op in r:
+        for number, result in enumerate(op.results):
+            readers = set(r.readers(result))
+            if r.is_output(result) and readers:
+                r.insert_after(op, copied, number)
+                for reader in readers:
+                    for place, operand in enumerate(reader.operands):
+                        if operand is result:
+                            r.read(reader, place, op.results[number])
+    return r.finish()
 
 
 def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -456,7 +456,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.undone-transpose-output",
         wrong="An output that a TRANSPOSE writes and another TRANSPOSE undoes is not there any more.",
-        instead="Neighbours that are merged do not leave any; ``vela.compile`` refuses a model that lost one.",
+        instead="Neighbours that are merged do not leave any; a graph that lost one is compiled again with copies of its outputs.",
         operators=("TRANSPOSE",),
     ),
     VelaBug(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,7 @@ class CompiledModel:
         inputs, outputs: in the order of the TOSA graph.
         performance: Vela's estimates.
         load_tables: reads Vela's database; ``tables`` keeps what it returns.
+        inserted: byte offsets in Vela's stream of commands in front of which there is another one now, of 8 bytes; ascending.
     """
 
     command_stream: bytes = field(repr=False)
@@ -129,6 +131,7 @@ class CompiledModel:
     outputs: tuple[IoTensor, ...]
     performance: Performance
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
+    inserted: tuple[int, ...] = field(default=(), repr=False)
 
     @cached_property
     def payload(self) -> DelegatePayload:
@@ -154,7 +157,8 @@ class CompiledModel:
         source_of = {row["id"]: row["source_id"] for row in table("optimised")}
         offsets: dict[str, list[int]] = {}
         for row in table("queue"):
-            offsets.setdefault(row["scheduled_id"], []).append(int(row["offset"]))
+            offset = int(row["offset"])
+            offsets.setdefault(row["scheduled_id"], []).append(offset + 8 * bisect.bisect_right(self.inserted, offset))
         performance = table("perf")
         _add_regions(performance, offsets)
         scheduled = []

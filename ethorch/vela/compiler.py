@@ -152,7 +152,8 @@ def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compil
             f"Vela returned {len(compiled)} of {len(declared)} {kind}s, or in another order: "
             f"{', '.join(found) or 'none'} for {', '.join(names)}. It drops "
             "inputs that nothing reads, and outputs that a TRANSPOSE writes and another TRANSPOSE undoes: keep those "
-            "out of the graph."
+            "out of the graph.",
+            lost_output=kind == "output",
         )
     return tuple(replace(tensor, shape=shape) for tensor, shape in zip(compiled, wanted, strict=True))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ethorch.errors import PayloadError
-from ethorch.formats.payload import DelegatePayload, IoTensor
+from ethorch.formats.payload import DelegatePayload, IoTensor, external_key
 
 pytestmark = pytest.mark.core
 
@@ -121,7 +122,7 @@ def io(*words: int) -> bytes:
         (changed(vela_bin_stream=bytes(16)), "holds 16 bytes"),
         (BLOB[:16] + struct.pack("<i", -1) + BLOB[20:], "claims -1 bytes"),
         (BLOB[:48] + struct.pack("<i", 2**31 - 1) + BLOB[52:], "claims 2147483647 bytes of data"),
-        (BLOB[:24] + b"\1" + BLOB[25:], "not zero"),
+        (BLOB[:24] + b"\1" + BLOB[25:], "not zero, but for a first 1"),
         (changed(cmd_data=b"COP3" + bytes(16)), "COP1 or COP2"),
         (changed(cmd_data=b""), "COP1 or COP2"),
         (changed(cmd_data=b"COP1\0"), "32-bit words"),
@@ -162,3 +163,21 @@ def test_a_payload_that_is_built_is_checked_too():
 
 def test_repr_is_short():
     assert len(repr(DelegatePayload(b"COP1" * 1000, bytes(1000), 0, (), ()))) < 200
+
+
+def test_external_blocks_are_named_data():
+    blob = PAYLOAD.pack(["weight_data", "cmd_data"])
+    named = {external_key(data): data for data in (PAYLOAD.weights, PAYLOAD.commands)}
+    assert PAYLOAD.weights not in blob
+    assert DelegatePayload.unpack(blob, named) == PAYLOAD
+    other = replace(PAYLOAD, scratch_bytes=PAYLOAD.scratch_bytes + 16)
+    assert external_key(PAYLOAD.weights).encode() in other.pack(["weight_data"])  # one name for equal data
+
+
+def test_external_blocks_that_are_not_there_are_named():
+    blob = PAYLOAD.pack(["weight_data"])
+    key = external_key(PAYLOAD.weights)
+    with pytest.raises(PayloadError, match=f"weight_data is external, and the program has no data named {key}"):
+        DelegatePayload.unpack(blob)
+    with pytest.raises(PayloadError, match="its key has 63 bytes"):
+        DelegatePayload.unpack(blob.replace(struct.pack("<iB", 64, 1), struct.pack("<iB", 63, 1)), {key: PAYLOAD.weights})

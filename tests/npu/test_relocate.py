@@ -56,9 +56,9 @@ def outputs(payload: DelegatePayload) -> list[bytes]:
 def test_the_pieces_are_all_that_is_read(payload: DelegatePayload) -> None:
     """Bytes between the pieces may be anything."""
     found = constants_of(payload.commands)
-    assert found.pieces and found.writes
+    assert found
     weights = bytearray(b"\xa5" * len(payload.weights))
-    for start, stop in found.pieces:
+    for start, stop in found:
         weights[start:stop] = payload.weights[start:stop]
     assert outputs(replace(payload, weights=bytes(weights))) == outputs(payload)
 
@@ -66,11 +66,11 @@ def test_the_pieces_are_all_that_is_read(payload: DelegatePayload) -> None:
 def test_the_same_bits_from_other_places(payload: DelegatePayload) -> None:
     """In turned order, and far behind each other."""
     weights, moves = bytearray(b"\x5a" * 4096), {}
-    for start, stop in reversed(constants_of(payload.commands).pieces):
+    for start, stop in reversed(constants_of(payload.commands)):
         moves[start, stop] = len(weights)
         weights += payload.weights[start:stop]
         weights += bytes(-len(weights) % 16 + 1024)
-    moved = replace(payload, commands=relocated(payload.commands, moves), weights=bytes(weights))
+    moved = replace(payload, commands=relocated(payload.commands, moves).payload, weights=bytes(weights))
     assert moved.commands != payload.commands
     assert outputs(moved) == outputs(payload)
 
@@ -78,11 +78,11 @@ def test_the_same_bits_from_other_places(payload: DelegatePayload) -> None:
 def test_places_behind_four_gigabytes(payload: DelegatePayload) -> None:
     """Addresses have 40 bits, of which eight are in the command's first word."""
     far = 3 << 32
-    moves = {piece: piece[0] + far for piece in constants_of(payload.commands).pieces}
-    moved = relocated(payload.commands, moves)
-    assert {start for start, _ in constants_of(moved).pieces} == set(moves.values())
-    back = {piece: piece[0] - far for piece in constants_of(moved).pieces}
-    assert relocated(moved, back) == payload.commands
+    moves = {piece: piece[0] + far for piece in constants_of(payload.commands)}
+    moved = relocated(payload.commands, moves).payload
+    assert {start for start, _ in constants_of(moved)} == set(moves.values())
+    back = {piece: piece[0] - far for piece in constants_of(moved)}
+    assert relocated(moved, back).payload == payload.commands
 
 
 def test_what_is_no_stream_is_refused() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch import npu
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats import pte
 
@@ -162,6 +163,31 @@ def test_inputs_and_outputs_can_be_codes() -> None:
     with torch.no_grad():
         exact = [made[name](*inputs).clone() for name, inputs in calls]
     assert ethorch.sqnr_db(exact, found) > 20
+
+
+def test_weights_are_stored_once(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    """As named data, which the runtime finds; apart, on request. The results are the same."""
+    models, shared = both
+    apart = ethorch.compile(models, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)], share_weights=False)
+    parsed = pte.read(shared.pte)
+    (weights,) = parsed.named.values()
+    assert [p.weights for name in ("steps", "step") for p in shared[name].payloads] == [weights, weights]
+    assert weights not in parsed.methods["step"].delegates[0].blob
+    assert len(weights) < sum(len(p.weights) for name in ("steps", "step") for p in apart[name].payloads)
+    assert not pte.read(apart.pte).named
+    wanted, found = run(models, apart, session(20))[1], run(models, shared, session(20))[1]
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    for name in ("steps", "step"):  # commands that were inserted belong to the operators that they did
+        ours, theirs = ([(layer.name, layer.cycles) for layer in program[name].layers] for program in (shared, apart))
+        assert ours == theirs
+        assert program_sources(shared[name]) == program_sources(apart[name])
+
+
+def program_sources(program: ethorch.Program) -> list[str]:
+    """Names of the operators that the commands work for, in order."""
+    (sources,) = (program.command_sources or {}).values()
+    parsed = npu.Program(program.payloads[0].commands, program.payloads[0].weights)
+    return [str(sources.at(op.offset)) for op in parsed.operations()]
 
 
 def test_one_session_is_taken_and_none_too() -> None:

@@ -3,6 +3,7 @@
 #include <new>
 
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/named_data_map.h>
 
 #include "driver.h"
 #include "payload.h"
@@ -135,6 +136,21 @@ void trace(void* state, EventTracer* tracer) {
       tracer);
 }
 
+// The data are where the program is, in memory: they stay when the buffer that names them goes.
+bool find_named(void* context, const char* key, size_t key_bytes, Block* data) {
+  const auto* map = static_cast<BackendInitContext*>(context)->get_named_data_map();
+  if (map == nullptr) {
+    return false;
+  }
+  auto found = map->get_data({key, key_bytes});
+  if (!found.ok()) {
+    return false;
+  }
+  data->data = static_cast<const uint8_t*>(found->data());
+  data->size = found->size();
+  return true;
+}
+
 class EthosUBackend final : public executorch::runtime::BackendInterface {
  public:
   bool is_available() const override {
@@ -144,7 +160,7 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed, ArrayRef<CompileSpec>) const override {
     const auto* blob = static_cast<const uint8_t*>(processed->data());
     Payload payload;
-    if (const char* wrong = parse(blob, processed->size(), &payload)) {
+    if (const char* wrong = parse(blob, processed->size(), &payload, find_named, &context)) {
       (Message() << "delegate payload: " << wrong).report();
       return Error::DelegateInvalidCompatibility;
     }

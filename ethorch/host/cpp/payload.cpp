@@ -6,7 +6,8 @@ namespace ethorch {
 namespace {
 
 constexpr size_t kAlignment = 16;
-constexpr size_t kHeaderBytes = 32; // name[16], length int32, 12 zero bytes
+constexpr size_t kHeaderBytes = 32; // name[16], length int32, external uint8, 11 zero bytes
+constexpr size_t kKeyBytes = 64;
 constexpr size_t kTensorBytes = 36; // nine int32
 
 // Little-endian words at any alignment.
@@ -79,7 +80,7 @@ IoTensor Payload::output(uint32_t index) const {
   return tensor(outputs, index);
 }
 
-const char* parse(const uint8_t* blob, size_t size, Payload* payload) {
+const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed find, void* context) {
   Block scratch;
   struct Named {
     const char* name;
@@ -105,9 +106,10 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload) {
         return "unknown block name";
       }
     }
-    for (size_t i = 20; i < kHeaderBytes; ++i) {
+    const bool external = header[20] == 1;
+    for (size_t i = external ? 21 : 20; i < kHeaderBytes; ++i) {
       if (header[i] != 0) {
-        return "the 12 bytes after a block's length are not zero";
+        return "the 12 bytes after a block's length are not zero, but for a first 1";
       }
     }
     const size_t length = word(header + 16);
@@ -139,6 +141,13 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload) {
       }
       block->data = header + kHeaderBytes;
       block->size = length;
+      if (external) {
+        const char* key = reinterpret_cast<const char*>(block->data);
+        if (length != kKeyBytes || find == nullptr || !find(context, key, length, block) || block->data == nullptr ||
+            reinterpret_cast<uintptr_t>(block->data) % kAlignment != 0) {
+          return "an external block's data are not in the program, or not aligned to 16 bytes";
+        }
+      }
     }
     const size_t padded = (length + kAlignment - 1) / kAlignment * kAlignment;
     position += kHeaderBytes + (padded > rest ? rest + 1 : padded); // past the end: refused by the next check

@@ -23,7 +23,7 @@ struct Block {
   size_t size = 0;
 };
 
-// Points into the blob it was parsed from, which has to outlive it.
+// Points into the blob it was parsed from, and into named data of the program, which have to outlive it.
 struct Payload {
   Block commands;
   Block weights;
@@ -38,7 +38,12 @@ struct Payload {
   IoTensor output(uint32_t index) const;
 };
 
-// Fills `payload` and returns nullptr, or returns what is wrong with the blob. Never reads outside [blob, blob + size).
-const char* parse(const uint8_t* blob, size_t size, Payload* payload);
+// Finds the program's named data of `key`, which is not terminated; false where there is none. The data stay where they are as
+// long as the program.
+using FindNamed = bool (*)(void* context, const char* key, size_t key_bytes, Block* data);
+
+// Fills `payload` and returns nullptr, or returns what is wrong with the blob. Never reads outside [blob, blob + size) and what
+// `find` gives for blocks that are named data; nullptr where there are none.
+const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed find = nullptr, void* context = nullptr);
 
 } // namespace ethorch
