@@ -266,6 +266,7 @@ class Project:
             "outputs": list(self.source.outputs),
             "has_codes": self.plan.has_codes,
             "keeps_state": self.plan.keeps_state,
+            "kept_in_arena": self.plan.kept_in_arena,
             "kernel_sources": self.source.kernels,
         }
 

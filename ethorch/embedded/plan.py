@@ -1,8 +1,9 @@
 """What the firmware does, step by step, and where each tensor lies: the .pte's own plan, read for a C program.
 
-The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Three things are better than in the plan:
+The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Four things are better than in the plan:
 
 - codes that go straight into the first delegate, or come straight out of the last, lie in the NPU's memory: they are not copied;
+- state that a sole delegate takes and gives lies there between runs, and is copied once, not twice;
 - quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
 - inputs and outputs that the plan leaves to the application get a place behind it.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ethorch.errors import EthorchError
-from ethorch.formats.payload import BACKEND_ID, DelegatePayload
+from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, JumpFalse, Method, Move, Program
 
 TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
@@ -113,6 +114,7 @@ class Plan:
         constants: contents of constant tensors one after the other, each 16-aligned.
         initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
         keeps_state: does a run depend on runs before it?
+        kept_in_arena: states that lie in the arena between runs, as indices of values.
     """
 
     method: Method
@@ -129,6 +131,7 @@ class Plan:
     constants: bytes
     initial: tuple[tuple[Place, bytes], ...]
     keeps_state: bool
+    kept_in_arena: tuple[int, ...] = ()
 
     @property
     def has_codes(self) -> bool:
@@ -164,6 +167,7 @@ class _Planner:
         outputs = tuple(self._boundary("output", n, i, last) for n, i in enumerate(self.method.outputs))
         states = self._states(calls)
         self._into_arena(inputs, outputs, body, last, set(states))
+        kept = self._keep_in_arena(states, body)
         steps = tuple(step for number, call in body for step in self._steps(number, call))
         used = self._extent(calls)
         initial = tuple(
@@ -186,6 +190,7 @@ class _Planner:
             self.constants,
             initial,
             bool(states),
+            kept,
         )
 
     # what firmware cannot do -------------------------------------------------------------------------------------------
@@ -379,6 +384,32 @@ class _Planner:
             if not others and len(at) == 1 and index not in self.method.inputs and index not in kept and not self._shared(index):
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
+    def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
+        """Let states that the only delegate takes and gives lie where it takes them: one copy is left of each. Returns which.
+
+        Vela's plan has other tensors there once a state is read. So the new value, which is where the delegate gives it, is copied
+        back when the run is over, and no other result may lie there.
+        """
+        runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
+        if len(runs) != 1:
+            return ()
+        (call,) = runs
+        payload = self.payloads[call.delegate or 0]
+        count, kept = len(payload.inputs), list[int]()
+        for index in states:
+            at, given = call.args[:count], call.args[count:]
+            if at.count(index) != 1 or given.count(index) != 1 or not self.values[index].data:
+                continue
+            home, source = payload.inputs[at.index(index)], payload.outputs[given.index(index)]
+            others = [io for io in payload.outputs if io is not source]
+            parts = [i for i in self.places if i != index and self._overlap([index], [i])]
+            if source.offset != home.offset:
+                others.append(source)
+            if not parts and not any(_meet(home, io) for io in others):
+                self.places[index] = Place(ARENA, home.offset)
+                kept.append(index)
+        return tuple(kept)
+
     def _shared(self, index: int) -> bool:
         """Is a value a view of another, or has it a view? Then it stays where the plan has it."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
@@ -423,3 +454,8 @@ class _Planner:
     def _copied(self, source: int, target: int) -> list[Step]:
         one, other = self.places[source], self.places[target]
         return [] if one == other else [Copied(one, other, self.values[target].nbytes)]
+
+
+def _meet(one: IoTensor, other: IoTensor) -> bool:
+    """Do two tensors of the arena share bytes?"""
+    return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes

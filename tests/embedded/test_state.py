@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
+import ethorch
 from ethorch import host
 from ethorch.embedded import project_run
 from ethorch.embedded.firmware import firmware
+from ethorch.embedded.plan import ARENA, TENSORS, plan
+from ethorch.embedded.project_run import Options
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Extra
 from ethorch.formats.pte_writer import write
-from tests.support.firmware import program
+from tests.support.firmware import built_and_run, program
+from tests.support.states import CASES
 
 MAIN = """
 #include <string.h>
@@ -81,3 +86,33 @@ def test_state_is_kept_and_reset_to_what_the_file_says(tmp_path: Path) -> None:
         assert runs[0] != runs[1]
         found[name] = runs[0]
     assert found["zeros"] != found["contents"]
+
+
+@pytest.mark.parametrize(
+    ("name", "may_stay", "stays"),
+    [
+        ("denoiser", {"h"}, {"h"}),
+        ("mean", {"mean"}, {"mean"}),
+        ("spotter", {"spectra", "features", "scores"}, {"spectra"}),
+        ("delayed", {"two", "three", "loud"}, set()),  # the CPU writes the first one
+        ("lstm", {"h", "c"}, set()),
+        ("attention", set(), set()),  # written in rows
+        ("slots", set(), set()),
+    ],
+)
+def test_state_of_codes_runs_on_the_board_and_stays_in_the_arena_where_it_can(
+    name: str, may_stay: set[str], stays: set[str], tmp_path: Path
+) -> None:
+    case = CASES[name]
+    steps = case.steps(8)
+    made = ethorch.compile(case.model().eval(), steps[0], case.target, calibration=steps, progress=False)
+    parsed = pte.read(made.pte)
+    found = plan(parsed, parsed.methods["forward"])
+    names = {i: v.extra.name for i, v in enumerate(found.method.values) if v.extra and v.extra.name}
+    in_arena = {names[index] for index in found.kept_in_arena}
+    assert stays <= in_arena <= may_stay
+    assert {found.places[index].buffer for index in found.kept_in_arena} <= {ARENA}
+    assert {found.places[i].buffer for i, state in names.items() if state not in in_arena} <= {TENSORS}
+    firmware(made, tmp_path)
+    assert ("give it to no other model" in (tmp_path / "model" / "model.h").read_text()) == bool(in_arena)
+    assert not built_and_run(tmp_path, Options(caches=True)).faults  # the outputs of three runs are the desk's
