@@ -78,21 +78,30 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module and its parameter that a name stands for: ``head`` and ``head.weight`` are the same."""
+    """The module and its parameter that a name stands for.
+
+    ``head`` and ``head.weight`` are the same. Of a module without a ``weight`` of its own, such as an attention, ``attention`` is
+    the first of its parameters with rows and columns, those of modules in it included, and ``attention#2`` the second.
+    """
     modules = dict(model.named_modules())
-    plain = name.split("#")[0]
-    path, parameter = (plain, "weight") if plain in modules else name.rpartition(".")[::2]
-    module = modules.get(path)
-    if isinstance(module, nn.RNNBase):
+    path, _, number = name.partition("#")
+    if path in modules and isinstance(modules[path], nn.RNNBase):
         raise QuantizationError(
             "compress.recurrent_in_training",
-            f"{name}: PyTorch's {type(module).__name__} keeps lists of its weights, which parametrizations do not reach. Train it "
-            "without, and give the recipe to ethorch.compress.apply afterwards.",
+            f"{name}: PyTorch's {type(modules[path]).__name__} keeps lists of its weights, which parametrizations do not reach. "
+            "Train it without, and give the recipe to ethorch.compress.apply afterwards.",
         )
-    if module is None or not isinstance(getattr(module, parameter, None), Tensor):
-        weights = {key.removesuffix(".weight") for key, _ in model.named_parameters() if key.endswith(".weight")}
-        raise unknown_name("weight", name, weights)
-    return module, parameter
+    if path in modules and not number and isinstance(weight := getattr(modules[path], "weight", None), Tensor) and weight.dim() > 1:
+        return modules[path], "weight"
+    if path in modules:
+        mine = [key for key, value in modules[path].named_parameters() if value.dim() > 1]
+        position = int(number or 1) - 1
+        path = f"{path}.{mine[position]}" if 0 <= position < len(mine) else path
+    module, _, parameter = path.rpartition(".")
+    if module in modules and parameter in modules[module]._parameters:
+        return modules[module], parameter
+    weights = {key.removesuffix(".weight") for key, value in model.named_parameters() if value.dim() > 1}
+    raise unknown_name("weight", name, weights)
 
 
 def _fixed(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:

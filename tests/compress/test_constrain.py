@@ -124,6 +124,34 @@ def test_what_cannot_be_trained_is_refused(recipes: dict[str, str], words: str) 
         compress.constrain(kinds(), recipes)
 
 
+def test_weights_of_an_attention_have_numbers() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(32, 4, batch_first=True), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+    model, samples = Attends().eval(), [(torch.randn(1, 6, 32),) for _ in range(6)]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    graph = flow.quantize(UserModel(model, samples[0], samples), spec)
+    recipes = {"attention": "8-values", "attention#2": "16-values", "head": "2:4"}
+    shapes = compress.weights(graph)  # type: ignore[arg-type]
+    assert shapes == {"attention": (96, 32), "attention#2": (32, 32), "head": (8, 32)}
+    compress.constrain(model, recipes)
+    assert parametrize.is_parametrized(model.attention, "in_proj_weight") and parametrize.is_parametrized(model.attention.out_proj)
+    graph = flow.quantize(UserModel(model, samples[0], samples), spec)
+    found = {weight.name: len(weight.codes.unique()) for weight in weights_of(graph)}  # type: ignore[arg-type]
+    assert found["attention"] <= 8 < found["attention#2"] <= 16 < found["head"]
+
+
+@pytest.mark.parametrize("name", ["head#2", "attention#9", "", "norm"])
+def test_numbers_beyond_are_refused(name: str) -> None:
+    with pytest.raises(EthorchError, match="unknown weight"):
+        compress.constrain(kinds(), {name: "8-values"})
+
+
 def test_recurrent_layers_are_refused() -> None:
     with pytest.raises(EthorchError, match=r"compress\.recurrent_in_training"):
         compress.constrain(nn.Sequential(nn.LSTM(4, 4)), {"0#2": "8-values"})
