@@ -11,7 +11,7 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
-from ethorch.errors import EthorchError, HostError
+from ethorch.errors import EthorchError
 
 PANEL = "A program"
 
@@ -22,7 +22,7 @@ def run(
     inputs: options.Inputs = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the outputs there.", metavar="FILE.npz")] = None,
     seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
-    method: options.Method = "forward",
+    method: options.Method = None,
     dump: options.Dump = None,
 ) -> Answer:
     """Run a .pte here: ExecuTorch's runtime, the NPU simulated bit for bit."""
@@ -63,21 +63,16 @@ def run(
 
 
 @command("dis", PANEL)
-def dis(program: options.Pte, method: options.Method = "forward", dump: options.Dump = None) -> Answer:
+def dis(program: options.Pte, method: options.Method = None, dump: options.Dump = None) -> Answer:
     """The NPU commands in a .pte, readable."""
     from ethorch.formats import pte
     from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
     from ethorch.vela import artifacts
 
-    try:
-        data = program.read_bytes()
-    except OSError as error:
-        raise EthorchError(f"cannot read {program}: {error.strerror}.") from None
-    methods = pte.read(data).methods
-    if method not in methods:
-        raise HostError(f"{program} has no method {method!r}; it has {', '.join(sorted(methods))}.")
-    delegates = [delegate for delegate in methods[method].delegates if delegate.id == BACKEND_ID]
+    parsed = pte.read(pte.contents(program))
+    method = pte.entry_point(parsed, method)
+    delegates = [delegate for delegate in parsed.methods[method].delegates if delegate.id == BACKEND_ID]
     payloads = [delegate.payload for delegate in delegates]
     if not payloads:
         raise EthorchError(f"method {method!r} of {program} has no Ethos-U delegate.")

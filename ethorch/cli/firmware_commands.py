@@ -29,7 +29,7 @@ def firmware(
     compiler: options.Compiler,
     name: Annotated[str, typer.Option(help="Stands before each symbol and file of the model.")] = "model",
     data: Annotated[str, typer.Option(help="incbin (files of bytes) or arrays (C arrays, for any compiler).")] = "incbin",
-    method: options.Method = "forward",
+    method: options.Method = None,
     inputs: options.Inputs = None,
 ) -> Answer:
     """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it.

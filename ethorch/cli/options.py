@@ -131,7 +131,7 @@ Flash = Annotated[str | None, _option("--flash", help="Flash for the whole appli
 Latency = Annotated[float | None, _option("--latency-ms", help="Milliseconds that one inference may take.", panel=BUDGET)]
 Fps = Annotated[float | None, _option("--fps", help="Inferences a second that are wanted.", panel=BUDGET)]
 MinSqnr = Annotated[float | None, _option("--min-sqnr-db", help="Least SQNR against the float model, in dB.", panel=BUDGET)]
-Method = Annotated[str, _option("--method", help="Entry point.")]
+Method = Annotated[str | None, _option("--method", help="Entry point; default: forward, or the first.")]
 Dump = Annotated[Path | None, _option("--dump", help="What `compile --dump` wrote: names each command's operator.", metavar="DIR")]
 Inputs = Annotated[
     list[Path] | None,

@@ -93,7 +93,7 @@ def firmware(
     *,
     board: str | os.PathLike[str] | Board | None = None,
     name: str = "model",
-    method: str = "forward",
+    method: str | None = None,
     inputs: Sequence[Sequence[Any]] | None = None,
     data: str = "incbin",
 ) -> Firmware:
@@ -109,7 +109,7 @@ def firmware(
         folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
         board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
         name: stands before every symbol and file of the model, so that several can be linked together.
-        method: the entry point.
+        method: the entry point; None is ``forward``, or the first of a file without it.
         inputs: of the self-test: one or several samples, each with all inputs. None takes the program's own calibration samples,
             random ones where there are none.
         data: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
@@ -128,7 +128,7 @@ def firmware(
     return writer.write(Path(folder))
 
 
-def opened_of(source: Any, method: str, inputs: Sequence[Sequence[Any]] | None) -> Opened:
+def opened_of(source: Any, method: str | None, inputs: Sequence[Sequence[Any]] | None) -> Opened:
     program = source if hasattr(source, "pte") else None  # ethorch.Program, or flow.Build, which this package may not import
     if program is not None:
         method = getattr(program, "method", method)
@@ -165,7 +165,10 @@ class Project:
     def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.opened, self.name, self.data = opened, name, data
         self.plan: Plan = plan(opened.subject.program, opened.subject.method)
-        meanings = {key: (codes.scale, codes.zero_point) for key, codes in boundary_of(opened.subject.program).items()}
+        meanings = {
+            key: (codes.scale, codes.zero_point)
+            for key, codes in boundary_of(opened.subject.program, opened.subject.method.name).items()
+        }
         self.source: Source = model_source(self.plan, name, meanings, opened.explain)
         streams = [driver_stream(payload) for payload in self.plan.payloads.values()]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ethorch.formats.pte_types import DTYPES, Method, Program
+from ethorch.formats.pte_types import DTYPES, Program
 
 if TYPE_CHECKING:
     from torch import Tensor  # 2 seconds, for a type
@@ -62,8 +62,3 @@ def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
             dtype = DTYPES[int(keys["dtype"])][0]
             codes[name] = Codes(keys["scale"], int(keys["zp"]), int(keys["quant_min"]), int(keys["quant_max"]), dtype)
     return codes
-
-
-def is_constant(method: Method) -> bool:
-    """Is it no entry point but a figure that a program carries?"""
-    return not method.inputs and not method.calls and not method.delegates

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ethorch.figures.boundary import is_constant
 from ethorch.figures.memory import memory
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
@@ -70,7 +69,7 @@ def pools(data: bytes) -> tuple[Pools, ...]:
     """
     found = []
     for name, method in pte.read(data).methods.items():
-        if is_constant(method):
+        if pte.is_figure(method):
             continue
         report = memory(data, name)
         by_name = {component.name: component.ram_bytes for component in report.components}

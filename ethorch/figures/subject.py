@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ethorch.errors import EthorchError, SpecError
+from ethorch.errors import SpecError
 from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_tensors import highest
 from ethorch.formats import pte
@@ -146,7 +145,7 @@ class Subject:
 
 def subject(
     source: Build | bytes | str | os.PathLike[str],
-    method: str = "forward",
+    method: str | None = None,
     *,
     spec: EthosUCompileSpec | None = None,
     sources: Mapping[int, Sources] | None = None,
@@ -155,7 +154,7 @@ def subject(
 
     Args:
         source: the result of ``flow.build``, or the contents or the path of a .pte.
-        method: which entry point.
+        method: which entry point; None is ``forward``, or the first of a file without it.
         spec: what it was compiled for, where the file cannot say: with an ini file of the user's own.
         sources: by number of a delegate, what ``dump_intermediate_artifacts_to`` kept of it (``vela.artifacts.sources``).
 
@@ -168,16 +167,12 @@ def subject(
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
     elif isinstance(source, (str, os.PathLike)):
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise EthorchError(f"cannot read {os.fspath(source)}: {error.strerror}.") from None
+        data = pte.contents(source)
     else:
         data, delegates, partition = source.pte, source.delegates, source.partition
         spec = spec or source.spec
     program = pte.read(data)
-    if method not in program.methods:
-        raise EthorchError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(program.methods)))}.")
+    method = pte.entry_point(program, method)
     left = [(lowered.payload, lowered) for lowered in delegates]
     known = dict(left)  # what equal delegates share, where the file calls one of them twice
     parts = []

@@ -8,12 +8,14 @@ Field numbers follow executorch/schema/program.fbs of executorch 1.4 (file ident
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
-from ethorch.errors import ProgramError
+from ethorch.errors import HostError, ProgramError
 from ethorch.formats.flatbuffer import Buffer, Table
 from ethorch.formats.pte_types import (
     DELEGATE,
@@ -47,6 +49,42 @@ MAX_PLANNED_BYTES = 2**31  # the runtime allocates and clears the plan; NPU syst
 def read(data: bytes) -> Program:
     """Parse and check a .pte; ProgramError for anything malformed."""
     return _Reader(data).program()
+
+
+def contents(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a .pte.
+
+    Raises:
+        ProgramError: the file cannot be read, or what is in it is none; the message names the file.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ProgramError(f"cannot read {os.fspath(path)}: {error.strerror}.") from None
+    try:
+        read(data)
+    except ProgramError as error:
+        raise ProgramError(f"{os.fspath(path)}: {error}") from None
+    return data
+
+
+def entry_point(program: Program, method: str | None = None) -> str:
+    """The name of a method that can be called: ``method``, or where it is None ``forward`` or the first.
+
+    Raises:
+        HostError: there is no such method.
+    """
+    entries = [name for name, found in program.methods.items() if not is_figure(found)]
+    if method is None and entries:
+        return "forward" if "forward" in entries else entries[0]
+    if method not in entries:
+        raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.")
+    return method
+
+
+def is_figure(method: Method) -> bool:
+    """Is it no entry point but a figure that a program carries?"""
+    return not method.inputs and not method.calls and not method.delegates
 
 
 class _Reader(Buffer):

@@ -177,7 +177,7 @@ class HostProgram:
 
 def load(
     source: str | os.PathLike[str] | bytes,
-    method: str = "forward",
+    method: str | None = None,
     *,
     machine: MachineFactory | None = None,
     trace: Any = None,
@@ -189,7 +189,7 @@ def load(
 
     Args:
         source: path or contents of the .pte.
-        method: which entry point.
+        method: which entry point; None is ``forward``, or the first of a file without it.
         machine: makes what each delegate runs on; None takes ``ethorch.npu.Machine``.
         trace: handed to each ``ethorch.npu.Machine``.
         etdump: record profiling events, for ``HostProgram.write_etdump``.
@@ -199,19 +199,12 @@ def load(
 
     Raises:
         EthorchError: ``sources`` has nothing that belongs to this program.
-        ProgramError, PayloadError: the file or a delegate in it is malformed.
-        HostError: no such file or method, no compiler, a backend or operator that this runtime lacks.
+        ProgramError, PayloadError: there is no such file, or it or a delegate in it is malformed.
+        HostError: no such method, no compiler, a backend or operator that this runtime lacks.
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data = bytes(source)
-    else:
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise HostError(f"cannot read {os.fspath(source)}: {error.strerror}.") from None
-    methods = pte.read(data).methods
-    if method not in methods:
-        raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(methods)))}.")
+    data = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else pte.contents(source)
+    parsed = pte.read(data)
+    methods, method = parsed.methods, pte.entry_point(parsed, method)
     operators: dict[DelegatePayload, npu.Sources] = {}
     if sources is not None:
         for delegate in [delegate for one in together(methods, method).values() for delegate in one.delegates]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.errors import HostError
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
 from ethorch.host.checks import check_kernel_calls, payloads
@@ -72,10 +71,8 @@ def measure(
         ProgramError, PayloadError: the file or a delegate in it is malformed.
         HostError: no such method; no compiler; an operator without kernel; an allocator is too small.
     """
-    methods = pte.read(program).methods
-    if method not in methods:
-        raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, sorted(methods)))}.")
-    description = methods[method]
+    parsed = pte.read(program)
+    description = parsed.methods[pte.entry_point(parsed, method)]
     payloads(description)
     check_kernel_calls(description)
     backend = host_backend()

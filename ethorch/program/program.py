@@ -19,7 +19,7 @@ from ethorch.board.memory_roles import roles
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
 from ethorch.figures import Layer, MemoryReport
-from ethorch.figures.boundary import boundary_of, is_constant
+from ethorch.figures.boundary import boundary_of
 from ethorch.figures.layer import CPU, NPU
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
@@ -97,15 +97,14 @@ class Program:
         self._others = {method: self}
         self.tried: tuple[Attempt, ...] = ()
         self._parsed = pte.read(data)
-        if method not in self.methods:
-            raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, self.methods))}.")
+        pte.entry_point(self._parsed, method)
 
     # what it is -------------------------------------------------------------------------------------------------------
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The entry points of the file; figures that it carries are none."""
-        return tuple(name for name, method in self._parsed.methods.items() if not is_constant(method))
+        return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Program:
         """Another method of the file; HostError where there is none of this name."""
@@ -558,11 +557,5 @@ def load(
                 settings = Settings.from_toml(kept.read_text(encoding="utf-8"), str(kept), file)
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise EthorchError(f"cannot read {file}: {error.strerror}.") from None
-    if method is None:
-        entries = [name for name, found in pte.read(data).methods.items() if not is_constant(found)]
-        method = "forward" if "forward" in entries or not entries else entries[0]
-    return Program(data, method, settings=settings, sources=sources)
+        data = pte.contents(file)
+    return Program(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)

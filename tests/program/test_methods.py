@@ -151,6 +151,15 @@ def test_a_saved_program_has_both(both: tuple[dict[str, nn.Module], ethorch.Prog
     assert ethorch.load(tmp_path / "model.pte", "step").method == "step"
 
 
+def test_firmware_is_of_one_method(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
+    program = both[1]
+    made = {name: ethorch.firmware(program[name], tmp_path / name) for name in program.methods}
+    sizes = {name: made[name].sizes for name in made}
+    assert sizes["steps"]["commands"] > sizes["step"]["commands"]
+    program.save(tmp_path / "two.pte")
+    assert ethorch.firmware(tmp_path / "two.pte", tmp_path / "file", method="step").sizes == sizes["step"]
+
+
 def test_inputs_and_outputs_can_be_codes() -> None:
     made = models()
     program = ethorch.compile(made, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)], io="int8")
