@@ -84,7 +84,8 @@ def fold(graph: GraphModule) -> GraphModule:
                 weight = attribute(graph, node)
                 graph.register_parameter(name, nn.Parameter(rules[node.target].of(weight.detach()), weight.requires_grad))
             node.target = name
-    graph.recompile()
+    if made:
+        graph.recompile()
     return graph
 
 
