@@ -100,6 +100,24 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
     return None if axis is None or shape[axis] < pieces else (axis, -(-shape[axis] // pieces))
 
 
+def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
+    """``compute`` of ``x`` as ``led_by`` gives it; joined, of pieces of ``x`` where ``cut_before`` says so.
+
+    Args:
+        compute: reduces ``dims``, or keeps every extent; where its operand's other dims are stored, its result's are.
+    """
+    if (cut := cut_before(b, x, dims)) is None:
+        return compute(led_by(b, x, dims))
+    axis, size = cut
+    extent, pieces = x.value.shape[axis], []
+    for start in range(0, extent, size):
+        piece = b.sliced(x.value, axis, start, min(size, extent - start))
+        pieces.append(led_in_pieces(b, QTensor(piece, x.dims, x.q), dims, compute))
+    (dim,) = (d for d, axes in enumerate(x.dims) if axis in axes)
+    there = pieces[0].dims[dim][x.dims[dim].index(axis)]
+    return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=there), pieces[0].dims, pieces[0].q)
+
+
 def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
     """TOSA operator ``name``, a reduction, over the stored ``axes``, which keep extent 1; side by side they are reduced as one."""
     shape = value.shape

@@ -27,7 +27,7 @@ from ethorch.builder.reductions import (
     geometric_bounds,
     in_finer_steps,
     int32_product,
-    led_by,
+    led_in_pieces,
     steps_per_code,
     sum_of_exact_squares,
     sum_of_squares,
@@ -123,7 +123,13 @@ def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, o
     - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. Of int16 its product with a deviation
       is to fit in 32 bits; of a long row the root has 7 bits more, in a product of their own.
     """
-    x = led_by(b, x, range(x.rank - count, x.rank))
+    return led_in_pieces(
+        b, x, range(x.rank - count, x.rank), lambda rows: _normalized_rows(b, rows, count, eps, centred=centred, out=out)
+    )
+
+
+def _normalized_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: bool, out: QParams) -> QTensor:
+    """``_normalized`` of what is stored as it is to be summed."""
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
     rows = math.prod(x.shape[x.rank - count :])
     zp, codes, int8 = x.qparams.zp, x.qparams.qmax - x.qparams.qmin + 1, x.value.dtype == "INT8"

@@ -18,7 +18,7 @@ from ethorch.builder.reductions import (
     deviations,
     exact_deviations,
     geometric_bounds,
-    led_by,
+    led_in_pieces,
     reduced_tensor,
     steps_per_code,
     sum_of_exact_squares,
@@ -93,12 +93,15 @@ def var_of_floats(
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
     """out = sum of (x - mean)**2 over ``dim`` / (N - correction): int8 or int16, sums exact, rounded once."""
-    dims = all_dims(x, dim)
-    x = led_by(b, x, dims)
-    square, unit = _squares(b, x, dims, True)
+    dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
-    result = b.requantize(square, unit * x.qparams.step**2 / max(count, 1e-9), out.qparams)
-    return b.view(reduced_tensor(x, result, dims, out.qparams), out.shape)
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, True)
+        result = b.requantize(square, unit * step**2 / max(count, 1e-9), out.qparams)
+        return reduced_tensor(rows, result, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 def std_of_floats(
@@ -122,12 +125,15 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     The bound of int16: the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
-    x = led_by(b, x, dims)
-    square, unit = _squares(b, x, dims, True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
     codes = x.qparams.qmax - x.qparams.qmin + 1
-    root = _root(b, square, unit * step**2 / max(count, 1e-9), (codes * step) ** 2, out.qparams)
-    return b.view(reduced_tensor(x, root, dims, out.qparams), out.shape)
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, True)
+        root = _root(b, square, unit * step**2 / max(count, 1e-9), (codes * step) ** 2, out.qparams)
+        return reduced_tensor(rows, root, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
@@ -192,11 +198,14 @@ def vector_norm(
     Orders 1 and infinity are decomposed. The bound of int16: the tables have 15 bits.
     """
     dims, codes = all_dims(x, dim), x.qparams.qmax - x.qparams.qmin + 1
-    x = led_by(b, x, dims)
-    square, unit = _squares(b, x, dims, False)
-    step = x.qparams.step
-    root = _root(b, square, unit * step**2, math.prod(x.shape[d] for d in dims) * (codes * step) ** 2, out.qparams)
-    return b.view(reduced_tensor(x, root, dims, out.qparams), out.shape)
+    step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, False)
+        root = _root(b, square, unit * step**2, count * (codes * step) ** 2, out.qparams)
+        return reduced_tensor(rows, root, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 @composite("aten.var_mean.correction", samples=_VARIANCE)

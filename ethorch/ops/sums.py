@@ -11,7 +11,7 @@ import numpy as np
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.reductions import all_dims, cut_before, led_by, reduced_tensor, sum_axes, sum_axis
+from ethorch.builder.reductions import all_dims, led_in_pieces, reduced_tensor, sum_axes, sum_axis
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Bools, Ints, Sample
 from ethorch.ops.spec import op
@@ -37,16 +37,11 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
         return QTensor(b.cast(total.value, out.dtype), total.dims, out)
-    if (cut := cut_before(b, x, dims)) is not None:
-        axis, size = cut
-        pieces = []
-        for start in range(0, x.value.shape[axis], size):
-            piece = b.sliced(x.value, axis, start, min(size, x.value.shape[axis] - start))
-            pieces.append(sum_over(b, QTensor(piece, x.dims, x.q), dims, out, factor))
-        (dim,) = (d for d, axes in enumerate(x.dims) if axis in axes)
-        there = pieces[0].dims[dim][x.dims[dim].index(axis)]
-        return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=there), pieces[0].dims, out)
-    x = led_by(b, x, dims)
+    return led_in_pieces(b, x, dims, lambda rows: _summed(b, rows, dims, out, factor))
+
+
+def _summed(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
+    """``sum_over`` of integers that are stored as they are to be summed."""
     reduced = {axis for dim in dims for axis in x.dims[dim]}
     joined, places = joined_axes(x.value.shape, reduced)
     acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE: Vela copies what is reshaped
@@ -196,8 +191,10 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA 1.0 REDUCE_SUM."""
     if out.q is None:
-        x = led_by(b, x, all_dims(x, dim))
-        axes = [axis for d in all_dims(x, dim) for axis in x.dims[d]]
-        total = sum_axes(b, b.widened(x.value), axes)
-        return b.view(QTensor(total, x.dims, None), out.shape)
+
+        def total(rows: QTensor) -> QTensor:
+            axes = [axis for d in all_dims(x, dim) for axis in rows.dims[d]]
+            return QTensor(sum_axes(b, b.widened(rows.value), axes), rows.dims, None)
+
+        return b.view(led_in_pieces(b, x, all_dims(x, dim), total), out.shape)
     return b.view(sum_over(b, x, all_dims(x, dim), out.q, 1.0), out.shape)

@@ -34,7 +34,7 @@ def fold_broadcasts(r: Rewriter) -> None:
 
     The RESCALEs of its operands and what follows it are done in the new shape, too. No bit changes.
     """
-    for op in r.named(*ELEMENTWISE):
+    for op in r.named(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
         if shapes == [result, result] or any(len(shape) != len(result) for shape in shapes):
             continue

@@ -77,12 +77,24 @@ def _taken(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost
     else:
         axis = max(range(len(shape)), key=shape.__getitem__)
         longest = min(_LONGEST, -(-shape[axis] // 2))
-    whole, pieces = at.reshape(value, *shape), []
+    (folded, place), pieces = _around(shape, axis), []
+    behind, whole = perm.index(axis), at.reshape(value, *folded)
     for start in range(0, shape[axis], longest):
         size = (*shape[:axis], min(longest, shape[axis] - start), *shape[axis + 1 :])
-        piece = at.emit("SLICE", whole, start=tuple(start if k == axis else 0 for k in range(len(shape))), size=size)
-        pieces.append(_taken(at, piece, size, perm, cost))
-    return at.emit("CONCAT", *pieces, axis=perm.index(axis))
+        cut, _ = _around(size, axis)
+        piece = at.emit("SLICE", whole, start=tuple(start if k == place else 0 for k in range(len(cut))), size=cut)
+        made, there = _around([size[k] for k in perm], behind)
+        pieces.append(at.reshape(_taken(at, piece, size, perm, cost), *made))
+    return at.reshape(at.emit("CONCAT", *pieces, axis=there), *(shape[k] for k in perm))
+
+
+def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
+    """``shape`` as what is in front of ``axis``, it, and what is behind, and its place there; as it is, where one is too long.
+
+    Of more axes than three, Vela makes an operation of each index of the others.
+    """
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return ((outer, shape[axis], inner), 1) if max(outer, inner) <= _LONGEST else (tuple(shape), axis)
 
 
 def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:

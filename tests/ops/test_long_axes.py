@@ -272,3 +272,28 @@ def test_gamma_and_beta_of_more_than_65536_elements(config: Callable[[], Quantiz
     torch.nn.init.uniform_(layer.bias)
     inputs = (torch.randn(2, 65_600),)
     climb(quantized(layer, [inputs], config(), target=target), inputs, target, tolerance=2)
+
+
+class Alike(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(x, x.flip(1) + 1, dim=1)
+
+
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+@pytest.mark.parametrize("module", [Deviation(), Alike()], ids=["std", "cosine similarity"])
+def test_statistics_behind_very_many_places_are_few_operations(module: nn.Module, config: Callable[[], QuantizationConfig]) -> None:
+    inputs = (torch.rand(65_537, 2, 2) + 0.5,)  # no row is next to 0, where its direction is noise
+    found = climbed(quantized(module, [inputs], config()), inputs)
+    assert not found.different and found.rms_steps <= 3  # the largest bound of these operators
+    assert len(vela.compile(serialize(found.graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 60_000
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor, by: Tensor) -> Tensor:
+        return x >> by
+
+
+def test_shifts_of_many_pictures_by_what_is_broadcast_are_few_operations() -> None:
+    inputs = (torch.randint(-1000, 1000, (2_000, 2, 2, 2), dtype=torch.int32), torch.tensor([1, 3], dtype=torch.int32))
+    graph, _ = climb(quantized(Shifted(), [inputs]), inputs, tolerance=0)
+    assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 2_000
