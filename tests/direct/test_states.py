@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, flow, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, host
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUQuantizer,
+    flow,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    host,
+)
 from ethorch.backend.through_executorch import built_by_executorch, built_reduced
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Value
@@ -178,3 +187,90 @@ def test_a_buffer_in_float_is_returned_as_it_was_and_as_it_becomes() -> None:
         torch.testing.assert_close(before, becomes, rtol=0, atol=0.05)
         assert not torch.equal(before, after)
         becomes = after
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u65-256"))
+def test_where_the_cpu_puts_rows_into_a_cache_it_moves_codes(target: str) -> None:
+    """These NPUs have no SCATTER: no cache becomes floats for that."""
+    case = dataclasses.replace(CASES["wide positions"], target=target)
+    module, steps, spec = case.quantized()
+    build = flow.build(module, steps[0], spec)
+    method = pte.read(build.pte).methods["forward"]
+    large = {v.dtype for call in method.calls for v in map(method.values.__getitem__, call.args) if v.shape == (1, 60, 8)}
+    assert large == {"int8"}
+    fake = run(copy.deepcopy(module), steps)
+    step = next(float(n.args[1]) for n in module.graph.nodes if n in module.graph.output_node().all_input_nodes)
+    assert max(float((a - b).abs().max()) for a, b in zip(run(host.load(build.pte), steps), fake, strict=True)) <= 1.001 * step
+
+
+class Replaced(nn.Module):
+    """No state: rows of a wide range are put among those of a narrow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        return torch.tanh(self.lin(x)).index_copy(1, place, 20 * x[:, :1]) * 0.5
+
+
+def test_rows_of_a_wider_range_are_not_clipped() -> None:
+    torch.manual_seed(0)
+    steps = [(torch.randn(1, 5, 8), torch.tensor([k % 5])) for k in range(12)]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    module = flow.quantize(flow.UserModel(Replaced().eval(), steps[0], steps), spec)
+    program = host.load(flow.build(module, steps[0], spec).pte)
+    step = next(float(n.args[1]) for n in module.graph.nodes if n in module.graph.output_node().all_input_nodes)
+    for inputs in steps:
+        torch.testing.assert_close(program(*inputs)[0], module(*inputs), rtol=0, atol=1.001 * step)
+
+
+@pytest.mark.parametrize("name", ("denoiser", "attention", "slots"))
+def test_a_calibration_with_autograd_on_is_a_calibration(name: str) -> None:
+    case = CASES[name]
+    torch.manual_seed(1)
+    steps, spec = case.steps(6), EthosUCompileSpec(case.target)
+    model = case.model()
+    quantizer = EthosUQuantizer(spec).set_global(get_symmetric_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model, steps[0]).module(), quantizer)
+    assert torch.is_grad_enabled()
+    for inputs in steps:
+        prepared(*inputs)
+    build = flow.build(convert_pt2e(prepared), steps[0], spec)
+    assert [state.dtype for state in build.states] == ["int8"] * len(case.states)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Wide(nn.Module):
+    """A counter of int64 that says where the cache is written; control flow decides what another buffer becomes."""
+
+    keys: Tensor
+    position: Tensor
+    gate: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Linear(8, 8)
+        self.register_buffer("keys", torch.zeros(1, 60, 8))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("gate", torch.full((1, 8), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(1, self.position, self.k(x)[None])
+        self.position += 1
+        y = self.keys.sum(1) + self.gate
+        self.gate.copy_(torch.cond(x.sum() > 0, torch.tanh, torch.neg, (y,)))
+        return y
+
+
+def test_counters_of_int64_and_control_flow_keep_their_state_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    steps = [(torch.randn(1, 8),) for _ in range(12)]
+    spec = EthosUCompileSpec("ethos-u85-256")
+    module = flow.quantize(flow.UserModel(Wide().eval(), steps[0], steps), spec)
+    build = flow.build(module, steps[0], spec)
+    found = {state.name: (state.dtype, state.reason and state.reason.id) for state in build.states}
+    assert found == {"keys": ("int8", None), "position": ("int64", None), "gate": ("float32", "state.written_as_float")}
+    ours, fake = run(host.load(build.pte), steps), run(copy.deepcopy(module), steps)
+    for number, (a, b) in enumerate(zip(ours, fake, strict=True)):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.1, msg=f"step {number}")
