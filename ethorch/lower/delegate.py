@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,10 +24,12 @@ from ethorch.tosa.ir import NOWHERE, Graph, Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import arena, artifacts
-from ethorch.vela.compiled_model import CompiledModel, Performance
+from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
 from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
+
+_INSERTED_BYTES = 8  # of a command that writes an address
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
@@ -74,7 +77,12 @@ class Lowered:
         Args:
             inserted: where commands were inserted, as ``npu.relocate.Relocated`` has it.
         """
-        compiled = replace(self.compiled, command_stream=payload.commands, constants=payload.weights, inserted=inserted)
+        before = self.compiled
+
+        def tables() -> Tables:
+            return with_offsets(before.tables, lambda offset: offset + _INSERTED_BYTES * bisect.bisect_right(inserted, offset))
+
+        compiled = replace(before, command_stream=payload.commands, constants=payload.weights, load_tables=tables)
         return replace(self, compiled=compiled)
 
     @property

@@ -12,6 +12,8 @@ from ethorch.npu import stream
 from ethorch.npu.forms import Transfer
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.registers import Npu
+from ethorch.npu.stream_writer import with_commands, written
 
 CONSTANTS_REGION = 0
 #: Constants lie on multiples of this: weight streams and bricks do (npu-reference 3.2, 4.2), other constants by Vela's choice.
@@ -25,7 +27,6 @@ _BASES = frozenset(
         "DMA0_IDX",
     )
 )
-_HIGH_BITS = 0x00FF0000  # of an address, in the first word of its command
 
 
 @dataclass(frozen=True)
@@ -81,63 +82,45 @@ def relocated(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated
         low = moved(run.low) if run.region == CONSTANTS_REGION else run.low
         return replace(run, base=run.base + low - run.low, low=low, high=run.high + low - run.low)
 
-    stream_bytes, inserted = _rewritten(payload[header.start : header.stop], commands, operations, moved)
-    result = bytearray(payload[: header.start] + stream_bytes + payload[header.stop :])
-    if inserted:
-        _announce(result, header.start, len(stream_bytes) // 4)
-    after = _operations(*_commands(bytes(result)))
+    words, inserted = _rewritten(payload[header.start : header.stop], header.npu, commands, operations, moved)
+    result = with_commands(payload, words)
+    after = _operations(*_commands(result))
     if [op.reads for op in after] != [[expected(run) for run in op.reads] for op in operations]:
         raise MachineFault("the stream reads constants by addresses that no register holds")
-    return Relocated(bytes(result), tuple(inserted))
+    return Relocated(result, tuple(inserted))
 
 
 def _rewritten(
-    words: bytes, commands: Sequence[stream.Command], operations: Sequence[Reading], moved: Callable[[int], int]
-) -> tuple[bytes, list[int]]:
-    """The commands with new addresses, and where some were inserted."""
+    data: bytes, npu: Npu, commands: Sequence[stream.Command], operations: Sequence[Reading], moved: Callable[[int], int]
+) -> tuple[list[int], list[int]]:
+    """The command words with new addresses, and where some were inserted."""
     wanted: dict[int, dict[str, int]] = {}
     for op in operations:
         wanted[op.index] = {name: moved(address) if here else address for name, (address, here) in op.bases.items()}
-    last: dict[str, stream.Command] = {}
+    last: dict[str, int] = {}
     first: dict[int, int] = {}  # index of a command that writes an address -> what the first operation that reads by it wants there
     for command in commands:
-        last.update((name, command) for name in command.values if name in _BASES)
+        last.update((name, command.index) for name in command.values if name in _BASES)
         for name, address in wanted.get(command.index, {}).items():
             if name in last:
-                first.setdefault(last[name].index, address)
-
-    def write(command: stream.Command, address: int) -> bytes:
-        (word,) = struct.unpack_from("<I", words, command.offset)
-        return struct.pack("<II", word & ~_HIGH_BITS | address >> 32 << 16, address & 0xFFFFFFFF)
-
-    writers: dict[str, stream.Command] = {}
+                first.setdefault(last[name], address)
+    words = struct.unpack(f"<{len(data) // 4}I", data)
     current: dict[str, int] = {}
-    made, inserted = bytearray(), list[int]()
+    made, inserted = list[int](), list[int]()
     for number, command in enumerate(commands):
-        stop = commands[number + 1].offset if number + 1 < len(commands) else len(words)
+        stop = commands[number + 1].offset if number + 1 < len(commands) else len(data)
         for name, address in wanted.get(command.index, {}).items():
             if current.get(name, 0) != address:  # Vela had no need of a command: the register held the old address
-                if name not in writers:
-                    raise MachineFault(f"{name} is never written, so its command is not known")
-                made += write(writers[name], address)
+                made += written(npu, name, address)
                 inserted.append(command.offset)
                 current[name] = address
         base = next((name for name in command.values if name in _BASES), None)
         if base is None:
-            made += words[command.offset : stop]
+            made += words[command.offset // 4 : stop // 4]
         else:
-            writers[base], current[base] = command, first.get(command.index, command.values[base])
-            made += write(command, current[base])
-    return bytes(made), inserted
-
-
-def _announce(payload: bytearray, start: int, count: int) -> None:
-    """Write the number of command words into the header (npu-reference 1.2)."""
-    if payload[:4] != stream.COP1:
-        raise MachineFault("commands can be inserted into COP1 payloads only")
-    (tag,) = struct.unpack_from("<I", payload, start - 4)
-    struct.pack_into("<I", payload, start - 4, tag & 0xFF | count >> 16 << 8 | (count & 0xFFFF) << 16)
-    payload += bytes(-len(payload) % 4)
+            current[base] = first.get(command.index, command.values[base])
+            made += written(npu, base, current[base])
+    return made, inserted
 
 
 @dataclass(frozen=True)

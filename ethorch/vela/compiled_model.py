@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -120,7 +119,6 @@ class CompiledModel:
         inputs, outputs: in the order of the TOSA graph.
         performance: Vela's estimates.
         load_tables: reads Vela's database; ``tables`` keeps what it returns.
-        inserted: byte offsets in Vela's stream of commands in front of which there is another one now, of 8 bytes; ascending.
     """
 
     command_stream: bytes = field(repr=False)
@@ -131,7 +129,6 @@ class CompiledModel:
     outputs: tuple[IoTensor, ...]
     performance: Performance
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
-    inserted: tuple[int, ...] = field(default=(), repr=False)
 
     @cached_property
     def payload(self) -> DelegatePayload:
@@ -157,8 +154,7 @@ class CompiledModel:
         source_of = {row["id"]: row["source_id"] for row in table("optimised")}
         offsets: dict[str, list[int]] = {}
         for row in table("queue"):
-            offset = int(row["offset"])
-            offsets.setdefault(row["scheduled_id"], []).append(offset + 8 * bisect.bisect_right(self.inserted, offset))
+            offsets.setdefault(row["scheduled_id"], []).append(int(row["offset"]))
         performance = table("perf")
         _add_regions(performance, offsets)
         scheduled = []
@@ -190,6 +186,19 @@ class CompiledModel:
     def _by_offset(self) -> list[tuple[int, ScheduledOp]]:
         ends = [(end, op) for op in self.rows() for end in op.command_offsets]
         return sorted(ends, key=lambda entry: entry[0])
+
+
+def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
+    """Vela's database of a stream whose commands lie elsewhere.
+
+    Args:
+        moved: byte offset of a command, from the first command word -> the one that it has now.
+    """
+    if "queue" not in tables:
+        return tables
+    header, rows = tables["queue"]
+    at = header.index("offset")
+    return {**tables, "queue": (header, [[*row[:at], str(moved(int(row[at]))), *row[at + 1 :]] for row in rows])}
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from ethorch.npu import Program, stream
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE
-from ethorch.npu.registers import Npu, table
+from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Operation
+from ethorch.npu.stream_writer import operation, with_commands, written
 from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables
+from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
 _CONSTANTS, _SCRATCH = 0, 1  # regions (npu-reference 1.4)
 _ALIGNMENT = 16  # of constants and of DMA (npu-reference 7)
@@ -171,15 +172,13 @@ def _rewritten(
             shift = places[reader.run] - reader.run[0]
             for span in reader.spans:
                 region, base = _REGISTERS[span.name]
-                made += _set(npu, region, _SCRATCH) + _set(npu, base, span.base + shift)
+                made += written(npu, region, _SCRATCH) + written(npu, base, span.base + shift)
         offsets[command.offset] = 4 * len(made)
         made += words[at : at + length]
         for reader in mine:
             for name, value in sorted(reader.state.items()):
-                made += _set(npu, name, value)
-    tag = 2 | (len(made) & 0xFFFF) << 16 | (len(made) >> 16 & 0xFF) << 8  # npu-reference 1.2
-    body = struct.pack(f"<{len(made) + 1}I", tag, *made)
-    return payload[: header.start - 4] + body + payload[header.stop :], offsets
+                made += written(npu, name, value)
+    return with_commands(payload, made), offsets
 
 
 def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
@@ -188,33 +187,18 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)
         for name, value in zip(_DMA, values, strict=True):
-            made += _set(npu, name, value)
-        made += [_code(npu, "NPU_OP_DMA_START"), _code(npu, "NPU_OP_DMA_WAIT")]
+            made += written(npu, name, value)
+        made += [*operation(npu, "NPU_OP_DMA_START"), *operation(npu, "NPU_OP_DMA_WAIT")]
     for name in _DMA:
-        made += _set(npu, name, 0)
+        made += written(npu, name, 0)
     return made
-
-
-def _code(npu: Npu, name: str) -> int:
-    return next(row.code for row, _ in table(npu.family).values() if row.name == name)
-
-
-def _set(npu: Npu, name: str, value: int) -> list[int]:
-    """The words that write a register: CMD0 with a parameter, or CMD1 with 32 bits and 8 more (npu-reference 2.1)."""
-    row = next(row for row, _ in table(npu.family).values() if row.name == name)
-    if not row.cmd1:
-        return [row.code | value << 16]
-    return [row.code | 1 << 14 | (value >> 32) << 16, value & 0xFFFFFFFF]
 
 
 def _tables(
     before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
 ) -> Tables:
     """Vela's database with the new offsets and cycles; the copies' cycles are those of the first operation."""
-    tables = dict(before)
-    header, rows = tables["queue"]
-    at = header.index("offset")
-    tables["queue"] = header, [[*row[:at], str(offsets[int(row[at])]), *row[at + 1 :]] for row in rows]
+    tables = dict(with_offsets(before, offsets.__getitem__))
     header, rows = tables["perf"]
     names = {row.name: now for row, now in saved}
     made = []
