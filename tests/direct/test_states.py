@@ -274,3 +274,50 @@ def test_counters_of_int64_and_control_flow_keep_their_state_on_the_cpu() -> Non
     ours, fake = run(host.load(build.pte), steps), run(copy.deepcopy(module), steps)
     for number, (a, b) in enumerate(zip(ours, fake, strict=True)):
         torch.testing.assert_close(a, b, rtol=0, atol=0.1, msg=f"step {number}")
+
+
+class Heads(nn.Module):
+    """Two heads over a cache [1, heads, length, width] that is written along its third dim, in each of three spellings."""
+
+    k: Tensor
+    v: Tensor
+    places: Tensor
+
+    def __init__(self, spelling: str, length: int = 64, heads: int = 2, width: int = 16) -> None:
+        super().__init__()
+        self.spelling, self.heads, self.width = spelling, heads, width
+        self.qkv = nn.Linear(heads * width, 3 * heads * width)
+        self.register_buffer("k", torch.zeros(1, heads, length, width))
+        self.register_buffer("v", torch.zeros(1, heads, length, width))
+        self.register_buffer("places", torch.arange(length))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.reshape(1, -1, self.heads, self.width).transpose(1, 2) for part in parts)
+        if self.spelling == "index_copy_":
+            self.k.index_copy_(2, positions, k)
+            self.v.index_copy_(2, positions, v)
+        elif self.spelling == "index_put_":
+            self.k[:, :, positions] = k
+            self.v[:, :, positions] = v
+        else:
+            self.k, self.v = torch.index_copy(self.k, 2, positions, k), torch.index_copy(self.v, 2, positions, v)
+        mask = self.places[None] <= positions[:, None]
+        return nn.functional.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("spelling", "tokens"), [("index_copy_", 1), ("index_put_", 4), ("assigned", 1)])
+def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) -> None:
+    """One token at a time, of which the rows leave the NPU; four, of which copying all is cheaper."""
+    torch.manual_seed(0)
+    steps = [(torch.randn(1, tokens, 32), torch.arange(k * tokens, (k + 1) * tokens)) for k in range(8)]
+    spec = EthosUCompileSpec("ethos-u85-256")
+    module = flow.quantize(flow.UserModel(Heads(spelling).eval(), steps[0], steps), spec)
+    build = flow.build(module, steps[0], spec)
+    assert [state.dtype for state in build.states] == ["int8", "int8"] and len(build.delegates) == 1
+    (payload,) = (delegate.payload for delegate in build.delegates)
+    given = sorted(tensor.nbytes for tensor in payload.outputs)
+    assert given == ([32, 32, 32] if tokens == 1 else [128, 2048, 2048])
+    floats = built_by_executorch(module, steps[0], spec)
+    for ours, theirs in zip(*(run(host.load(each.pte), steps) for each in (build, floats)), strict=True):
+        assert torch.equal(ours, theirs)

@@ -91,8 +91,10 @@ def test_a_file_alone_names_what_it_keeps() -> None:
         assert state.scale is None and known.scale is not None
 
 
-def test_layers_compare_where_state_holds_codes() -> None:
-    case = CASES["denoiser"]
+@pytest.mark.parametrize("name", ("denoiser", "streaming", "slots", "wide positions"))
+def test_layers_compare_where_state_holds_codes(name: str) -> None:
+    """The TOSA reference model's bits are the simulator's."""
+    case = CASES[name]
     program = compiled(case.model(), case.steps(10), case.target)
     found = program.compare(*case.steps(1)[0])
     assert found.bit_exact
