@@ -124,6 +124,11 @@ class Walk(Frame):
                 raise Unsupported(self.refusals[node])
             self.env[node] = self.boundary(node)
             return
+        if node.target is operator.getitem and isinstance(self.env[node.all_input_nodes[0]], OnCpu):
+            there = self.boundary(node)  # one of several results of the CPU, at hand where the target has its dtype
+            if not isinstance(there, OnCpu):
+                self.env[node] = there
+                return
         try:
             self.env[node] = self.result(node)
             if not isinstance(self.env[node], OnCpu):

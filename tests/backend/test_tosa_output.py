@@ -126,6 +126,22 @@ def test_a_float_model_is_one_delegate() -> None:
     np.testing.assert_allclose(found.astype(np.float32), model(x).detach().float().numpy(), atol=2e-3)
 
 
+class Greatest(nn.Module):
+    """The CPU's topk, and what reads both of its results."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = torch.topk(x, 2, dim=1)
+        return torch.relu(values) * 2 + values, places
+
+
+def test_what_reads_one_of_several_results_of_the_cpu_is_delegated() -> None:
+    model, x = Greatest(), torch.randn(3, 6)
+    partitioner, (tosa,) = lowered(model, (x,), TosaCompileSpec("TOSA-1.0+FP"))
+    assert {refusal.origin.target for refusal in partitioner.report.refusals} == {"aten.topk.default"}
+    (found,) = ethorch.tosa.run(tosa, [torch.topk(x, 2, dim=1).values.numpy()])
+    np.testing.assert_allclose(found, model(x)[0].numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("text", "dtype", "reason"),
     [
