@@ -158,7 +158,9 @@ def climb(name: str, dim: int, extent: int, number: int, dtype: str, target: str
                 found = found.beside(q.in_float64().output_codes(call[1][0]))
             assert not found.different, f"{found.different} elements differ between reference model and simulator"
             bound = (SPECS[name].bound if dtype == "int8" else SPECS[name].bound16) * STEEP.get(name, 1)
-            tolerance = bound if dtype == "int8" else OUTLIERS * bound
+            tolerance = OUTLIERS * bound
+            if dtype == "int8":  # of 400,000 elements of a composite in some more than one operator inside rounds to the other side
+                tolerance = max(bound, SPECS[name].bound16) if SPECS[name].composite else bound
             assert found.rms_steps <= bound, f"{found.rms_steps:.2f} steps off (root mean square), {bound} allowed"
             assert found.steps_off <= tolerance, f"{found.steps_off} steps off, {tolerance} allowed"
     except Unsupported as refusal:
