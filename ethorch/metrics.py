@@ -43,4 +43,4 @@ def sqnr_db(reference: Any, other: Any) -> float:
 
 def _tensors(outputs: Any) -> list[Tensor]:
     """The tensors in any nest of outputs, in order."""
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [leaf.detach() for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]

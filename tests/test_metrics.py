@@ -40,3 +40,9 @@ def test_other_shapes_are_an_error() -> None:
         sqnr_db(torch.ones(3), torch.ones(1))
     with pytest.raises(ValueError):
         sqnr_db([torch.ones(3)], [])
+
+
+def test_gradients_are_no_matter(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert sqnr_db(x * 1, x * 1.1) == pytest.approx(20, abs=1e-3)
+    assert not recwarn.list

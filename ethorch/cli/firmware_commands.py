@@ -11,6 +11,7 @@ from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
+from ethorch.errors import SpecError
 
 PANEL = "Firmware"
 
@@ -38,18 +39,30 @@ def firmware(
     """
     chosen = options.settings_of(quantization, compiler)
     if model.endswith(".pte") or Path(model).is_dir():
+        given = {**vars(quantization), **vars(compiler)}
+        wrong = [f"--{key.replace('_', '-')}" for key, value in given.items() if value and key not in ("board", "settings")]
+        if wrong:
+            raise SpecError(
+                f"{model} is compiled already, for {_target(model, method)}: {', '.join(wrong)} would have no effect on it."
+            )
         program = options.load_program(Path(model), method)
     else:
         program = compiled(chosen, model, samples)
     from ethorch.embedded.firmware import firmware as write
 
-    given = None
+    samples_given = None
     if inputs:
         from ethorch.program.model_options import inputs_for
 
-        given = [inputs_for(program, inputs)]
-    made = write(program, output, board=quantization.board, name=name, inputs=given, data=data)
-    return Answer(made.to_json(), lambda: str(made))
+        samples_given = [inputs_for(program, inputs)]
+    made = write(program, output, board=quantization.board, name=name, inputs=samples_given, data=data)
+    others = [name for name in program.methods if name != program.method]
+    note = f"\nIt is of method {program.method}; {', '.join(others)} is not in it." if others else ""
+    return Answer({**made.to_json(), "method": program.method}, lambda: f"{made}{note}")
+
+
+def _target(model: str, method: str | None) -> str:
+    return options.load_program(Path(model), method).target or "the CPU"
 
 
 @command("delegate", PANEL)

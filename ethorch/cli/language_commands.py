@@ -10,6 +10,7 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
+from ethorch.errors import SpecError
 
 PANEL = "A program"
 
@@ -18,7 +19,7 @@ PANEL = "A program"
 def generate(
     program: options.Pte,
     tokenizer: Annotated[
-        Path, typer.Option(help="tokenizer.json, a folder with one, or a file of characters.", metavar="FILE|DIR")
+        Path, typer.Option(help="tokenizer.json, a folder with one, or JSON with characters.", metavar="FILE|DIR")
     ],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")],
     tokens: Annotated[int, typer.Option(help="Tokens to write at most.", min=1)] = 50,
@@ -29,11 +30,15 @@ def generate(
     stop: Annotated[str, typer.Option(help="Stop behind the first token of this text.")] = "",
 ) -> Answer:
     """Text from a language model: a program with a method decode, and prefill for prompts, as ethorch.language makes them."""
-    from ethorch.language import Choice, Speaker, load_tokenizer
+    from ethorch.language import Characters, Choice, Speaker, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)
     words = load_tokenizer(tokenizer)
     speaker = Speaker.of_program(options.load_program(program), context=context)
+    if not prompt:
+        raise SpecError("--prompt is empty: a text begins with at least one token.")
+    if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
+        raise SpecError(f"--prompt has characters that {tokenizer} has not: {unknown!r}. It has {words.characters[:-1]!r}.")
     ids = words.encode(prompt)
     found = list(speaker.generate(ids, tokens, choice, words.encode(stop)[:1] if stop else ()))
     text = words.decode([*ids, *found])

@@ -56,11 +56,13 @@ def report(
     With --inputs, of a model, each operator is compared with the float model.
     """
     from ethorch.program.saving import check_folder
+    from ethorch.report.page.page import check_page
 
     chosen = options.settings_of(quantization, compiler, budget)
     target_file = output or (None if markdown else Path("report.html"))
     if target_file is not None:
         check_folder(target_file)
+        check_page()
     data, comparison = data_of(model), None
     if data is None:
         program = compiled(chosen, model, samples)

@@ -478,7 +478,12 @@ class _Limits:
             words.append(f"the NPU takes {made.cycles:,} cycles, {self.cycles:,} are allowed")
         if self.sqnr_db is not None and made.sqnr_db < self.sqnr_db:
             words.append(f"the SQNR is {made.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
-        return f"{'; '.join(words)}. Give stronger recipes, a looser limit, or train with ethorch.compress.constrain."
+        way = "Give weaker recipes, a looser limit, or train with ethorch.compress.constrain."
+        if self.sqnr_db is not None and made.sqnr_db_before < self.sqnr_db:
+            way = f"Without compression it is {made.sqnr_db_before:.1f} dB: look for accuracy first, as with --scheme a16w8."
+        elif made.flash_bytes > (self.flash or math.inf) or made.cycles > (self.cycles or math.inf):
+            way = "Give stronger recipes, a looser limit, or train with ethorch.compress.constrain."
+        return f"{'; '.join(words)}. {way}"
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:

@@ -93,6 +93,11 @@ class Speaker:
             if not extents or max(set.intersection(*extents)) < 2:
                 raise EthorchError("the program has no caches that say how many tokens it reads: give the context.")
             context = max(set.intersection(*extents))
+        for name, value in states(decode).items():
+            if len(value.shape) > 1 and max(value.shape) < context:
+                raise EthorchError(
+                    f"the context is {context}; buffer {name} is {list(value.shape)} and holds at most {max(value.shape)}."
+                )
         prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
         indices = getattr(torch, decode.inputs[0].dtype)
         return cls(decode, program.reset, context, prefill, prompt, source, indices)

@@ -41,6 +41,10 @@ class Characters:
         """The characters of a text, in order, and a last one for all others."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
+    def unknown(self, text: str) -> str:
+        """The characters of a text that are none of these."""
+        return "".join(sorted(set(text) - set(self.characters)))
+
     def encode(self, text: str) -> list[int]:
         """An id for each character."""
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
@@ -96,7 +100,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EthorchError(f"{file} is no tokenizer: {error}. It is a tokenizer.json, or a JSON file with characters.") from None
+        raise EthorchError(
+            f"{file} is no tokenizer: {error}. It is a tokenizer.json of the tokenizers library, or a JSON file "
+            '{"characters": "abc..."}, as Characters.save writes it.'
+        ) from None
     if isinstance(content, dict) and isinstance(content.get("characters"), str):
         return Characters(content["characters"])
     library = _library()

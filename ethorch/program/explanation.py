@@ -119,7 +119,9 @@ class Explanation:
             place = " ".join(filter(None, (row.operator, module, source)))
             lines.append(f"{place}: {row.reason} [{row.id}] {row.way_out}".rstrip())
         count = sum(row.where == "NPU" for row in self.operators)
-        last = f"{count} of {len(self.operators)} on {self.target or 'the NPU'}."
+        last = f"{count} of {len(self.operators)} rows on {self.target or 'the NPU'}."
+        if not self.operators:
+            last = "No operator is of this kind, or has this in its name."
         kept = ["", "Kept from call to call:", self._states()] if self.states else []
         for state in self.states:
             kept += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []

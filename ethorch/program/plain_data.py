@@ -30,6 +30,7 @@ def plain_data(program: Program) -> dict[str, Any]:
     measured = program.__dict__.get("accuracy")
     return {
         "method": program.method,
+        "methods": list(program.methods),
         "target": program.target,
         "pte_bytes": len(program.pte),
         "operators": {

@@ -45,7 +45,13 @@ def head(data: Data) -> str:
     if operators["npu"] is None:
         return f"{data['target'] or 'no NPU'}, {delegates}, {operators['cpu']} operators on the CPU."
     total = operators["npu"] + operators["cpu"]
-    return f"{operators['npu']} of {total} operators on {data['target']} {delegates}."
+    of_method = f"Method {data['method']} (also in the file: {', '.join(others)}): " if (others := _others(data)) else ""
+    return of_method + f"{operators['npu']} of {total} operators on {data['target']} {delegates}."
+
+
+def _others(data: Data) -> list[str]:
+    """The file's entry points that the data are not about."""
+    return [name for name in data.get("methods", ()) if name != data["method"]]
 
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:

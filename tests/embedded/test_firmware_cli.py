@@ -49,6 +49,7 @@ def test_inputs_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--board", "corstone-3"], 2, "corstone-300"),
         (["--name", "7"], 1, "small letters"),
         (["--data", "x"], 1, "incbin or arrays"),
+        (["-t", "ethos-u85-256"], 2, "is compiled already, for ethos-u55-128: --target would have no effect"),
     ],
 )
 def test_what_is_wrong_is_one_line(

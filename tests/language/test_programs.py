@@ -79,6 +79,13 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and said[0].startswith("an old ") and len(said[0].rstrip("\n")) == 12
     assert json.loads(said[2])["calls"] == {"prefill": 0, "decode": 11}
+    for wrong, status, words in (
+        (["--prompt", "QUICK"], 2, "characters that"),
+        (["--prompt", ""], 2, "--prompt is empty"),
+        (["--context", "4000"], 1, "holds at most 24"),
+    ):
+        assert main(["generate", str(file), *options, *wrong]) == status
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib import resources
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ethorch.errors import EthorchError, FormatError
@@ -74,12 +75,16 @@ def rendered(name: str, charts: Mapping[str, Any], **values: Any) -> str:
     )
 
 
+def check_page() -> None:
+    """EthorchError, before anything is computed, where the package that draws is not installed."""
+    if find_spec("plotly") is None:
+        raise EthorchError(
+            'the report needs the package plotly: pip install "ethorch[report]" (".[report]" in a checkout), or take --markdown.'
+        )
+
+
 def _charts(data: Data, layers: list[Layer], memory: MemoryReport, comparison: Data | None) -> dict[str, Any]:
-    try:
-        import plotly
-    except ModuleNotFoundError:
-        raise EthorchError('the report needs the package plotly: pip install "ethorch[report]".') from None
-    assert plotly
+    check_page()
     from ethorch.report.page import charts  # 0.1 s of Plotly, which may be missing
 
     return charts.charts(data, layers, memory, comparison)
