@@ -42,7 +42,7 @@ def constrained_weight(weight: Tensor, kept: Tensor, table: Tensor, axis: int) -
 
 
 @constrained_weight.register_fake
-def _(weight: Tensor, kept: Tensor, table: Tensor, axis: int) -> Tensor:
+def _like_the_weight(weight: Tensor, kept: Tensor, table: Tensor, axis: int) -> Tensor:
     return torch.empty_like(weight)
 
 

@@ -58,10 +58,14 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Quantize ``artifact``."""
         graph = exported(artifact, inputs).module(check_guards=False)
+        before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
         prepared = prepare_pt2e(graph, self.quantizer)
         with torch.no_grad():
             for sample in self.calibration_samples or [inputs]:
                 prepared(*copy.deepcopy(sample))
+            for name, buffer in prepared.named_buffers():  # what the module keeps from call to call is as before the first
+                if name in before:
+                    buffer.copy_(before[name])
         self.converted_graph = convert_pt2e(prepared, fold_quantize=self.fold_quantize)
 
 

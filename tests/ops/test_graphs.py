@@ -64,7 +64,7 @@ SEEN = {
          ("aten._native_batch_norm_legit_no_training.default", 0, (-1,))], "u65-256", "int8"),
     "windows divided by less than their area": ([("aten.avg_pool2d.default", 11, (-3,))], "u85-256", "int8"),
     "several constant indices": (
-        [("aten.index_put.default", 3, (-1, -1, -1, -1)), ("aten.relu.default", 0, (-1,))], "u55-128", "int16"),
+        [("aten.index_put.default", 5, (-1, -1, -1, -1)), ("aten.relu.default", 0, (-1,))], "u55-128", "int16"),
     "a mean of many copies": (
         [("aten.maximum.default", 4, (-1,)), ("aten.mean.dim", 0, (-1,)), ("aten.mean.dim", 5, (-1,))], "u65-256", "int8"),
 }  # fmt: skip

@@ -36,7 +36,7 @@ def test_int64_numbers_of_rows(target: str, npu: int) -> None:
     cpu = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
     if npu == 4:
         assert {reason for _, reason in cpu} == {"graph.int64_input"}
-        assert {name.split(".")[1] for name, _ in cpu} == {"_to_dim_order_copy", "expand_copy"}  # both of int64
+        assert {name.split(".")[1] for name, _ in cpu} == {"_to_dim_order_copy"}  # of int64, once for all that read it
     else:
         assert ("aten.gather.default", "GATHER.absent") in cpu
     for found, wanted in zip(program(X, CHOSEN), module(X, CHOSEN), strict=True):
