@@ -97,7 +97,7 @@ def test_what_stays_on_the_cpu_is_expected() -> None:
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2, quantize=True, u55_subset=True).run()
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2).run()
     with pytest.raises(AssertionError, match="topk_default' is 1 times in the graph, expected 2"):
-        OpNotSupportedPipeline(Topk(), image(), {TOPK: 2}, n_expected_delegates=1).run()
+        OpNotSupportedPipeline(Topk(), image(), {TOPK: 2}, n_expected_delegates=2).run()
 
 
 def test_tosa_operators_are_counted() -> None:
