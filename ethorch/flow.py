@@ -110,6 +110,9 @@ def quantize_together(
                 known = ", ".join(map(repr, models))
                 raise EthorchError(f"call {place} of calibration session {number} is of {name!r}; there are {known}.")
             _check_shapes(f"call {place} of calibration session {number}, of {name!r},", inputs, models[name])
+    called = {name for session in sessions for name, _ in session}
+    if sessions and (never := [name for name in models if name not in called]):
+        raise EthorchError(f"no calibration session calls {', '.join(map(repr, never))}: its activations would have no ranges.")
     prepared, buffers = {}, list[Tensor]()
     for name, model in models.items():
         prepared[name], own = _prepared(model, quantizers[name])

@@ -217,6 +217,9 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
     inputs = {} if example_inputs is None else example_inputs
     if not isinstance(inputs, Mapping) or not models:
         raise EthorchError("several methods need several inputs: give models and example inputs as dicts of the same names.")
+    for name in inputs:
+        if name not in models:
+            raise EthorchError(f"there are example inputs for {name!r}, but no model; there are {', '.join(map(repr, models))}.")
     found = {}
     for name, model in models.items():
         if isinstance(model, UserModel) and name not in inputs:
@@ -227,9 +230,6 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         else:
             what = "has no example inputs" if name not in inputs else f"is {type(model).__name__}; it has to be an nn.Module"
             raise EthorchError(f"method {name!r} {what}.")
-    for name in inputs:
-        if name not in models:
-            raise EthorchError(f"there are example inputs for {name!r}, but no model; there are {', '.join(map(repr, models))}.")
     return UserMethods(found, _sessions(found, [] if sessions is None else sessions))
 
 

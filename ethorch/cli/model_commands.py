@@ -142,13 +142,15 @@ def explain(
     compiler: options.Compiler,
     operator: Annotated[str | None, typer.Option(help="Only operators with this in their name, e.g. softmax.")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Only what runs on the CPU.")] = False,
+    method: options.Method = None,
 ) -> Answer:
     """Why is an operator on the NPU, or not? Where each runs, what it costs, reasons and ways out. Takes a .pte too."""
     chosen = options.settings_of(quantization, compiler)
     if model.endswith(".pte"):
-        program = options.load_program(Path(model))
+        program = options.load_program(Path(model), method)
     else:
         program = compiled(chosen, model, samples)
+        program = program[method or program.method]
     explanation = program.explain(operator=operator, cpu_only=cpu)
     return Answer(explanation.to_json(), explanation.rich)
 

@@ -25,14 +25,17 @@ Source = Annotated[
 ]
 
 
-def data_of(source: str) -> Mapping[str, Any] | None:
-    """The plain data of a finished program: JSON, a saved folder, a .pte. None of anything else: a model then."""
+def data_of(source: str, method: str | None = None) -> Mapping[str, Any] | None:
+    """The plain data of a finished program's method: JSON, a saved folder, a .pte. None of anything else: a model then."""
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
-        return read_program_data(source)
+        data = read_program_data(source)
+        if method not in (None, data["method"]):
+            raise SpecError(f"{source} is about method {data['method']!r}, not {method!r}.")
+        return data
     if source.endswith(".pte") or Path(source).is_dir():
-        return options.load_program(Path(source)).to_json()
+        return options.load_program(Path(source), method).to_json()
     return None
 
 
@@ -50,6 +53,7 @@ def report(
         bool, typer.Option("--markdown", help="Print a summary in GitHub's Markdown; no page without --output.")
     ] = False,
     inputs: options.Inputs = None,
+    method: options.Method = None,
 ) -> Answer:
     """One HTML page of all that is known: verdict, layers, cycles, time line, memory, roofline, accuracy, advice.
 
@@ -63,9 +67,10 @@ def report(
     if target_file is not None:
         check_folder(target_file)
         check_page()
-    data, comparison = data_of(model), None
+    data, comparison = data_of(model, method), None
     if data is None:
         program = compiled(chosen, model, samples)
+        program = program[method or program.method]
         _ = program.accuracy  # measured now, so that to_json has it
         data = program.to_json()
         if inputs:

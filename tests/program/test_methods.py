@@ -214,6 +214,8 @@ def test_one_session_is_taken_and_none_too() -> None:
         (INPUTS, [[("step", (torch.zeros(3, 7),))]], r"call 0 of calibration session 0, of 'step', 0 is float32\[3, 7\]"),
         (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0 is Tensor; it has to be"),
         (torch.zeros(1, 6), None, "several methods need several inputs"),
+        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "inputs for 'stp', but no model"),
+        (INPUTS, [[("step", (torch.zeros(1, 6),))]], "no calibration session calls 'steps'"),
     ],
 )
 def test_what_is_wrong_is_named(inputs: object, calibration: object, words: str) -> None:
@@ -269,6 +271,8 @@ def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path) -> None:
     program["add"](x)
     assert torch.allclose(program(x), torch.full((1, 8), 2.0), atol=0.05)
     assert len(program.payloads[0].outputs) == 1  # what it only reads, it does not give back
+    explained = run_cli("explain", f"{tmp_path}/net.py:methods", "--method", "read", "-t", TARGET)
+    assert explained.returncode == 0 and "count.sum" in explained.stdout, explained.stderr
     refused = run_cli("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
     assert refused.returncode == 2
     assert "--calibrate is of one" in refused.stderr
