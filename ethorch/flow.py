@@ -7,8 +7,7 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quantizer.shared_buffers import observe_together, only_read, write_back
+from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, with_own_buffers, write_back
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
 
@@ -58,7 +57,7 @@ def with_nhwc_io(model: UserModel) -> UserModel:
 def quantize(
     model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None, *, quantizer: EthosUQuantizer | None = None
 ) -> nn.Module:
-    """The model with calibrated quantize and dequantize operators.
+    """The model with calibrated quantize and dequantize operators. Buffers that it changes are copies of the model's.
 
     Args:
         model: a model that is quantized already is given back as it is.
@@ -78,12 +77,13 @@ def quantize(
         _check_shapes(f"calibration sample {number}", inputs, model)
     prepared, buffers = _prepared(model, quantizer)
     samples = model.calibration or [model.example_inputs]
-    with stage("calibrate", len(samples)) as step, torch.no_grad(), _kept(buffers):
+    with stage("calibrate", len(samples)) as step, torch.no_grad(), kept(buffers):
         for inputs in samples:
             prepared(*inputs)
             step()
     with stage("convert"):
         converted: GraphModule = convert_pt2e(prepared)
+        with_own_buffers({"": converted})
     return converted
 
 
@@ -92,7 +92,8 @@ def quantize_together(
 ) -> dict[str, GraphModule]:
     """Models that share buffers, each with calibrated quantize and dequantize operators.
 
-    A buffer that they share has one scale in all, and so has what an operator of a shared submodule computes.
+    A buffer that they share has one scale in all, and so has what an operator of a shared submodule computes. The results share a
+    copy of it: running them leaves the models' buffers alone.
 
     Args:
         models: by name. What they share are the same tensors.
@@ -123,12 +124,14 @@ def quantize_together(
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
         for session in sessions:
-            with _kept(buffers):
+            with kept(buffers):
                 for name, inputs in session:
                     prepared[name](*inputs)
                     step()
     with stage("convert"):
-        return {name: convert_pt2e(module) for name, module in prepared.items()}
+        converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
+        with_own_buffers(converted)
+    return converted
 
 
 def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
@@ -149,17 +152,6 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
     with stage("prepare"):
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
-
-
-@contextmanager
-def _kept(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """What models keep from call to call is afterwards as it was before."""
-    before = [(buffer, buffer.clone()) for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, contents in before:
-            buffer.copy_(contents)
 
 
 def build(

@@ -212,12 +212,14 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         sessions: of (name, inputs); one session alone is taken too.
 
     Raises:
-        EthorchError: names of models and inputs differ, or a session is no list of calls, or inputs do not fit.
+        EthorchError: names of models and inputs differ or are no strings, or a session is no list of calls, or inputs do not fit.
     """
     inputs = {} if example_inputs is None else example_inputs
     if not isinstance(inputs, Mapping) or not models:
         raise EthorchError("several methods need several inputs: give models and example inputs as dicts of the same names.")
-    for name in inputs:
+    for name in (*models, *inputs):
+        if not isinstance(name, str) or not name:
+            raise EthorchError(f"a method is called {name!r}; its name has to be a string that is not empty, such as 'decode'.")
         if name not in models:
             raise EthorchError(f"there are example inputs for {name!r}, but no model; there are {', '.join(map(repr, models))}.")
     found = {}

@@ -18,12 +18,15 @@ from torch.utils import _pytree as pytree
 from ethorch import host
 from ethorch.data.samples import Sample, samples
 from ethorch.errors import EthorchError, SpecError
+from ethorch.host.many import keeps_state
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import KeywordInputs, in_eval_mode
+from ethorch.program.measured_accuracy import fresh_host
 from ethorch.program.meters import meter
 from ethorch.program.program import Program, load
 from ethorch.program.progress_bar import shown
 from ethorch.progress import stage
+from ethorch.quantizer.shared_buffers import kept
 from ethorch.quiet import quiet
 from ethorch.report.rendered import as_html, as_text
 
@@ -116,7 +119,8 @@ def evaluate(
     """Run a data set through the program on the simulated NPU, and say how good its answers are.
 
     Where the float model is known, it and the fake-quantized one run the same samples, and ``sqnr_db`` and ``agreement`` (the
-    same answer as the float model's) are among the figures.
+    same answer as the float model's) are among the figures. Where the program keeps state from call to call, the samples are one
+    sequence: each column begins with its buffers' initial contents, which are put back behind the last one.
 
     Args:
         program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
@@ -134,32 +138,40 @@ def evaluate(
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
-        SpecError: a column is unknown.
+        SpecError: a column is unknown; or workers, for a program that keeps state.
         EthorchError: the data set is empty, or a sample does not fit.
     """
     if not isinstance(program, Program):
         program = load(program)
     columns = _columns(program, against)
+    if workers is not None and keeps_state(program.description):
+        raise SpecError(
+            f"workers is {workers}, but the program keeps state from call to call: its samples run one after the other, in this "
+            "process. Leave workers out."
+        )
     user = None if program.model is None else program.model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
     source = samples(dataset, _example(program), keywords=names, transform=transform, limit=limit)
     meters = {column: meter(metric) for column in columns}
-    kept: list[SampleResult] = []
+    results_kept: list[SampleResult] = []
     closeness = _Closeness()
     count, interrupted, started = 0, False, time.perf_counter()
     total = _length(dataset, limit)
-    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad():
+    beside = {column: _beside(program, column) for column in columns[1:]}
+    buffers = kept(buffer for module in beside.values() for buffer in module.buffers())
+    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), buffers:
         try:
             for part, found in _on_npu(program, source, batch, workers):
                 for sample, outputs in zip(part, found, strict=True):
                     answers = {NPU: program.floats(outputs)}
-                    for column in columns[1:]:
-                        answers[column] = pytree.tree_leaves(_beside(program, column, sample.inputs))
+                    for column, module in beside.items():
+                        with in_eval_mode(module):
+                            answers[column] = [_own(leaf) for leaf in pytree.tree_leaves(module(*sample.inputs))]
                     for column, flat in answers.items():
                         meters[column].add(postprocess(flat) if postprocess else flat, sample.label)
                     closeness.add(answers)
                     if keep:
-                        kept.append(SampleResult(sample.name, sample.label, answers))
+                        results_kept.append(SampleResult(sample.name, sample.label, answers))
                     count += 1
                     step()
         except KeyboardInterrupt:
@@ -168,7 +180,7 @@ def evaluate(
         raise EthorchError("the data set holds no sample.")
     results = {column: {**meters[column].figures(), **closeness.figures(column)} for column in columns}
     confusion = {column: matrix for column in columns if (matrix := meters[column].confusion())}
-    return Evaluation(count, time.perf_counter() - started, results, confusion, interrupted, tuple(kept))
+    return Evaluation(count, time.perf_counter() - started, results, confusion, interrupted, tuple(results_kept))
 
 
 def _columns(program: Program, against: Sequence[str]) -> list[str]:
@@ -202,15 +214,18 @@ def _length(dataset: Any, limit: int | None) -> int | None:
     return count if limit is None else min(count, limit)
 
 
-def _beside(program: Program, column: str, inputs: tuple[Any, ...]) -> Any:
-    assert program.model is not None or program.quantized is not None
+def _beside(program: Program, column: str) -> nn.Module:
+    """What a column runs."""
     if column == QUANTIZED:
         assert program.quantized is not None
-        return program.quantized(*inputs)
+        return program.quantized
     assert program.model is not None
-    module: nn.Module = program.model.module
-    with in_eval_mode(module):
-        return module(*inputs)
+    return program.model.module
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of what may be a buffer that the next call changes."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _on_npu(
@@ -219,8 +234,9 @@ def _on_npu(
     """(samples, flat outputs of each) for one part of the data set after the other, in order."""
     parts = _parts(iter(source), max(batch, 1))
     if workers is None:
+        loaded = fresh_host(program)
         for part in parts:
-            yield part, program.host.run_many([_flat(program, sample) for sample in part])
+            yield part, loaded.run_many([_flat(program, sample) for sample in part])
         return
     sent: list[list[Sample]] = []
 

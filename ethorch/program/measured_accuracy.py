@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ethorch import host
+from ethorch.host.many import keeps_state
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
+from ethorch.quantizer.shared_buffers import kept
 
 if TYPE_CHECKING:
     from ethorch.program.program import Program  # the 2 seconds of torch, for a type
@@ -19,15 +23,21 @@ if TYPE_CHECKING:
 _MEASURED_SAMPLES = 8
 
 
+def fresh_host(program: Program) -> host.HostProgram:
+    """The program with the initial contents of what it keeps; itself where it keeps nothing."""
+    return host.load(program.pte, program.method) if keeps_state(program.description) else program.host
+
+
 def accuracy_of_samples(program: Program) -> Accuracy:
-    """The SQNR over at most 8 of the model's samples."""
+    """The SQNR over at most 8 of the model's samples, which follow one another as in calibration."""
     model = _model(program)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
     wanted, found = [], []
-    with torch.no_grad(), in_eval_mode(model.module):
+    loaded = fresh_host(program)
+    with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
         for sample in samples:
-            wanted.append(pytree.tree_leaves(model.module(*sample)))
-            found.append(_made(program, sample))
+            wanted.append(_exact(model, sample))
+            found.append(_made(program, loaded, sample))
     return Accuracy(sqnr_db(wanted, found), len(samples))
 
 
@@ -37,35 +47,54 @@ def accuracy_in_sessions(program: Program) -> Accuracy | None:
     Sessions end once it was called 8 times; None where none calls it.
     """
     parts = {name: program[name] for name in program.methods}
-    sessions = program.sessions or [[(name, _model(part).example_inputs) for name, part in parts.items()]]
+    models = {name: _model(part) for name, part in parts.items()}
+    sessions = program.sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     wanted: list[list[Tensor]] = []
     found: list[list[Any]] = []
+    loaded = _Loaded(program, parts)
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
-        for part in parts.values():
-            context.enter_context(in_eval_mode(_model(part).module))
-        buffers = {buffer: buffer.clone() for part in parts.values() for buffer in _model(part).module.buffers()}
+        for model in models.values():
+            context.enter_context(in_eval_mode(model.module))
         for session in sessions:
-            for part in parts.values():
-                part.reset()
-            for name, inputs in session:
-                exact = [leaf.clone() for leaf in pytree.tree_leaves(_model(parts[name]).module(*inputs))]
-                made = _made(parts[name], inputs)
-                if name == program.method:
-                    wanted.append(exact)
-                    found.append(made)
-            for buffer, contents in buffers.items():
-                buffer.copy_(contents)
+            loaded.reset()
+            with kept(buffer for model in models.values() for buffer in model.module.buffers()):
+                for name, inputs in session:
+                    exact = _exact(models[name], inputs)
+                    made = _made(parts[name], loaded.methods[name], inputs)
+                    if name == program.method:
+                        wanted.append(exact)
+                        found.append(made)
             if len(wanted) >= _MEASURED_SAMPLES:
                 break
-        for part in parts.values():
-            part.reset()
     return Accuracy(sqnr_db(wanted, found), len(wanted)) if wanted else None
 
 
-def _made(program: Program, inputs: tuple[Any, ...]) -> list[Any]:
+class _Loaded:
+    """Methods of one file in the runtime, apart from what the user's Program keeps."""
+
+    def __init__(self, program: Program, names: Iterable[str]):
+        self._sessions: list[host.HostProgram] = []
+        self.methods: dict[str, host.HostProgram] = {}
+        for name in names:
+            if name not in self.methods:
+                self._sessions.append(host.load(program.pte, name))
+                self.methods.update({other: self._sessions[-1][other] for other in self._sessions[-1].methods})
+
+    def reset(self) -> None:
+        """Put what they keep back to its initial contents."""
+        for loaded in self._sessions:
+            loaded.reset()
+
+
+def _exact(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
+    """The float model's outputs; copies, since one may be a buffer that the next call changes."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
+
+
+def _made(program: Program, loaded: host.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
     """The program's outputs, as floats."""
-    return program.floats(program.host(*pytree.tree_leaves(program.as_taken(inputs))))
+    return program.floats(loaded(*pytree.tree_leaves(program.as_taken(inputs))))
 
 
 def _model(program: Program) -> UserModel:

@@ -28,6 +28,7 @@ from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import Settings
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.shared_buffers import names_in_whole
+from ethorch.vela import artifacts
 from ethorch.vela.shared_constants import sharing
 
 
@@ -62,7 +63,12 @@ def compile_methods(
             builds[name] = built(user, quantized[name], settings, folder, shared=True)
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
     if share_weights:
-        parts, builds = _with_shared_constants(parts, builds)
+        own = builds
+        parts, builds = _with_shared_constants(parts, own)
+        if dump is not None:
+            for name, build in builds.items():
+                for before, after in zip(own[name].delegates, build.delegates, strict=True):
+                    artifacts.replace_payload(Path(dump) / name, before.payload, after.payload, after.sources)
     data = write(merged(parts, names_in_whole(quantized)))
     first: Program | None = None
     for name, build in builds.items():

@@ -33,7 +33,7 @@ from ethorch.program.explanation import Explanation, State, explanation, states_
 from ethorch.program.facts import Accuracy, Budget, TensorInfo
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
-from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples
+from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, fresh_host
 from ethorch.program.plain_data import plain_data
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
@@ -249,19 +249,20 @@ class Program:
         elif target.suffix == ".tosa":
             write_whole(target, tosa_of(self.build))
         else:
-            write_folder(target, self.pte, self.to_json(), self.settings, self.build)
+            builds = [known.build for known in self._others.values() if known.build is not None]
+            write_folder(target, self.pte, self.to_json(), self.settings, builds)
         return target
 
     def _bundled(self) -> bytes:
-        """With at most 8 of the model's samples and what the program makes of them: a board has to compute the same."""
+        """With at most 8 of the model's samples and what it makes of them in this order: a board has to compute the same."""
         if self.model is None:
             raise EthorchError("a .pte holds no samples to bundle: save a program that ethorch.compile returned.")
         from ethorch.backend.bundled import bundled_program  # 0.4 s of ExecuTorch's devtools
 
-        cases = []
+        cases, loaded = [], fresh_host(self)
         for sample in (self.model.calibration or [self.model.example_inputs])[:_BUNDLED_SAMPLES]:
             inputs = pytree.tree_leaves(self.as_taken(sample))
-            cases.append((inputs, [x.clone() if isinstance(x, Tensor) else x for x in self.host(*inputs)]))
+            cases.append((inputs, [x.clone() if isinstance(x, Tensor) else x for x in loaded(*inputs)]))
         return bundled_program(self.pte, self.method, cases)
 
     # checking ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +62,10 @@ def tosa_of(build: Build | None) -> bytes:
     return build.delegates[0].tosa
 
 
-def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, build: Build | None) -> None:
+def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, builds: Sequence[Build]) -> None:
     """``model.pte``, ``program.json``, ``settings.toml`` and ``delegates/``, as far as they are known; ``load`` reads them.
 
-    A board of the user's is kept as ``board.toml``: the folder says all on any computer.
+    The delegates are those of all methods. A board of the user's is kept as ``board.toml``: the folder says all on any computer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.pte", pte)
@@ -77,12 +77,12 @@ def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Se
             board = "board.toml"
             write_whole(folder / board, path.read_bytes())
         write_whole(folder / "settings.toml", settings.to_toml(board).encode())
-    if build is not None:
+    if builds:
         delegates = folder / "delegates"
         delegates.mkdir(exist_ok=True)
         for file in delegates.glob("delegate_*"):  # of a program that was here before
             file.unlink()
-        for delegate in build.delegates:
+        for delegate in (delegate for build in builds for delegate in build.delegates):
             artifacts.write(delegates, delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,34 @@ def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, st
 
 def _place(buffer: Tensor) -> tuple[int, ...]:
     return (buffer.data_ptr(), *buffer.shape)
+
+
+def with_own_buffers(modules: Mapping[str, GraphModule]) -> None:
+    """Let the buffers that any of these models writes be their own: torch.export and ``convert_pt2e`` leave them the user's.
+
+    What the models share, they go on sharing: a buffer that two of them have is one tensor in both.
+    """
+    written = {_place(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
+    copies: dict[tuple[int, ...], Tensor] = {}
+    for module in modules.values():
+        for name, buffer in list(module.named_buffers(remove_duplicate=False)):
+            if (place := _place(buffer)) in written:
+                if place not in copies:
+                    copies[place] = buffer.detach().clone()
+                owner, _, leaf = name.rpartition(".")
+                module.get_submodule(owner)._buffers[leaf] = copies[place]
+
+
+@contextmanager
+def kept(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """What these buffers hold afterwards is what they held before. Buffers of one memory are kept once."""
+    before = {_place(buffer): (buffer, buffer.clone()) for buffer in buffers}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, contents in before.values():
+                buffer.copy_(contents)
 
 
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]) -> None:

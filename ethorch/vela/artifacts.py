@@ -40,6 +40,14 @@ def write(folder: Path, graph: Graph, tosa: bytes, payload: DelegatePayload | No
         write_whole(delegate.with_suffix(suffix), content)
 
 
+def replace_payload(folder: Path, old: DelegatePayload, new: DelegatePayload, sources: Sources) -> None:
+    """Let a dump in ``folder`` of ``old`` be one of ``new``, which is made of the same TOSA; without such a dump, nothing."""
+    for path in folder.glob("*.payload"):
+        if DelegatePayload.unpack(path.read_bytes()) == old:
+            write_whole(path, new.pack())
+            write_whole(path.with_suffix(".sources.json"), sources.to_json().encode())
+
+
 def next_delegate(folder: Path) -> Path:
     """``folder/delegate_0``, or the first number of which there is no .tosa yet."""
     number = 0
@@ -57,7 +65,7 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
     Raises:
         EthorchError: nothing in the folder belongs to the payload.
     """
-    for path in sorted(Path(folder).glob("*.payload")):
+    for path in sorted(Path(folder).rglob("*.payload")):  # a folder for each of several methods
         if (table := path.with_suffix(".sources.json")).is_file() and DelegatePayload.unpack(path.read_bytes()) == payload:
             return Sources.from_json(table.read_text())
     found = _compiled_again(sorted(Path(folder).glob("*.tosa")), payload, specs)

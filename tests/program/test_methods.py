@@ -111,6 +111,29 @@ def test_the_models_state_is_as_before(both: tuple[dict[str, nn.Module], ethorch
     assert not models["step"].cell.state.any()  # type: ignore[union-attr]
 
 
+def test_accuracy_leaves_alone_what_the_user_has_run(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    models, program = both
+    calls = session(5)
+    wanted = run(models, program, calls)[1]
+    run(models, program, calls[:2])
+    program["step"].__dict__.pop("accuracy", None)  # another test may have asked for it
+    assert program["step"].accuracy
+    for (name, inputs), one in zip(calls[2:], wanted[2:], strict=True):
+        assert torch.equal(program[name](*inputs), one)
+
+
+def test_the_quantized_models_share_a_buffer_of_their_own(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    floats, program = both
+    one, other = program["steps"].quantized, program["step"].quantized
+    assert one is not None and other is not None
+    state = one.get_buffer("cell.state")
+    assert other.get_buffer("cell.state") is state
+    other(*session(1)[1][1])
+    assert state.any()
+    assert not floats["step"].cell.state.any()  # type: ignore[union-attr]
+    state.zero_()
+
+
 def test_a_shared_buffer_is_in_the_file_once(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
     parsed = pte.read(both[1].pte)
     kept = {
@@ -149,6 +172,26 @@ def test_a_saved_program_has_both(both: tuple[dict[str, nn.Module], ethorch.Prog
     found = run(models, loaded, session(7))[1]
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
     assert ethorch.load(tmp_path / "model.pte", "step").method == "step"
+
+
+def knows_its_operators(loaded: ethorch.Program, compiled: ethorch.Program) -> None:
+    found = {(layer.name, layer.module) for layer in loaded.layers if layer.where == "NPU"}
+    assert found <= {(layer.name, layer.module) for layer in compiled.layers}
+    assert {"cell.x", "cell.h"} <= {module for _, module in found}
+
+
+def test_a_saved_folder_knows_the_operators_of_both(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
+    program = both[1]
+    program.save(tmp_path / "folder")
+    for name in program.methods:
+        knows_its_operators(ethorch.load(tmp_path / "folder", name), program[name])
+
+
+def test_a_dump_is_of_the_payloads_in_the_file(tmp_path: Path) -> None:
+    program = ethorch.compile(models(), INPUTS, TARGET, calibration=session(1), dump=str(tmp_path))
+    program.save(tmp_path / "model.pte")
+    for name in program.methods:
+        knows_its_operators(ethorch.load(tmp_path / "model.pte", name, sources=tmp_path), program[name])
 
 
 def test_firmware_is_of_one_method(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
@@ -216,6 +259,7 @@ def test_one_session_is_taken_and_none_too() -> None:
         (torch.zeros(1, 6), None, "several methods need several inputs"),
         ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "inputs for 'stp', but no model"),
         (INPUTS, [[("step", (torch.zeros(1, 6),))]], "no calibration session calls 'steps'"),
+        ({**INPUTS, "": (torch.zeros(1, 6),)}, None, "a method is called ''; its name has to be a string"),
     ],
 )
 def test_what_is_wrong_is_named(inputs: object, calibration: object, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.errors import SpecError
 from ethorch.program.program import Program
 from tests.support.states import CASES, run
 
@@ -74,6 +76,34 @@ def test_a_mixed_model_gives_what_the_quantized_one_gives(mixed: Program) -> Non
     assert mixed.quantized is not None
     for ours, fake in zip(run(mixed, steps), run(mixed.quantized, steps), strict=True):
         torch.testing.assert_close(ours, fake, rtol=0, atol=0.1)
+
+
+def test_a_stateful_program_is_evaluated_in_order_from_its_beginning(mixed: Program) -> None:
+    """Float, quantized and NPU each have buffers of their own, and find and leave them at their initial contents."""
+    steps = [(torch.randn(1, 4),) for _ in range(6)]
+    assert mixed.model is not None and mixed.quantized is not None
+    mixed(*steps[0])
+    before = [buffer.clone() for buffer in mixed.model.module.buffers()]
+    found = ethorch.evaluate(mixed, steps, keep=True)
+    for column, module in (("float", mixed.model.module), ("quantized", mixed.quantized)):
+        for wanted, one in zip(run(copy.deepcopy(module), steps), found.kept, strict=True):
+            assert torch.equal(wanted, one.outputs[column][0]), column
+    assert all(torch.equal(a, b) for a, b in zip(before, mixed.model.module.buffers(), strict=True))
+    assert found.results["npu"]["sqnr_db"] > 20
+    assert abs(found.results["npu"]["sqnr_db"] - found.results["quantized"]["sqnr_db"]) < 3
+    again = ethorch.evaluate(mixed, steps)
+    assert again.results == found.results
+    with pytest.raises(SpecError, match="keeps state from call to call"):
+        ethorch.evaluate(mixed, steps, workers=2)
+
+
+def test_accuracy_follows_the_samples_in_order() -> None:
+    case = CASES["denoiser"]
+    program = compiled(case.model(), case.steps(8), case.target)
+    wanted = ethorch.evaluate(program, case.steps(8)).results["npu"]["sqnr_db"]
+    program(*case.steps(1)[0])
+    assert program.accuracy is not None
+    assert program.accuracy.sqnr_db == pytest.approx(wanted, abs=1e-3)
 
 
 def test_a_file_alone_names_what_it_keeps() -> None:
