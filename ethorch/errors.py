@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
+
+from ethorch.words import did_you_mean
 
 
 class EthorchError(Exception):
@@ -148,6 +149,4 @@ class Unsupported(EthorchError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> SpecError:
     """SpecError for a name nobody knows: the name, near misses, and the whole list of known ones."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return SpecError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return SpecError(f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")

@@ -30,6 +30,7 @@ from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, with_own_buffers, write_back
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.user_code import explained
 from ethorch.vela import artifacts
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ def quantize(
     prepared, buffers = _prepared(model, quantizer)
     samples = model.calibration or [model.example_inputs]
     with stage("calibrate", len(samples)) as step, torch.no_grad(), kept(buffers):
-        for inputs in samples:
-            prepared(*inputs)
+        for number, inputs in enumerate(samples):
+            _observe(prepared, inputs, model, f"calibration sample {number}")
             step()
     with stage("convert"):
         converted: GraphModule = convert_pt2e(prepared)
@@ -123,15 +124,27 @@ def quantize_together(
     observe_together(list(prepared.values()), [model.module for model in models.values()])
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
-        for session in sessions:
+        for number, session in enumerate(sessions):
             with kept(buffers):
-                for name, inputs in session:
-                    prepared[name](*inputs)
+                for place, (name, inputs) in enumerate(session):
+                    _observe(prepared[name], inputs, models[name], f"call {place} of calibration session {number}, of {name!r}")
                     step()
     with stage("convert"):
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
         with_own_buffers(converted)
     return converted
+
+
+def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, what: str) -> None:
+    """Run the model with observers; where it fails because the user's model does, the error is of that."""
+    try:
+        prepared(*inputs)
+    except EthorchError:
+        raise
+    except Exception:
+        with explained(f"the model does not run with {what}, {described(inputs)}"):
+            model.module(*inputs)
+        raise
 
 
 def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:

@@ -26,6 +26,7 @@ from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
 from ethorch.user_code import ZOOS, Reference, explained, find, first_sentence
+from ethorch.words import did_you_mean
 
 Inputs = tuple[Any, ...]
 
@@ -178,7 +179,8 @@ def _from_python(module: ModuleType, reference: Reference) -> UserModel | UserMe
             made = made()
     elif not isinstance(made, (nn.Module, tuple)):
         known = [key for key, value in vars(module).items() if _offers_model(value, module.__name__) and not key.startswith("_")]
-        raise SpecError(f"{path} has no function {name!r}; it has: {', '.join(known) or 'none'}.")
+        meant = did_you_mean(name, known)
+        raise SpecError(f"{path} has no {name!r}.{meant} It has: {', '.join(known) or 'no function'}.")
     if isinstance(made, nn.Module):
         holders = [(made, "example_inputs"), (made, "example_input_array"), *((module, name) for name in INPUT_NAMES)]
         inputs = next((found for holder, key in holders if (found := getattr(holder, key, None)) is not None), None)

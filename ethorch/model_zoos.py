@@ -9,7 +9,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from ethorch.errors import EthorchError, SpecError
+from ethorch.words import did_you_mean
 
 #: What such a name gives: (module, example inputs).
 Found = tuple[nn.Module, Any]
@@ -118,9 +118,9 @@ ZOOS: dict[str, Callable[[str], Found]] = {"torchvision": _torchvision, "timm": 
 
 
 def _no_model(zoo: str, name: str, known: list[str]) -> SpecError:
-    near = get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return SpecError(f"{zoo} has no model {name!r}.{hint} It has {len(known)}; {zoo}.list_models() lists them.")
+    return SpecError(
+        f"{zoo} has no model {name!r}.{did_you_mean(name, known)} It has {len(known)}; {zoo}.list_models() lists them."
+    )
 
 
 def _package(name: str) -> ModuleType:

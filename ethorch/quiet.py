@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: Loggers that complain of kernels that a CPU has no use for, of deprecated calls among themselves, and of passes they skip.
-_LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "executorch")
+_LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "torch.fx", "executorch")
 #: Modules whose warnings are about their own insides.
 _MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools|importlib)(\.|$)"
 

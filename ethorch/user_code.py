@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ethorch.errors import EthorchError, SpecError, UserCodeError
+from ethorch.words import did_you_mean
 
 #: Folders whose lines are not the user's: ethorch, the standard library, installed packages.
 _LIBRARIES = tuple(
@@ -63,15 +64,17 @@ def find(reference: str) -> Reference:
         return Reference(zoo, "", rest)
     if colon and place.endswith(".py"):
         if not Path(place).is_file():
-            raise SpecError(f"there is no Python file {place}.")
+            raise SpecError(f"there is no Python file {place}.{did_you_mean(Path(place).name, _beside(place))}")
+        if (names := names_in(Path(place))) and not _may_have(Path(place), name):
+            raise SpecError(f"{place} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names)}.")
         return Reference("file", place, name)
     if reference.endswith(".pt2"):
         if not Path(reference).is_file():
-            raise SpecError(f"there is no file {reference}.")
+            raise SpecError(f"there is no file {reference}.{did_you_mean(Path(reference).name, _beside(reference))}")
         return Reference("exported", reference)
     hint = ""
     if reference.endswith(".py") and Path(reference).is_file():
-        names = _names(Path(reference))
+        names = names_in(Path(reference))
         if ARM_MODEL in names:
             return Reference("file", reference, ARM_MODEL)
         hint = f" Write {reference}:NAME; it has: {', '.join(names) or 'no function'}."
@@ -94,17 +97,39 @@ def _is_module(name: str) -> bool:
         sys.path.remove(here)
 
 
-def _names(path: Path) -> list[str]:
-    """Functions and variables of a file, without running it."""
+def _beside(place: str) -> list[str]:
+    """Files with the same ending in the folder where one was looked for."""
+    path = Path(place)
+    return [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+
+
+def _parsed(path: Path) -> ast.Module:
+    """What a file says, without running it; nothing where it is no Python, which running it will say."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return []
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def names_in(path: Path) -> list[str]:
+    """Functions and variables of a Python file, without running it; nothing of one that cannot be read."""
+    tree = _parsed(path)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     targets = [part for target in assigned for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
     names += [target.id for target in targets if isinstance(target, ast.Name)]
     return [name for name in names if not name.startswith("_")]
+
+
+def _may_have(path: Path, name: str) -> bool:
+    """May running the file bring a variable of this name? Where its lines do not mention it, and import no other's, it cannot."""
+    for node in ast.walk(_parsed(path)):
+        names = [alias.asname or alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        names += [getattr(node, "name", None) or getattr(node, "id", None) or ""]
+        names += [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+        if name in names or "*" in names or "globals" in names:
+            return True
+    return False
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch import sqnr_db
 from ethorch.errors import EthorchError
+from ethorch.versions import check_installed
 
 
 class SeparableBlock(nn.Module):
@@ -233,6 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     try:
+        check_installed("examples/digits.py", ("sklearn", "matplotlib"), 'pip install -e ".[demo]"')
         result = run(options.target, options.out, options.epochs, options.seed, Progress())
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -18,6 +18,7 @@ from digits import DigitNet, load_digits, train
 
 import ethorch
 from ethorch.errors import EthorchError
+from ethorch.versions import check_installed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=None, help="how many held-out images; default: all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    try:
+        modules = ("sklearn", "ziglang", "unicorn", "elftools")
+        check_installed("examples/firmware.py", modules, 'pip install -e ".[demo,firmware]"')
+    except EthorchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     data = load_digits(options.seed)

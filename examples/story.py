@@ -6,6 +6,7 @@ Llama-like model of Hugging Face (config.json, safetensors, tokenizer.json) take
 
 import argparse
 import ast
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -13,11 +14,13 @@ from pathlib import Path
 import torch
 
 import ethorch
+from ethorch import EthorchError
 from ethorch.language import Choice, LanguageModel, Speaker, Tokenizer, from_folder, load_tokenizer, scores
 from ethorch.language.cost import DecodeCost, decode_cost
 from ethorch.language.model import Session
 from ethorch.language.tokens import byte_pairs
 from ethorch.model_zoos import torchvision_models
+from ethorch.versions import check_installed
 
 SYSTEM, MODE = "Ethos_U85_SYS_DRAM_High", "Dedicated_Sram_512KB"
 NPUS = ("ethos-u85-256", "ethos-u85-512", "ethos-u85-1024", "ethos-u85-2048")
@@ -100,6 +103,11 @@ def main() -> None:
     parser.add_argument("--scheme", default="a16w8")
     parser.add_argument("--npus", nargs="*", default=list(NPUS))
     options = parser.parse_args()
+    try:
+        modules = ("transformers", "tokenizers", "safetensors")
+        check_installed("examples/story.py", modules, 'pip install -e ".[language]"')
+    except EthorchError as error:
+        sys.exit(f"error: {error}")
     texts = docstrings()
     held, texts = texts[::50], [text for number, text in enumerate(texts) if number % 50]
     folder = options.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -32,6 +33,23 @@ def test_firmware_classifies_digits(tmp_path: Path, capfd: pytest.CaptureFixture
         runpy.run_path(str(FOLDER / "firmware.py"), run_name="__main__")
     said = capfd.readouterr().out
     assert ended.value.code == 0 and "12 of 12 outputs equal the desk's" in said and said.endswith("PASS\n"), said
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [("digits", "matplotlib", "demo"), ("firmware", "elftools", "demo,firmware"), ("story", "tokenizers", "language")],
+)
+def test_what_is_missing_is_said_at_the_start(
+    name: str, module: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted, *more: None if wanted == module else find(wanted, *more))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    said = f"{capsys.readouterr().err}{ended.value.code}"
+    assert f"error: examples/{name}.py needs" in said and f'missing: {module}: pip install -e ".[{extra}]"' in said
 
 
 @pytest.mark.long

@@ -43,6 +43,10 @@ class Counts(Net):
     def forward(self, x):
         return x[: int(x.abs().sum())]  # a number
 
+class Halves(Net):
+    def forward(self, x):
+        return x[x > 0].view(2, -1)  # in pairs
+
 torch.manual_seed(0)
 MODEL = Net()
 MODEL.example_inputs = (torch.randn(2, 4),)
@@ -57,6 +61,7 @@ def by_name():
     return Named(), one(), [one() for _ in range(3)]
 def both(): return Named(), ((torch.randn(2, 4),), {"right": torch.randn(2, 4)})
 def other_names(): return Named(), {"left": torch.randn(2, 4), "right": torch.randn(2, 4)}, [{"left": torch.randn(2, 4)}]
+def not_all_samples(): return Halves(), torch.randn(2, 4), [torch.ones(2, 4), torch.tensor([[1.0] * 4, [1.0] * 3 + [-1.0]])]
 def other_shape(): return Net(), torch.randn(2, 5)
 def other_sample(): return Net(), torch.randn(2, 4), [torch.randn(2, 4), torch.randn(3, 4)]
 def jumps(): return Jumps(), torch.randn(2, 4)
@@ -83,15 +88,16 @@ def test_a_module_or_a_pair_is_a_model(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("nets.py:raises", "nets.py:raises() failed at {}/nets.py:35 (`raise ValueError("),
+        ("nets.py:raises", "nets.py:raises() failed at {}/nets.py:39 (`raise ValueError("),
         ("nets.py:raises", "# here`): ValueError: no weights."),
         ("nets.py:BARE", "nets.py:BARE is a module without example inputs: give the file a variable example_inputs"),
         ("nets.py:other_names", "calibration sample 0 has the keyword arguments left; the example inputs have left, right."),
         ("nets.py:other_shape", "with its example inputs, float32[2, 5] at {}/nets.py:11 (`return torch.relu(self.layer(x))"),
         ("nets.py:other_sample", "calibration sample 1 is float32[3, 4]; the example inputs are float32[2, 4]"),
+        ("nets.py:not_all_samples", "run with calibration sample 1, float32[2, 4] at {}/nets.py:29 (`return x[x > 0].view(2, -1)"),
         ("nets.py:jumps", "way depends on the values of a tensor at {}/nets.py:19 (`if x.sum() > 0:  # a decision`)"),
         ("nets.py:counts", "way depends on the values of a tensor at {}/nets.py:25 (`return x[: int(x.abs().sum())]  # a number`)"),
-        ("nets.py:nothing", "has no function 'nothing'; it has: Net, Named, Jumps, Counts, MODEL, BARE, PAIR, made, raises,"),
+        ("nets.py:nothing", "has no 'nothing'. It has: made, raises, by_name, both,"),
         ("nets.py", "nets.py:NAME; it has: made, raises, by_name"),
         ("broken.py:f", "broken.py cannot be imported at {}/broken.py:2 (`import no_such_package`): ModuleNotFoundError: No"),
         ("wrong.py:f", "wrong.py cannot be imported at {}/wrong.py:1: SyntaxError"),
@@ -102,7 +108,7 @@ def test_a_mistake_is_one_sentence_with_the_users_line(
 ) -> None:
     assert cli.main(["explain", f"{folder}/{reference}"]) == (2 if reference in ("nets.py", "nets.py:nothing") else 1)
     out, said = capsys.readouterr()
-    assert out == "" and "Traceback" not in said
+    assert out == "" and "Traceback" not in said and "def forward" not in said, "no graph of torch.export's either"
     assert words.format(folder) in said
     assert len([line for line in said.splitlines() if line.startswith("ethorch explain: ")]) == 1
 
@@ -112,6 +118,8 @@ def test_frames_are_shown_for_traceback(folder: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert "Traceback (most recent call last)" in said and "ValueError: no weights\nin the cellar" in said
     assert said.splitlines()[-1].startswith("ethorch explain: ")
+    assert cli.main(["explain", f"{folder}/nets.py:jumps", "--traceback"]) == 1
+    assert "The graph as far as torch.export came:" in capsys.readouterr().err
 
 
 def test_what_ethorch_does_not_expect_is_called_a_bug(

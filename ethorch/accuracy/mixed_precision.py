@@ -17,6 +17,7 @@ from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, reset, st
 from ethorch.accuracy.sensitivity import sensitivity
 from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
+from ethorch.quantizer.calibration_checks import said_already
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.quiet import quiet
@@ -154,9 +155,11 @@ def mixed_precision(
     if progress:
         progress(step)
     if not goal.accurate(step):
-        order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
+        with said_already():
+            order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
         for row in order.rows:
-            candidate, step = attempt([*raised, row.module])
+            with said_already():
+                candidate, step = attempt([*raised, row.module])
             if not goal.affordable(step):
                 continue  # a cheaper one may still fit
             raised.append(row.module)

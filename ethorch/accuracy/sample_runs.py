@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from ethorch.fx import export
 from ethorch.quantizer.constrained_weights import fold
 
 #: Arguments of one call of the model.
@@ -24,10 +25,13 @@ def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
     Args:
         model: in eval mode, or a graph module from torch.export.
         inputs: fix the shapes.
+
+    Raises:
+        QuantizationError, UserCodeError: as of ``fx.export.exported``.
     """
     if isinstance(model, GraphModule):
         return copy.deepcopy(model)
-    graph: GraphModule = fold(torch.export.export(model.eval(), inputs).module(check_guards=False))
+    graph: GraphModule = fold(export.exported(model.eval(), inputs).module(check_guards=False))
     return copy.deepcopy(graph, {id(parameter): parameter for parameter in graph.parameters()})
 
 

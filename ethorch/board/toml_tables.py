@@ -9,10 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from ethorch.errors import BoardError
+from ethorch.words import near
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -149,8 +149,8 @@ class Document:
         result: dict[str, Any] = {}
         for key, found in value.items():
             if key not in allowed:
-                near = get_close_matches(key, allowed, n=1)
-                hint = f"{near[0]!r}, or another of " if near else ""
+                meant = near(key, allowed, most=1)
+                hint = f"{meant[0]!r}, or another of " if meant else ""
                 raise self.wrong((*where, key), "no such key", f"{hint}{', '.join(allowed)}")
             if key in keys:
                 try:

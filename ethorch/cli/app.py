@@ -113,6 +113,7 @@ def _answered(
     except Exception as error:
         if with_traceback:
             traceback.print_exception(error)
+            _print_graph(error)
         said = sentence(error, with_traceback)
         print(f"ethorch {name}: {said}", file=sys.stderr)
         if as_json:
@@ -122,6 +123,16 @@ def _answered(
         return Status.USAGE if isinstance(error, SpecError) else Status.COULD_NOT
     give(answer, as_json)
     return answer.status
+
+
+def _print_graph(error: BaseException) -> None:
+    """The graph of the model as far as torch.export came, on stderr, where an error or one of its causes holds it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if (graph := getattr(seen, "partial_fx_graph", None)) is not None:
+            print(f"The graph as far as torch.export came:\n{graph}", file=sys.stderr)
+            return
+        seen = seen.__cause__
 
 
 def sentence(error: Exception, with_traceback: bool = False) -> str:

@@ -65,17 +65,15 @@ def run(
 @command("dis", PANEL)
 def dis(program: options.Pte, method: options.Method = None, dump: options.Dump = None) -> Answer:
     """The NPU commands in a .pte, readable."""
-    from ethorch.formats import pte
+    loaded = options.load_program(program, method)
     from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
     from ethorch.vela import artifacts
 
-    parsed = pte.read(pte.contents(program))
-    method = pte.entry_point(parsed, method)
-    delegates = [delegate for delegate in parsed.methods[method].delegates if delegate.id == BACKEND_ID]
+    delegates = [delegate for delegate in loaded.description.delegates if delegate.id == BACKEND_ID]
     payloads = [delegate.payload for delegate in delegates]
     if not payloads:
-        raise EthorchError(f"method {method!r} of {program} has no Ethos-U delegate.")
+        raise EthorchError(f"method {loaded.method!r} of {program} has no Ethos-U delegate.")
     streams = [Program(payload.commands, payload.weights) for payload in payloads]
     sources = [
         artifacts.sources(dump, payload, delegate.compile_specs) if dump else None

@@ -88,6 +88,7 @@ def compile_(
 ) -> Answer:
     """Make a .pte of a PyTorch model: quantize it, compile it for the NPU, and say what became of it."""
     from ethorch.program.saving import check_writable
+    from ethorch.user_code import find
 
     chosen = options.settings_of(quantization, compiler, budget)
     described = None
@@ -99,6 +100,7 @@ def compile_(
         chosen = chosen.with_(**cbuild.settings_of(described, [key for key, value in given.items() if value]))
         if output is None and ai_layer is None and described.clayer is not None:
             ai_layer = described.clayer.parent
+    find(model)  # what is wrong with it is said before what is missing
     if output is None and ai_layer is None:
         raise SpecError("nothing is to be written: give --output FILE, or --ai-layer DIR.")
     if output is not None:

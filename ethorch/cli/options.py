@@ -271,10 +271,32 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
 
 
 def load_program(path: Path, method: str | None = None, dump: Path | None = None) -> Program:
-    """A program from a file or a saved folder; its method ``forward``, or the first, where none is named."""
+    """A program from a file or a saved folder; its method ``forward``, or the first, where none is named.
+
+    Raises:
+        SpecError: it is the name of a model.
+    """
+    _check_no_model(str(path))
     from ethorch.program.program import load
 
     return load(path, method, sources=dump)
+
+
+def _check_no_model(name: str) -> None:
+    """SpecError for what `ethorch compile` takes, where a compiled program is wanted."""
+    from ethorch.user_code import ZOOS, names_in
+
+    file = name.rpartition(":")[0] or name
+    if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:
+        return
+    model, hint = name, ""
+    if name.endswith(".py"):
+        model = f"{name}:NAME"
+        hint = f" NAME is one of {', '.join(names)}." if (names := names_in(Path(name))) else ""
+    raise SpecError(
+        f"{name} is a model, and this takes a program: a .pte, or a saved folder. "
+        f"`ethorch compile {model} -o model.pte` makes one.{hint}"
+    )
 
 
 def stacked(*parts: RenderableType) -> RenderableType:

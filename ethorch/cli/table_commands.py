@@ -9,6 +9,7 @@ import typer
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.errors import SpecError
+from ethorch.words import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -38,7 +39,8 @@ def ops(
 
     found = listings.operators(pattern)
     if not found:
-        raise SpecError(f"no operator is called {pattern!r}; `ethorch ops` lists all.")
+        meant = did_you_mean(pattern, listings.operator_names())
+        raise SpecError(f"no operator is called {pattern!r}.{meant} `ethorch ops` lists all.")
     return Answer(found, lambda: listings.operators_text(found))
 
 

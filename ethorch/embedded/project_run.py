@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import shutil
@@ -178,16 +179,35 @@ def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
     ]
 
 
+#: What a run on each platform needs of Python packages: what they are imported as -> what pip calls them.
+_NEEDED = {
+    "unicorn": {"ethorch": "ethorch", "elftools": "pyelftools", "unicorn": "unicorn"},
+    "qemu": {"ethorch": "ethorch", "elftools": "pyelftools"},
+    "fvp": {"ethorch": "ethorch", "elftools": "pyelftools"},
+}
+
+
+def check_runnable(platform: str) -> None:
+    """Say what is missing to run something, before it is built.
+
+    Raises:
+        Failed: a package is not installed.
+    """
+    missing = [name for module, name in _NEEDED[platform].items() if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise Failed(f'to run it, {names} has to be installed: pip install "ethorch[firmware]"; or only build it: --build-only.')
+
+
 def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 600) -> Any:
     """Run an ELF on a virtual board: ``ethorch.board.Run``.
 
     Raises:
-        Failed: ethorch is not installed here.
+        Failed: a package for it is not installed.
     """
-    try:
-        from ethorch import board  # 1 second, and a project can be built where ethorch is not installed
-    except ImportError as error:
-        raise Failed(f'the virtual board is a part of ethorch: pip install "ethorch[firmware]" ({error}).') from None
+    check_runnable(platform)
+    from ethorch import board  # 1 second, and a project can be built where ethorch is not installed
+
     facts = described(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
     return board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
@@ -210,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     project = Path(__file__).resolve().parent
     try:
+        if not options.build_only:
+            check_runnable(options.platform)
         elf = build(project, Options(options.compiler, options.cpu, not options.polled, options.caches))
         if options.build_only:
             print(f"built {elf.relative_to(project)}")
@@ -221,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # of the board: what it says is for people
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"error: {error}" if str(error) else f"error: {type(error).__name__}", file=sys.stderr)
         return 1
     facts = described(project)
     compared = outputs(done.text, facts)

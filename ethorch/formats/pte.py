@@ -37,6 +37,7 @@ from ethorch.formats.pte_types import (
     Program,
     Value,
 )
+from ethorch.words import did_you_mean
 
 IDENTIFIER = b"ET12"
 EXTENDED_MAGIC = b"eh00"  #: runtime/executor's extended header: where the flatbuffer ends and segments begin
@@ -78,7 +79,9 @@ def entry_point(program: Program, method: str | None = None) -> str:
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
     if method not in entries:
-        raise HostError(f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.")
+        raise HostError(
+            f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.{did_you_mean(method or '', entries)}"
+        )
     return method
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.utils import _pytree as pytree
 
 from ethorch.errors import QuantizationError, UserCodeError
@@ -31,7 +32,7 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False
         UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
     """
     try:
-        with short_sequences(module):
+        with short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
             return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
     except QuantizationError:
         raise
@@ -45,6 +46,13 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False
                 "index) has to be a constant."
             ) from error
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
+
+
+def _not_printed(*_: object, **__: object) -> None:
+    """In place of ``print`` in torch's tracer, which writes the graph as far as it came to stderr before it raises.
+
+    The error has it, as ``partial_fx_graph``: the command line's ``--traceback`` shows it.
+    """
 
 
 def _any_batch(inputs: tuple[Any, ...]) -> Any:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ethorch.errors import SpecError
 from ethorch.figures import Layer
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
 from ethorch.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.report.rendered import as_html, as_text
+from ethorch.words import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -165,6 +167,9 @@ def explanation(
         operator: only rows with this in the operator's name.
         cpu_only: only what is not on the NPU.
         states: what ``states_of`` found; left out where ``operator`` is given.
+
+    Raises:
+        SpecError: no operator has this in its name.
     """
     rows = [
         Operator(
@@ -181,6 +186,10 @@ def explanation(
     ]
     for refusal in [] if partition is None else [*partition.refusals, *partition.without_kernel]:
         _add(rows, refusal)
+    if operator is not None and not any(operator in row.operator for row in rows):
+        names = list(dict.fromkeys(name for row in rows for name in row.operator.split(", ")))
+        meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
+        raise SpecError(f"no operator of the program has {operator!r} in its name.{meant} It has: {', '.join(names) or 'none'}.")
     wanted = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
     return Explanation(target, tuple(wanted), tuple(states) if operator is None else ())
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ethorch.program.compile import Model, compile_once, quantized_for, user_mod
 from ethorch.program.progress_bar import shown
 from ethorch.program.settings import Settings
 from ethorch.progress import stage
+from ethorch.quantizer.calibration_checks import said_already
 from ethorch.quiet import quiet
 from ethorch.report.page.exploration import exploration_page
 from ethorch.report.rendered import as_html, as_text
@@ -259,26 +261,31 @@ def _made(
 ) -> Iterable[list[Variant]]:
     """The variants of each group as they are finished."""
     own = functools.partial(_variants, user, base, accuracy)
+    first = True
     if workers == 1 or len(groups) == 1 or sum(map(len, groups)) <= _ALONE:
         for group in groups:
             for point in group:  # one by one, so that an interrupt keeps the figures so far
-                yield own([point])
+                yield own([point], first)
+                first = False
         return
     yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
-        joblib.delayed(own)(group) for group in groups
+        joblib.delayed(own)(group, number == 0) for number, group in enumerate(groups)
     )
 
 
 _last: list[Any] = []  # the model that this process quantized last: key, quantized
 
 
-def _variants(user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]]) -> list[Variant]:
-    """A program for each point."""
+def _variants(
+    user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
+) -> list[Variant]:
+    """A program for each point; where ``outspoken``, what is wrong with the samples is said with the first."""
     found = []
     with quiet():
-        for point in points:
+        for number, point in enumerate(points):
             try:
-                found.append(_variant(user, base.with_(**point), point, accuracy))
+                with nullcontext() if outspoken and number == 0 else said_already():
+                    found.append(_variant(user, base.with_(**point), point, accuracy))
             except EthorchError as error:
                 found.append(Variant(dict(point), error=str(error)))
     return found

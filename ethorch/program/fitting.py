@@ -13,6 +13,7 @@ from ethorch.program.program import Program
 from ethorch.program.schemes import CONFIGS
 from ethorch.program.settings import AUTO, FLASH, SRAM, Settings
 from ethorch.progress import stage
+from ethorch.quantizer.calibration_checks import said_already
 from ethorch.target.compile_spec import FAST, FREE
 
 #: Settings, and whether only the compiler's have changed -> the program.
@@ -55,7 +56,7 @@ class _Search:
     def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Program:
         """One program; it joins the list."""
         if change:
-            with stage(f"try {change}"):
+            with stage(f"try {change}"), said_already():
                 program = self.make(settings, only_compiler)
         else:
             program = self.make(settings, False)
@@ -133,7 +134,7 @@ class _Search:
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
-        with stage("raise modules to 16 bits") as step:
+        with stage("raise modules to 16 bits") as step, said_already():
             found = mixed_precision(
                 user.module,
                 settings.spec,

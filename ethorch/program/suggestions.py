@@ -18,6 +18,7 @@ from ethorch.nhwc import NhwcIo, from_nhwc
 from ethorch.program.program import Program
 from ethorch.program.settings import FLASH, SRAM, Settings
 from ethorch.progress import stage
+from ethorch.quantizer.calibration_checks import said_already
 from ethorch.report.rendered import as_text
 from ethorch.report.summary import kib
 from ethorch.target.compile_spec import FAST
@@ -111,7 +112,7 @@ def suggestions(program: Program, compile_by: Compile) -> Suggestions:
         raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
     found = []
     for change, note, user, settings in _changes(_as_given(program.model, program.settings), program.settings, program):
-        with stage(f"try {change}"):
+        with stage(f"try {change}"), said_already():
             try:
                 made = compile_by(user, settings)
             except EthorchError:
@@ -215,7 +216,7 @@ def _widths(program: Program, compile_by: Compile) -> Iterator[Suggestion]:
         if c != conv.in_channels:
             continue  # the NPU was given another form of it
         taken = []
-        with stage(f"try {narrow} channels in {layer.module}"):
+        with stage(f"try {narrow} channels in {layer.module}"), said_already():
             for channels in (conv.out_channels, narrow):
                 other = copy.deepcopy(conv)
                 other.out_channels = channels

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,19 @@ logger = logging.getLogger(__name__)
 #: Correlation of neighbouring elements below which a tensor looks like noise, and above which it looks like a signal.
 _NOISE, _SIGNAL = 0.1, 0.3
 _ENOUGH = 256  # elements, for a correlation that means something
+
+
+_SAID: ContextVar[bool] = ContextVar("said", default=False)
+
+
+@contextmanager
+def said_already() -> Iterator[None]:
+    """Inside, nothing is logged about samples: the same ones were calibrated with before, and that was said then."""
+    token = _SAID.set(True)
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
 
 
 def check_method(method: str, known: Sequence[str]) -> None:
@@ -48,6 +63,8 @@ class InputStatistics:
 
 def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
     """Log what is wrong with the calibration tensors of the program input ``name``."""
+    if _SAID.get():
+        return
     if sum(each.batch for each in statistics) == 1:
         logger.warning(
             "the ranges come from a single sample of input %s: what other inputs bring beyond it will be clipped. Calibrate with "

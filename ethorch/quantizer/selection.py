@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 from torch.fx import GraphModule, Node
@@ -13,6 +12,7 @@ from torch.fx import GraphModule, Node
 from ethorch.fx.aten_builder import MADE_FOR
 from ethorch.ops.spec import find
 from ethorch.quantizer.config import QuantizationConfig
+from ethorch.words import near
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +141,11 @@ def _of_neighbours(node: Node, set_for: Callable[[Node], tuple[Config] | None]) 
 
 
 def _nothing(setter: str, wanted: str, kind: str, known: Sequence[str]) -> None:
-    near = get_close_matches(wanted, known, n=3, cutoff=0.4)
+    found = near(wanted, known)
     ending = wanted.rpartition(".")[2].lower()
-    near += [name for name in known if name.rpartition(".")[2].lower() == ending and name not in near][: 3 - len(near)]
+    found += [name for name in known if name.rpartition(".")[2].lower() == ending and name not in found][: 3 - len(found)]
     logger.warning(
-        "%s(%r) matches no %s of the model; near: %s [selection.no_match]", setter, wanted, kind, ", ".join(near) or "none"
+        "%s(%r) matches no %s of the model; near: %s [selection.no_match]", setter, wanted, kind, ", ".join(found) or "none"
     )
 
 

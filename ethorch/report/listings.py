@@ -39,6 +39,18 @@ def operators(pattern: str = "*") -> list[Row]:
     return [_operator(spec, known[spec.name]) for spec in sorted(found, key=lambda spec: spec.name)]
 
 
+def operator_names() -> list[str]:
+    """What an operator may be asked for by: PyTorch's names of it and those in graphs, and their parts without a module."""
+    from ethorch.ops.spec import OPS  # 2 seconds of torch
+    from ethorch.report import pytorch_names  # 2 seconds of torch
+
+    found: dict[str, None] = {}
+    for spec in {id(spec): spec for spec in OPS.values()}.values():
+        for name in (*pytorch_names.names([*spec.names, *spec.adapters]), *spec.names, *spec.adapters):
+            found |= dict.fromkeys((name, name.split(".")[1] if "." in name else name))
+    return list(found)
+
+
 def _operator(spec: Any, names: list[str]) -> Row:
     from ethorch.report import pytorch_names  # 2 seconds of torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def compiled(source: Path, output: Path, *flags: str) -> None:
     ]  # fmt: skip
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_what_running_needs_is_said_before_the_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "elftools" else find(name, *more))
+    monkeypatch.setattr(project_run, "__file__", str(tmp_path / "run.py"))
+    assert project_run.main(["--compiler", "gcc"]) == 1
+    assert (
+        'pyelftools has to be installed: pip install "ethorch[firmware]"; or only build it: --build-only.'
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("cpu", ["cortex_m33+fp_armv8d16sp", "cortex_m55"])

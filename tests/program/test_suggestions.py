@@ -83,3 +83,9 @@ def test_the_command_line_tries_them_where_a_budget_does_not_hold(tmp_path: Path
     data = json.loads(done.stdout)
     assert data["suggestions"]["standing_in_the_way"][0].startswith("RAM: ") and data["suggestions"]["entries"]
     assert (tmp_path / "net.pte").exists() and len(data["tried"]) == 2
+
+
+def test_what_is_wrong_with_the_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="ethorch"):
+        ethorch.compile(nn.ReLU(), torch.rand(1, 3, 8, 8), ram=1).suggestions()
+    assert caplog.text.count("[calibration.single_sample]") == 1

@@ -1,0 +1,25 @@
+"""Words that messages have in common: a count with its noun, and what a mistyped name may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """``1 sample``, ``2 samples``, ``1,200 samples``; ``plural`` of a noun that takes more than an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names nearest to one that is mistyped, nearest first; the case of letters does not matter."""
+    by_lower: dict[str, str] = {}
+    for each in known:
+        by_lower.setdefault(each.lower(), each)
+    return [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=most, cutoff=0.6)]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'int8'?``, to stand behind a sentence; nothing where no known name is near."""
+    found = near(name, known)
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
