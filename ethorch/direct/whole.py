@@ -134,11 +134,15 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
 
 
 def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
-    """A copy of the graph without the writes at its end, in which one node stands for each buffer; and what is written.
+    """The graph without the writes at its end, in which one node stands for each buffer; and what is written.
+
+    It is a copy, unless nothing is to be taken out.
 
     Raises:
         NotWhole: something changes a tensor in another way than by codes that are copied into a buffer of codes.
     """
+    if not writes_of(module.graph) and all(node.users or node.is_impure() for node in module.graph.nodes):
+        return module.graph, {}  # the copy would be the same
     graph, states = copy.deepcopy(module.graph), dict[str, State]()
     constants = constants_of(Converted(module))
     for name, write in writes_of(graph).items():

@@ -84,7 +84,7 @@ class Op:
     @property
     def regions(self) -> dict[str, Graph]:
         """The attributes that are regions; none of most operators."""
-        return {key: value for key, value in self.attrs.items() if isinstance(value, Graph)}
+        return {key: self.attrs[key] for key in REGIONS.get(self.name, ())}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ethorch.errors import VelaError
@@ -38,13 +39,14 @@ class Declared:
         blocks = [block for region in graph.tables(1, "region") for block in region.tables(1, "block")]
         if not blocks:
             raise reader.error("graph", "has no block")
-        tensors = {tensor.text(0, "tensor name"): tensor for tensor in blocks[0].tables(2, "tensor")}
+        by_block = [{tensor.text(0, "tensor name"): tensor for tensor in block.tables(2, "tensor")} for block in blocks]
+        tensors = by_block[0]
 
         def shapes(field: int, what: str) -> tuple[tuple[str, Shape], ...]:
             found = [(name, tensors[name]) for name in blocks[0].texts(field, what) if name in tensors]
             return tuple((name, tuple(tensor.numbers(1, "i", "shape")) if tensor.has(1) else ()) for name, tensor in found)
 
-        return cls(shapes(3, "inputs"), shapes(4, "outputs"), any(_cuts_int32(block) for block in blocks))
+        return cls(shapes(3, "inputs"), shapes(4, "outputs"), any(map(_cuts_int32, blocks, by_block)))
 
 
 class _Tosa(Buffer):
@@ -52,7 +54,6 @@ class _Tosa(Buffer):
         return VelaError(f"the TOSA flatbuffer is damaged: {what} {problem}.")
 
 
-def _cuts_int32(block: Table) -> bool:
-    types = {tensor.text(0, "tensor name"): tensor.number(2, "<I") for tensor in block.tables(2, "tensor")}
+def _cuts_int32(block: Table, tensors: Mapping[str, Table]) -> bool:
     slices = (op for op in block.tables(1, "operator") if op.number(0, "<I") == _SLICE)
-    return any(types.get(name) == _INT32 for op in slices for name in op.texts(3, "operands"))
+    return any(name in tensors and tensors[name].number(2, "<I") == _INT32 for op in slices for name in op.texts(3, "operands"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import implementation
+from bench import compile_seconds, implementation
 from bench.compile import COLUMNS, geometric_mean, ratios, table
 
 
@@ -72,3 +72,32 @@ def test_a_child_that_dies_is_a_record() -> None:
 
 def test_memory_configuration_by_family() -> None:
     assert implementation.memory_for("ethos-u85-2048") == ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")
+
+
+def seconds(impl: str, model: str, build: float, **steps: float) -> dict[str, Any]:
+    own = {"build": build} if impl == "ethorch" else {"reexport": 0, "to_edge_transform_and_lower": build, "to_executorch": 0}
+    return {
+        "impl": impl,
+        "model": model,
+        "seconds": {"export": 1.0, "prepare": 0.0, "calibrate": 0.0, "convert": 0.0, **own, **steps},
+        "import_seconds": 3.0,
+        "vela_seconds": 0.5,
+        "quantized_nodes": 1000,
+        "cpu_operators": 0,
+    }
+
+
+def test_seconds_are_medians_of_runs_and_of_their_sums() -> None:
+    runs = [seconds("ethorch", "a", 1.0, export=9.0), seconds("ethorch", "a", 2.0), seconds("ethorch", "a", 30.0)]
+    found = compile_seconds.medians(runs)
+    assert (found["seconds"]["build"], found["to_pte"], found["whole"], found["runs"]) == (2.0, 2.0, 10.0, 3)
+    assert compile_seconds.medians([*runs, {"error": {"message": "no"}}]) == {"error": {"message": "no"}}
+
+
+def test_seconds_stand_beside_those_of_the_arm_backend_and_of_vela() -> None:
+    records = [compile_seconds.medians([seconds(impl, "a", build)]) for impl, build in (("ethorch", 2.0), ("arm", 50.0))]
+    text = compile_seconds.table([record | {"model": "a"} for record in records])
+    assert "2.00 / 50.0 (25x) | 0.50 | 0.90 |" in text
+    assert "3.00 / 51.0 (17x)" in text
+    growth = compile_seconds.growth_table(records[:1])
+    assert "| a | 1000 | 1.00 | 0.00 | 0.00 | 0.00 | 2.00 | 0.50 | 1500 | 1000 |" in growth

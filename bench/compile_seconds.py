@@ -1,0 +1,226 @@
+"""How long compiling takes: CPU seconds beside the Arm backend, beside Vela's own, and as networks grow.
+
+``python -m bench.compile_seconds [--models a,b] [--target T] [--repeat N] [--arm-repeat N] [--growth] [--json]``
+
+Each run is a process of its own with one torch thread, and the two implementations take turns, so that whatever else the
+computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`); imports are in
+a column of their own, on both sides. ethorch's steps are those of `flow.quantize` and `flow.build`; the Arm backend's are the
+five that its users write, with `torch.export` of the converted graph, `to_edge_transform_and_lower` and `to_executorch` from the
+converted graph to the .pte. ``--growth`` compiles chains of equal layers and networks of several hundred operators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.compile import markdown_row, provenance, to_pte_seconds
+from bench.implementation import Recorder, Steps, load_api, memory_for, run_in_child, stdout_for_json
+
+if TYPE_CHECKING:
+    from bench.models.case import ModelCase
+
+Record = dict[str, Any]
+DEFAULT_MODELS = ("mobilenet_v2", "lstm", "bert")
+QUANTIZE = ("export", "prepare", "calibrate", "convert")
+SAMPLES = 8
+LARGE = "timm/efficientvit_m0"  # 795 operators
+
+
+def measure_here(model: str, target: str) -> Record:
+    """One network through ethorch in this process: CPU seconds of imports, each step and Vela."""
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    torch.set_num_threads(1)
+    recorder = Recorder()
+    recorder.watch_vela()
+    started = time.process_time()
+    api = load_api("ethorch")
+    flow = importlib.import_module("ethorch.flow")
+    for late in ("ethorch.backend.through_executorch", "tosa_serializer"):  # what is imported where it is needed
+        importlib.import_module(late)
+    import_seconds = time.process_time() - started
+    case = _case(model)
+    module, inputs, samples = case.build(), case.example_inputs(), case.calibration(SAMPLES)
+    system_config, memory_mode = memory_for(target)
+    spec = api.EthosUCompileSpec(
+        target, system_config=system_config, memory_mode=memory_mode, extra_flags=["--optimise", "Performance"]
+    )
+    quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
+    steps = Steps()
+    with steps("export"):
+        graph = torch.export.export(module, inputs).module(check_guards=False)
+    with steps("prepare"):
+        prepared = prepare_pt2e(graph, quantizer)
+    with steps("calibrate"), torch.no_grad():
+        for sample in samples:
+            prepared(*sample)
+    with steps("convert"):
+        converted = convert_pt2e(prepared)
+    with steps("build"):
+        built = flow.build(converted, inputs, spec)
+    return {
+        "import_seconds": import_seconds,
+        "seconds": steps.seconds,
+        "vela_seconds": recorder.vela_seconds,
+        "vela_runs": recorder.vela_runs,
+        "delegates": len(built.delegates),
+        "cpu_operators": len(built.partition.refusals),
+        "quantized_nodes": len(converted.graph.nodes),
+        "exported_operators": sum(node.op == "call_function" for node in graph.graph.nodes),
+        "pte_bytes": len(built.pte),
+    }
+
+
+def _case(model: str) -> ModelCase:
+    """A network of the benchmarks, a growing one, or one of the zoo's pictures."""
+    from bench.models import ALL_MODELS
+    from bench.models.growing import GROWING
+
+    known = {**ALL_MODELS, **GROWING}
+    if model not in known:
+        from bench.zoo.images import CASES  # wants timm
+
+        known |= {case.name: case for case in CASES}
+    return known[model]
+
+
+def medians(runs: Sequence[Record]) -> Record:
+    """A record with the median of each number over runs of one network; an error if one of them failed."""
+    for run in runs:
+        if "error" in run:
+            return run
+    first = runs[0]
+    seconds = {step: statistics.median(run["seconds"][step] for run in runs) for step in first["seconds"]}
+    totals = {name: statistics.median(total(run) for run in runs) for name, total in TOTALS.items()}
+    own = {name: statistics.median(run[name] for run in runs) for name in ("import_seconds", "vela_seconds")}
+    return {**first, "runs": len(runs), "seconds": seconds, **own, **totals}
+
+
+def _sum(run: Record, steps: Sequence[str]) -> float:
+    return float(sum(run["seconds"][step] for step in steps))
+
+
+#: Sums over steps; the median of a sum is not the sum of medians.
+TOTALS: Mapping[str, Callable[[Record], float]] = {
+    "quantize": lambda run: _sum(run, QUANTIZE),
+    "to_pte": lambda run: to_pte_seconds(run),
+    "whole": lambda run: _sum(run, QUANTIZE) + to_pte_seconds(run),
+}
+
+
+def measure(models: Sequence[str], target: str, repeat: int, arm_repeat: int) -> list[Record]:
+    """Medians per network and implementation; the two take turns."""
+    records = []
+    for model in models:
+        runs: dict[str, list[Record]] = {"ethorch": [], "arm": []}
+        for turn in range(max(repeat, arm_repeat)):
+            for impl, times in (("ethorch", repeat), ("arm", arm_repeat)):
+                if turn < times:
+                    print(f"{target} {model} {impl} {turn + 1} of {times} ...", file=sys.stderr, flush=True)
+                    if impl == "arm":
+                        run = run_in_child("bench.implementation", ["--impl", impl, "--model", model, "--target", target])
+                    else:
+                        run = run_in_child("bench.compile_seconds", ["--here", "--models", model, "--target", target])
+                    runs[impl].append(run)
+        records += [{"model": model, "target": target, "impl": impl, **medians(done)} for impl, done in runs.items() if done]
+    return records
+
+
+def _both(own: float, arm: float | None) -> str:
+    return f"{own:.2f}" if arm is None else f"{own:.2f} / {arm:.1f} ({arm / own:.0f}x)"
+
+
+def table(records: Sequence[Record]) -> str:
+    """Markdown: a line per network; a cell reads "ethorch / Arm backend (how many times faster)"."""
+    head = [
+        "model", "nodes", "on the CPU", "imports, s", "module to .pte, s", "quantize, s", "converted graph to .pte, s", "Vela, s",
+        "limit: 1.4 Vela + 0.2 s",
+    ]  # fmt: skip
+    lines = [markdown_row(head), markdown_row(["---"] * len(head))]
+    by_key = {(r["model"], r["impl"]): r for r in records}
+    for model in dict.fromkeys(r["model"] for r in records):
+        own, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
+        if own is None or "error" in own:
+            lines.append(markdown_row([model, "failed" if own else "-", *[""] * (len(head) - 2)]))
+            continue
+        other = arm if arm is not None and "error" not in arm else None
+        cells = [_both(own[name], other[name] if other else None) for name in ("import_seconds", "whole", "quantize", "to_pte")]
+        vela = own["vela_seconds"]
+        lines.append(
+            markdown_row(
+                [model, str(own["quantized_nodes"]), str(own["cpu_operators"]), *cells, f"{vela:.2f}", f"{1.4 * vela + 0.2:.2f}"]
+            )
+        )
+    return "\n".join(lines)
+
+
+def growth_table(records: Sequence[Record]) -> str:
+    """Markdown: seconds of each step of ethorch and Vela's own; what is left per thousand nodes, which linear growth keeps."""
+    head = [
+        "model",
+        "nodes",
+        *QUANTIZE,
+        "build",
+        "of which Vela",
+        "rest of build, ms per 1000 nodes",
+        "quantize, ms per 1000 nodes",
+    ]
+    lines = [markdown_row(head), markdown_row(["---"] * len(head))]
+    for r in records:
+        if "error" in r:
+            lines.append(markdown_row([r["model"], f"failed: {r['error']['message'][-120:]}", *[""] * (len(head) - 2)]))
+            continue
+        seconds, nodes = r["seconds"], r["quantized_nodes"]
+        rest = (seconds["build"] - r["vela_seconds"]) / nodes * 1e6
+        steps = [f"{seconds[step]:.2f}" for step in (*QUANTIZE, "build")]
+        lines.append(
+            markdown_row(
+                [r["model"], str(nodes), *steps, f"{r['vela_seconds']:.2f}", f"{rest:.0f}", f"{r['quantize'] / nodes * 1e6:.0f}"]
+            )
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.compile_seconds", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", help=f"comma-separated; default: {','.join(DEFAULT_MODELS)}, with --growth none")
+    parser.add_argument("--target", default="ethos-u55-128")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of ethorch; default: %(default)s")
+    parser.add_argument("--arm-repeat", type=int, default=5, help="runs of the Arm backend, 0 for none; default: %(default)s")
+    parser.add_argument("--growth", action="store_true", help="chains of layers and a large network, of ethorch alone")
+    parser.add_argument("--here", action="store_true", help="one network through ethorch, in this process")
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+    options = parser.parse_args(arguments)
+    if options.here:
+        with stdout_for_json() as stdout:
+            text = json.dumps(measure_here(options.models, options.target))
+            os.write(stdout, (text + "\n").encode())
+        return 0
+    models = options.models.split(",") if options.models else [] if options.growth else list(DEFAULT_MODELS)
+    records = measure(models, options.target, options.repeat, options.arm_repeat)
+    grown = []
+    if options.growth:
+        from bench.models.growing import GROWING
+
+        grown = measure([*GROWING, LARGE], options.target, options.repeat, 0)
+    if options.json:
+        print(json.dumps({"provenance": provenance(), "records": records + grown}, indent=1))
+        return 0
+    print(f"{provenance()}; {options.target}; medians of {options.repeat}, of the Arm backend's {options.arm_repeat}\n")
+    for found, text in ((records, table), (grown, growth_table)):
+        if found:
+            print(text(found), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
