@@ -216,9 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps({"provenance": provenance(), "records": records + grown}, indent=1))
         return 0
     print(f"{provenance()}; {options.target}; medians of {options.repeat}, of the Arm backend's {options.arm_repeat}\n")
-    for found, text in ((records, table), (grown, growth_table)):
+    for found, as_table in ((records, table), (grown, growth_table)):
         if found:
-            print(text(found), end="\n\n")
+            print(as_table(found), end="\n\n")
     return 0
 
 
