@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import flow
-from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, reset, state_of
+from ethorch.accuracy.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
 from ethorch.accuracy.sensitivity import sensitivity
 from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
@@ -99,6 +99,7 @@ def mixed_precision(
     base: QuantizationConfig | None = None,
     to: str = "int16",
     modules: Sequence[str] | None = None,
+    judge: str = FAKE,
     progress: Callable[[Step], None] | None = None,
 ) -> MixedPrecision:
     """Raise the modules that lose most until the accuracy is reached or the cycles are spent.
@@ -117,11 +118,14 @@ def mixed_precision(
         base: scheme of what is not raised; int8, weights per channel, by default.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: names that may be raised; by default the innermost modules in which something is quantized.
+        judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU.
+            The order in which modules are tried is always that of ``ethorch.sensitivity`` by fake quantization.
         progress: called with each step.
 
     Raises:
-        QuantizationError: neither a target nor a limit was given, or ``to`` is something else.
+        QuantizationError: neither a target nor a limit was given, or ``to`` or ``judge`` is something else.
     """
+    check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
         raise QuantizationError(
             "mixed_precision.no_target", "mixed_precision needs target_sqnr_db, max_cycles, or both: it would raise every module"
@@ -143,9 +147,11 @@ def mixed_precision(
         prepared = prepare_pt2e(exported(graph, samples[0]), quantizer)
         outputs_of(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
-        figure = metric(reference, outputs_of(converted, samples, state))
         reset(converted, state)
-        return converted, price(converted, spec, samples[0], raised[-1] if raised else "", figure)
+        built = flow.build(converted, samples[0], spec)
+        outputs = outputs_on_npu(built, converted, samples) if judge == NPU else outputs_of(converted, samples, state)
+        reset(converted, state)
+        return converted, price(built, raised[-1] if raised else "", metric(reference, outputs))
 
     goal = _Goal(target_sqnr_db, max_cycles)
     found, step = attempt(())
@@ -213,9 +219,8 @@ class _Goal:
         )
 
 
-def price(converted: GraphModule, spec: EthosUCompileSpec, inputs: Inputs, module: str, figure: float) -> Step:
-    """What the quantized model costs on the NPU, from compiling it."""
-    built = flow.build(converted, inputs, spec)
+def price(built: flow.Build, module: str, figure: float) -> Step:
+    """What the compiled model costs on the NPU."""
     performances: list[Any] = [delegate.performance for delegate in built.delegates]
     return Step(
         module,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
+from ethorch import host
+from ethorch.direct.build import Build
+from ethorch.errors import QuantizationError
 from ethorch.fx import export
 from ethorch.quantizer.constrained_weights import fold
 
@@ -17,6 +21,8 @@ from ethorch.quantizer.constrained_weights import fold
 Inputs = tuple[Any, ...]
 #: Buffers by name, as they were before the first run.
 State = Mapping[str, Tensor]
+#: Whose outputs a metric is of: the fake-quantized model's, or those of the simulated NPU.
+JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
@@ -53,3 +59,20 @@ def outputs_of(graph: GraphModule, samples: Iterable[Inputs], state: State) -> l
     reset(graph, state)
     with torch.no_grad():
         return [graph(*inputs) for inputs in samples]
+
+
+def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) -> list[Any]:
+    """What a program gives for each sample on the simulated NPU, one after the other, nested as the graph returns it.
+
+    Args:
+        graph: that the program is made of.
+    """
+    structure = graph._out_spec
+    assert structure is not None, "of a graph from torch.export"
+    return [pytree.tree_unflatten(list(flat), structure) for flat in host.load(build.pte).run_many(samples)]
+
+
+def check_judge(judge: str) -> None:
+    """QuantizationError unless the figures are to be of the fake-quantized model or of the NPU."""
+    if judge not in JUDGES:
+        raise QuantizationError("accuracy.judge", f"judge={judge!r}: figures can be of {' or '.join(map(repr, JUDGES))}")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ethorch.accuracy.sample_runs import Inputs
+from ethorch.accuracy.sample_runs import FAKE, NPU, Inputs, check_judge
 from ethorch.accuracy.switched_graph import Switched
 from ethorch.errors import QuantizationError
 from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.quiet import quiet
-from ethorch.target.compile_spec import ArmCompileSpec
+from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,6 +101,7 @@ def sensitivity(
     *,
     config: QuantizationConfig | None = None,
     modules: Sequence[str] | None = None,
+    judge: str = FAKE,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivity:
     """How much accuracy each module's quantization costs.
@@ -115,11 +116,15 @@ def sensitivity(
             default.
         config: scheme of the whole model where ``spec`` is no quantizer; int8, weights per channel, by default.
         modules: names to try; by default the innermost modules in which something is quantized.
+        judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU,
+            for which each of the two models of a module is compiled. What is in float then runs on the CPU.
         progress: called as ``progress(done, total, module)``.
 
     Raises:
-        QuantizationError: there are no samples, or a named module has nothing quantized in it.
+        QuantizationError: there are no samples, a named module has nothing quantized in it, ``judge`` is something else, or
+            ``"npu"`` without an ``EthosUCompileSpec``.
     """
+    check_judge(judge)
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)
     if quantizer is not spec:
         quantizer.set_global(config or get_symmetric_quantization_config())
@@ -134,8 +139,19 @@ def sensitivity(
         )
     switched.switch(lambda path: False)
     reference = switched.run(samples)
+    target = quantizer.compile_spec
+    if judge == NPU and not isinstance(target, EthosUCompileSpec):
+        raise QuantizationError("accuracy.judge", f"judge={NPU!r} needs an EthosUCompileSpec; {type(target).__name__} names no NPU")
+
+    def judged() -> float:
+        """The metric with the switches as they are."""
+        if judge == NPU:
+            assert isinstance(target, EthosUCompileSpec)
+            return metric(reference, switched.run_on_npu(samples, target))
+        return metric(reference, switched.run(samples))
+
     switched.switch(lambda path: True)
-    whole = metric(reference, switched.run(samples))
+    whole = judged()
     rows = []
     for number, name in enumerate(names):
         if progress:
@@ -143,7 +159,7 @@ def sensitivity(
         figures = []
         for only in (True, False):
             switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
-            figures.append(metric(reference, switched.run(samples)))
+            figures.append(judged())
         rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole))
     if progress:
         progress(len(names), len(names), "")

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, state_of
+from ethorch import flow
+from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, outputs_on_npu, reset, state_of
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.quantizer.selection import module_path
+from ethorch.target.compile_spec import EthosUCompileSpec
 
 
 class Switch(nn.Module):
@@ -59,6 +61,7 @@ class Switched:
         self._state = state_of(graph)
         self.graph: GraphModule = prepare_pt2e(graph, quantizer)
         self.run(samples)  # calibrates
+        self._calibrated = copy.deepcopy(self.graph)
         self.owners: dict[str, list[str]] = {}
         self._switches: dict[str, Switch] = {}
         made: dict[int, Switch] = {}
@@ -81,6 +84,18 @@ class Switched:
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
         """What the model returns for each sample, with the switches as they are."""
         return outputs_of(self.graph, samples, self._state)
+
+    def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
+        """The same of the program that is compiled of it, on the simulated NPU; what is not quantized runs on the CPU."""
+        graph = copy.deepcopy(self._calibrated)
+        for node in list(graph.graph.nodes):
+            if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                graph.graph.erase_node(node)
+        graph.recompile()
+        reset(graph, self._state)
+        converted = convert_pt2e(graph)
+        return outputs_on_npu(flow.build(converted, samples[0], spec), converted, samples)
 
 
 def _owner(node: Node) -> Node:

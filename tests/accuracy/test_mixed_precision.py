@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import ethorch
+from ethorch.errors import QuantizationError
 from tests.accuracy.networks import MODULES, SAMPLES, SPEC, Fragile
 
 
@@ -73,3 +75,14 @@ def test_it_never_ends_worse_than_it_began(caplog: pytest.LogCaptureFixture) -> 
 def test_a_model_that_is_too_dear_already_is_said(caplog: pytest.LogCaptureFixture) -> None:
     found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, max_cycles=1, modules=MODULES)
     assert not found.reached and "with nothing raised the model takes" in caplog.text
+
+
+def test_the_npu_itself_is_the_judge() -> None:
+    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, modules=["middle"], judge="npu")
+    assert found.reached and found.raised == ("middle",)
+    program = ethorch.compile(found.model, SAMPLES[0], SPEC.target.name)
+    with torch.no_grad():
+        wanted = [Fragile()(*x) for x in SAMPLES]
+    assert found.best.metric == ethorch.sqnr_db(wanted, [program(*x) for x in SAMPLES])
+    with pytest.raises(QuantizationError, match=r"\[accuracy\.judge\]"):
+        ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, judge="desk")

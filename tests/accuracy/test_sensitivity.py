@@ -62,3 +62,24 @@ def test_a_state_is_the_same_at_the_start_of_every_run() -> None:
     found = ethorch.mixed_precision(model, SPEC, data, target_sqnr_db=20)
     assert found.reached and found.best.metric > 25
     assert torch.equal(model.state, torch.zeros(1, 4)) and torch.equal(found.model.state, torch.zeros(1, 4))
+
+
+def test_the_npu_itself_is_the_judge() -> None:
+    fake = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"])
+    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"], judge="npu")
+    program = ethorch.compile(Fragile(), SAMPLES[0], SPEC.target.name, calibration=SAMPLES)
+    with torch.no_grad():
+        wanted = [Fragile()(*x) for x in SAMPLES]
+    assert found.whole == pytest.approx(ethorch.sqnr_db(wanted, [program(*x) for x in SAMPLES]), abs=1e-6)
+    (row,), (other,) = found.rows, fake.rows
+    assert row.gain == pytest.approx(other.gain, abs=1.0) and row.only == pytest.approx(other.only, abs=1.0)
+    with pytest.raises(QuantizationError, match=r"judge='device': .*'quantized' or 'npu' \[accuracy\.judge\]"):
+        ethorch.sensitivity(Fragile(), SPEC, SAMPLES, judge="device")
+    with pytest.raises(QuantizationError, match=r"needs an EthosUCompileSpec.*\[accuracy\.judge\]"):
+        ethorch.sensitivity(Fragile(), ethorch.TosaCompileSpec("TOSA-1.0+INT"), SAMPLES, judge="npu")
+
+
+def test_state_on_the_npu_begins_anew_for_each_figure() -> None:
+    data = samples((1, 4), count=5)
+    fake, found = (ethorch.sensitivity(Stateful(), SPEC, data, judge=judge) for judge in ("quantized", "npu"))
+    assert found.whole == pytest.approx(fake.whole, abs=1.5) and found.whole > 25
