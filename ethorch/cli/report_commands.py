@@ -129,6 +129,35 @@ def trace(
     return Answer({"output": str(output), "events": count}, lambda: f"wrote {output}: {count} events. Open it in ui.perfetto.dev.")
 
 
+@command("import-profile", PANEL)
+def import_profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|FILE", help="What ran: a .pte, a saved folder, or the model it is made of.")
+    ],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MEASURED...",
+            help="Logs with the NPU's counters; CSV of qread_bytes,samples; CSV of milliseconds. May be several.",
+        ),
+    ],
+    samples: options.Samples,
+    quantization: options.Quantization,
+    compiler: options.Compiler,
+    method: options.Method = None,
+    dump: options.Dump = None,
+) -> Answer:
+    """What a board or an FVP measured beside the estimate: of the whole program, and by operator from samples of QREAD."""
+    chosen = options.settings_of(quantization, compiler)
+    if model.endswith(".pte") or Path(model).is_dir():
+        program = options.load_program(Path(model), method, dump)
+    else:
+        program = compiled(chosen, model, samples)
+        program = program[method or program.method]
+    found = program.import_profile(*files)
+    return Answer(found.to_json(), found.rich)
+
+
 @command("compare-reports", PANEL)
 def compare_reports(
     before: Annotated[str, typer.Argument(metavar="A", help="The build before: .json, a saved folder, or a .pte.")],

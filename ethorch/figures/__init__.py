@@ -4,6 +4,7 @@ They are taken of a finished ``flow.Build``, of which all is known, or of a .pte
 """
 
 from ethorch.figures.cpu_rates import RATES, Rate
+from ethorch.figures.estimate import Estimate, estimate
 from ethorch.figures.layer import Layer
 from ethorch.figures.layers import layers
 from ethorch.figures.memory import memory
@@ -13,11 +14,13 @@ from ethorch.figures.timeline import Event, timeline, trace_events
 __all__ = [
     "RATES",
     "Component",
+    "Estimate",
     "Event",
     "Layer",
     "MemoryReport",
     "Rate",
     "TensorPlace",
+    "estimate",
     "layers",
     "memory",
     "timeline",

@@ -28,6 +28,7 @@ class _Work:
         self.ifm_shapes: tuple[tuple[int, ...], ...] = ()
         self.ofm_shape: tuple[int, ...] = ()
         self.commands = 0
+        self.offsets: list[int] = []
         self.prepared: list[Prepared] = []
 
     def add(self, op: Operation, prepared: Prepared) -> None:
@@ -43,6 +44,7 @@ class _Work:
                 total[memory] = total.get(memory, 0) + prepared.dma_bytes
         if prepared.computes or prepared.scattered is not None:
             self.commands += 1
+            self.offsets.append(op.offset)
             self.title = self.title or op.title.removeprefix("NPU_OP_")
             maps = {fm.name: fm for fm in prepared.maps}
             self.ifm_shapes = tuple((1, *maps[name].shape) for name in ("IFM", "IFM2") if name in maps)

@@ -40,6 +40,8 @@ def plain_data(program: Program) -> dict[str, Any]:
         },
         "total_cycles": npu,
         "cpu_cycles": cpu,
+        "overhead_cycles": program.estimate.overhead_cycles,
+        "estimate": program.estimate.to_json(),
         "core_clock_hz": program.core_clock_hz,
         "cpu_clock_hz": program.cpu_clock_hz,
         "board": _board_facts(program),

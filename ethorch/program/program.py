@@ -18,9 +18,8 @@ from ethorch.board import Board
 from ethorch.board.memory_roles import roles
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
-from ethorch.figures import Layer, MemoryReport
+from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.boundary import boundary_of
-from ethorch.figures.layer import CPU, NPU
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
@@ -35,6 +34,7 @@ from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
 from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, fresh_host
 from ethorch.program.plain_data import plain_data
+from ethorch.program.profile import Profile, import_profile
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet
@@ -416,10 +416,6 @@ class Program:
 
         return suggestions(self, compile_beside(self))
 
-    def _cycles(self, where: str) -> int | None:
-        cycles = [layer.cycles for layer in self.layers if layer.where == where]
-        return None if None in cycles else sum(c for c in cycles if c is not None)
-
     @property
     def board(self) -> Board | None:
         """The board that it was compiled for; None where none was named."""
@@ -439,23 +435,25 @@ class Program:
         """Clock of the CPU: the board's; without one, the NPU's."""
         return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
 
+    @cached_property
+    def estimate(self) -> Estimate:
+        """What one inference takes, by part: operators and transposes of the NPU, operators of the CPU, copies, calls."""
+        return figures.estimate(self.layers, self.payloads, self.core_clock_hz, self.cpu_clock_hz)
+
     @property
     def total_cycles(self) -> int | None:
-        """Of the NPU for one inference, by Vela's estimate; None where cycles are unknown."""
-        return self._cycles(NPU)
+        """Of the NPU alone for one inference, by Vela's estimate; None where cycles are unknown. ``estimate`` has all parts."""
+        return self.estimate.npu_cycles
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Of the CPU for one inference, by ``ethorch.figures.RATES``; None where cycles are unknown."""
-        return self._cycles(CPU)
+        """Of the CPU's operators for one inference, by ``ethorch.figures.RATES``; None where cycles are unknown."""
+        return self.estimate.cpu_cycles
 
     @property
     def milliseconds(self) -> float | None:
-        """Of one inference by the estimate: CPU and NPU one after the other, each at its clock; None where cycles are unknown."""
-        npu, cpu = self.total_cycles, self.cpu_cycles
-        if npu is None or cpu is None or not self.core_clock_hz:
-            return None
-        return 1e3 * (npu / self.core_clock_hz + cpu / self.cpu_clock_hz)
+        """Of one inference by the estimate: all parts of it one after the other, each at its clock; None where one is unknown."""
+        return self.estimate.milliseconds
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; docs/json.md says what each key means."""
@@ -487,6 +485,19 @@ class Program:
         for _ in range(runs):
             traced(*flat)
         return Inspection(traced.inspector(etrecord), cycles_of(sources), cpu_cycles_of(self.layers), self.core_clock_hz)
+
+    def import_profile(self, *files: str | os.PathLike[str]) -> Profile:
+        """What a board or an FVP measured beside the estimate, of the whole program and by operator; ``print`` it.
+
+        Args:
+            files: logs with the NPU's counters, as ExecuTorch's runner, Arm's evaluation kit, Zephyr and ethorch's firmware print
+                them; CSV of QREAD's positions, ``qread_bytes,samples``; CSV of ``milliseconds`` of calls.
+
+        Raises:
+            SpecError: no file is given.
+            FormatError: a file has none of the forms, or a line is wrong: with its number.
+        """
+        return import_profile(self, *files)
 
     def trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the estimated time line of NPU, DMA and CPU as a Chrome trace, which Perfetto opens too.

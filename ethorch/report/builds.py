@@ -21,6 +21,7 @@ Data = Mapping[str, Any]
 TOTALS = {
     "total_cycles": True,
     "cpu_cycles": True,
+    "overhead_cycles": True,
     "milliseconds": True,
     "mac_count": True,
     "ram_bytes": True,

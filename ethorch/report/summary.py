@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ethorch.figures.estimate import CALLS, COPIES
+from ethorch.figures.layer import CPU, NPU
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = Mapping[str, Any]
+_NO_LAYERS = (COPIES, CALLS)
 
 
 def summary(data: Data) -> RenderableType:
@@ -57,13 +61,15 @@ def _others(data: Data) -> list[str]:
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     """(name, figure, note) of each figure that is known."""
     if data["total_cycles"] is not None:
-        yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela"
+        yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela" + _of_it(data, NPU, 1)
         if data["cpu_cycles"]:
             yield (
                 "cycles of the CPU",
                 f"{data['cpu_cycles']:,}",
-                "estimated for a Cortex-M55, by the rates of ethorch.figures.RATES",
+                "estimated for a Cortex-M55, by the rates of ethorch.figures.RATES" + _of_it(data, CPU, 0),
             )
+        if data.get("overhead_cycles"):
+            yield "beside operators", f"{data['overhead_cycles']:,}", "cycles of the CPU" + _of_it(data, CPU, 0, layers=False)
         yield (
             "time",
             f"{data['milliseconds']:.3f} ms",
@@ -92,6 +98,13 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             codes = info["codes"]
             meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
             yield f"{side[:-1]} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+
+
+def _of_it(data: Data, where: str, first: int, layers: bool = True) -> str:
+    """``; of it 1,000 calls of the NPU``: the parts of one clock, without the first so many."""
+    parts = [part for part in data.get("estimate", ()) if part["where"] == where and (part["name"] in _NO_LAYERS) is not layers]
+    named = ", ".join(f"{part['cycles']:,} {part['name']}" for part in parts[first:] if part["cycles"])
+    return f"; of it {named}" if named else ""
 
 
 def _clocks(data: Data) -> str:

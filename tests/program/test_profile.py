@@ -1,0 +1,137 @@
+"""Measurements beside the estimate: logs, histograms and times as firmware prints them, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ethorch
+from ethorch import cli
+from ethorch.errors import FormatError, SpecError
+from ethorch.figures.commands import command_maps
+from ethorch.figures.layer import NPU
+from ethorch.figures.subject import subject
+
+RUNNER = """\x1bI [executorch:arm_executor_runner.cpp:1] starting
+I [executorch:arm_perf_monitor.cpp:190] NPU Inferences : 2
+I [executorch:arm_perf_monitor.cpp:201] Inference runtime: 9000 CPU cycles total (4500.00 per inference)
+I [executorch:arm_perf_monitor.cpp:236] ethosu_pmu_cycle_cntr :  40000 (20000.00 per inference)
+I [executorch:arm_perf_monitor.cpp:240] ethosu_pmu_cntr0 : 600 (300.00 per inference)
+I [executorch:arm_perf_monitor.cpp:240] ethosu_pmu_cntr1 : 20 (10.00 per inference)
+I [executorch:arm_perf_monitor.cpp:250] Ethos-U delegate 0: 2 backend invocations, 2 NPU invocations
+I [executorch:arm_perf_monitor.cpp:251] Ethos-U delegate 0 PMU cycles: 40000
+I [executorch:arm_perf_monitor.cpp:260] Ethos-U PMU Events:[ETHOSU_PMU_AXI0_RD_DATA_BEAT_RECEIVED, ETHOSU_PMU_NPU_IDLE]
+"""
+KIT = "INFO - NPU AXI0_RD_DATA_BEAT_RECEIVED beats: 530\nINFO - NPU IDLE cycles: 643\nINFO - NPU TOTAL cycles: 104514\n"
+
+
+def _file(folder: Path, text: str, name: str = "measured.txt") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_runners_log(program: ethorch.Program, tmp_path: Path) -> None:
+    found = program.import_profile(_file(tmp_path, RUNNER))
+    figures = {figure.name: figure for figure in found.figures}
+    npu = figures["cycles of the NPU"]
+    assert (npu.measured, npu.estimated, npu.count) == (20000, program.total_cycles, 1)
+    assert npu.ratio == pytest.approx(20000 / (program.total_cycles or 0))
+    assert figures["cycles of delegate 0"].measured == 20000 and figures["cycles of delegate 0"].estimated == program.total_cycles
+    assert figures["cycles of the CPU"].measured == 4500
+    assert found.counters == {"AXI0_RD_DATA_BEAT_RECEIVED": 300, "NPU_IDLE": 10} and not found.layers
+    assert "cycles of delegate 0" in str(found) and json.loads(json.dumps(found.to_json()))["figures"][0]["ratio"] == npu.ratio
+
+
+@pytest.mark.parametrize(
+    ("text", "cycles"),
+    [(KIT, 104514), ("Ethos-U PMU report:\nethosu_pmu_cycle_cntr : 134869\n", 134869), ("run 0: 7 cycles of the NPU\n", 7)],
+)
+def test_logs_of_others(program: ethorch.Program, tmp_path: Path, text: str, cycles: int) -> None:
+    found = program.import_profile(_file(tmp_path, text))
+    assert [figure.measured for figure in found.figures] == [cycles]
+    assert found.counters == ({"AXI0_RD_DATA_BEAT_RECEIVED": 530, "IDLE": 643} if text == KIT else {})
+
+
+def test_times_of_calls_are_their_median(program: ethorch.Program, tmp_path: Path) -> None:
+    found = program.import_profile(_file(tmp_path, "call,milliseconds\n0,2\n1,2.5\n\n2,9\n", "times.csv"))
+    (figure,) = found.figures
+    assert (figure.measured, figure.least, figure.most, figure.count) == (2.5, 2, 9, 3) and figure.estimated == program.milliseconds
+
+
+def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: Path) -> None:
+    (commands,) = command_maps(subject(program.build), program.layers, program.command_sources).values()
+    npu = [layer for layer in program.layers if layer.where == NPU and layer.fused_into is None]
+    assert set(commands.layers) == {layer.index for layer in npu} and list(commands.layers) == sorted(commands.layers)
+    first, last = commands.offsets[0], commands.offsets[-1]
+    assert commands.at(0) == commands.at(first + 4) == commands.layers[0] and commands.at(last) == commands.layers[-2]
+    assert commands.at(last + 4) == commands.at(commands.stream_bytes) == commands.layers[-1]
+
+    rows = f"stream_id,qread_bytes,samples\n7,{first + 4},30\n7,{last + 4},10\n"
+    table = _file(tmp_path, rows, "qread.csv")
+    found = program.import_profile(table, _file(tmp_path, RUNNER))
+    by_index = {row.index: row for row in found.layers}
+    slow = by_index[commands.layers[0]]
+    assert (slow.samples, slow.measured_share, slow.measured_cycles) == (30, 0.75, 15000)
+    assert slow.ratio == pytest.approx(15000 / (slow.estimated_cycles or 0)) and slow.estimated_share is not None
+    assert by_index[commands.layers[-1]].samples == 10 and sum(row.samples for row in found.layers) == 40
+    assert slow.name in str(found)
+
+    alone = program.import_profile(_file(tmp_path, json.dumps({hex(first + 4): 3}), "qread.json"))
+    assert {row.measured_cycles for row in alone.layers} == {None}
+    assert next(row for row in alone.layers if row.samples).ratio == pytest.approx(1 / slow.estimated_share)
+
+    file = ethorch.load(program.pte).import_profile(table)
+    assert sum(row.samples for row in file.layers) == 40 and {row.ratio for row in file.layers} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "nothing is known here. Known are a log"),
+        ("hello\n", "nothing is known here"),
+        ("ok\nethosu_pmu_cycle_cntr : many\n", "line 2: ethosu_pmu_cycle_cntr is 'many'; it has to be a whole number"),
+        ("ethosu_pmu_cycle_cntr : -5\n", "line 1: ethosu_pmu_cycle_cntr is '-5'"),
+        ("ethosu_pmu_cycle_cntr : 9999999999999999\n", "more than 9007199254740992 cannot be"),
+        ("ethosu_pmu_cycle_cntr : 5 (. per inference)\n", "line 1: the count per inference is '.'"),
+        ("Ethos-U delegate 5 PMU cycles: 40\n", "delegate 5 of the log: the program has none of this number"),
+        ("qread_bytes,samples\n", "has no row below qread_bytes, samples"),
+        ("qread_bytes,samples\n4,1\n8\n", "line 3: 1 columns, the first line has 2"),
+        ("qread_bytes,samples\n\n6,1\n", "line 3: offset is 6; it has to be a multiple of 4"),
+        ("qread_bytes,samples\n4,-1\n", "line 2: count is '-1'"),
+        ("qread_bytes,samples\n4,0\n", "all counts are 0"),
+        ("qread_bytes,samples\n4000000,1\n", r"line 2: offset 4000000 is behind the \d+ bytes of commands of delegate 0"),
+        ("delegate,qread_bytes,samples\n3,4,1\n", "line 2: delegate 3; the program's on the NPU are 0"),
+        ("stream_id,qread_bytes,samples\na,4,1\nb,4,1\n", "has samples of 2 streams, a, b"),
+        ("milliseconds\nnan\n", "line 2: milliseconds is 'nan'; it has to be a number above 0"),
+        ("milliseconds\n0\n", "line 2: milliseconds is '0'"),
+        ('{"4": 1.5}', "entry '4': count is '1.5'"),
+        ('{"4": true}', "entry '4': count is 'True'"),
+        ("{", "Expecting property name"),
+        ("[" * 9 + "\n{", "nothing is known here"),
+        ("{" + '"a":{' * 5000, "recursion|Expecting"),
+        ('qread_bytes,samples\n4,"' + "9" * 200_000, "line 2: (field larger|.*count is)"),
+    ],
+)
+def test_wrong_files_are_refused(program: ethorch.Program, tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        program.import_profile(_file(tmp_path, text))
+
+
+def test_files_that_are_not_there(program: ethorch.Program, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"cannot read .*: No such file"):
+        program.import_profile(tmp_path / "none.log")
+    with pytest.raises(SpecError, match="no file to import"):
+        program.import_profile()
+
+
+def test_import_profile_on_the_command_line(program: ethorch.Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program.save(tmp_path / "net")
+    command = ["import-profile", str(tmp_path / "net"), str(_file(tmp_path, RUNNER))]
+    assert cli.main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["figures"][0]["measured"] == 20000 and data["counters"]["NPU_IDLE"] == 10
+    assert cli.main(command) == 0 and "cycles of the NPU" in capsys.readouterr().out
+    assert cli.main(["import-profile", str(tmp_path / "net"), str(_file(tmp_path, "nothing"))]) == 1
