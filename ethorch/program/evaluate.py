@@ -125,9 +125,12 @@ def evaluate(
     Args:
         program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
         dataset: samples with labels, in any form of ``ethorch.data.samples``: a Dataset, a DataLoader, a folder of classes, ...
-        metric: None takes top-1 and top-5 where there are labels; a function of (list of outputs, list of labels) that returns a
-            number or a dict of numbers; or an object of torchmetrics (``update`` and ``compute``).
-        postprocess: what the metric gets, made of a model's outputs: boxes of a detector's maps, for instance.
+        metric: None takes top-1 and top-5 where there are labels; ``"map"`` is torchmetrics' mean average precision of detections;
+            a function of (list of outputs, list of labels) returns a number or a dict of numbers; an object of torchmetrics has
+            ``update`` and ``compute``.
+        postprocess: what the metric gets, made of a model's outputs: boxes of a detector's maps, for instance. For ``"map"``
+            a dict of ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]); the labels
+            of samples are such dicts, without scores.
         against: columns beside the NPU's.
         transform: is called on each item of the data set first.
         limit: take this many samples at most.
@@ -139,7 +142,7 @@ def evaluate(
 
     Raises:
         SpecError: a column is unknown; or workers, for a program that keeps state.
-        EthorchError: the data set is empty, or a sample does not fit.
+        EthorchError: the data set is empty, or a sample does not fit; or a package that ``"map"`` needs is not installed.
     """
     if not isinstance(program, Program):
         program = load(program)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from ethorch.errors import SpecError
+from ethorch.errors import EthorchError, SpecError
+from ethorch.model_zoos import torchvision_models
 
 _TOP = (1, 5)
+MAP = "map"
+#: Packages that count matches of boxes for torchmetrics, the quicker first.
+_COCO = ("faster_coco_eval", "pycocotools")
 
 
 class Meter(Protocol):
@@ -30,18 +36,22 @@ def meter(metric: Any) -> Meter:
     """A fresh meter.
 
     Args:
-        metric: None for classification; a function of (outputs, labels); or an object with ``update`` and ``compute``.
+        metric: None for classification; ``"map"`` for detection; a function of (outputs, labels); or an object with ``update`` and
+            ``compute``.
 
     Raises:
         SpecError: it is something else.
+        EthorchError: a package that ``"map"`` needs is not installed.
     """
     if metric is None:
         return Classification()
+    if metric == MAP:
+        return Updated(mean_average_precision())
     if hasattr(metric, "update") and hasattr(metric, "compute"):
         return Updated(copy.deepcopy(metric))
     if callable(metric):
         return Collected(metric)
-    raise SpecError(f"metric is {type(metric).__name__}; it can be None, a function of (outputs, labels), or one of torchmetrics.")
+    raise SpecError(f"metric is {metric!r}; it can be None, {MAP!r}, a function of (outputs, labels), or one of torchmetrics.")
 
 
 class Classification:
@@ -115,6 +125,8 @@ class Updated:
         """See Meter."""
         one = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         target = torch.as_tensor(label).reshape(-1) if isinstance(label, (int, float)) else label
+        if isinstance(one, Mapping):  # a detection; such metrics take a list of pictures
+            one, target = [one], [target]
         self._metric.update(one, target)
 
     def figures(self) -> dict[str, float]:
@@ -130,3 +142,16 @@ def _named(value: Any, name: str) -> dict[str, float]:
     """A number, or a dict of them, as figures; what is no single number is left out."""
     entries = value.items() if isinstance(value, Mapping) else [(name, value)]
     return {str(key): float(x) for key, x in entries if not isinstance(x, torch.Tensor) or x.numel() == 1}
+
+
+def mean_average_precision() -> Any:
+    """``torchmetrics.detection.MeanAveragePrecision``, of boxes as COCO counts them.
+
+    Raises:
+        EthorchError: torchmetrics, torchvision or a package that reads COCO is not installed.
+    """
+    backend = next((name for name in _COCO if importlib.util.find_spec(name)), None)
+    if backend is None or importlib.util.find_spec("torchmetrics") is None:
+        raise EthorchError('metric="map" needs torchmetrics and faster-coco-eval: pip install "ethorch[metrics]".')
+    torchvision_models()  # torchmetrics imports it
+    return importlib.import_module("torchmetrics.detection").MeanAveragePrecision(backend=backend)

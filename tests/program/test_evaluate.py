@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,103 @@ def test_metrics_of_the_user(program: ethorch.Program, labelled: list[tuple[Tens
             return torch.tensor(float(self.seen))
 
     assert ethorch.evaluate(program, labelled, metric=Counts()).results["npu"]["Counts"] == 8
-    with pytest.raises(SpecError, match="metric is int"):
+    with pytest.raises(SpecError, match="metric is 3; it can be None, 'map'"):
         ethorch.evaluate(program, labelled, metric=3)
     with pytest.raises(SpecError, match="against has 'fake'"):
         ethorch.evaluate(program, labelled, against=["fake"])
+
+
+class Detector(nn.Module):
+    """Which of 4x4 cells are bright in the first channel, and which in the second: float[1, 2, 4, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.Conv2d(2, 2, 4, stride=4, bias=False)
+        with torch.no_grad():
+            self.cells.weight.zero_()
+            for channel in range(2):
+                self.cells.weight[channel, channel] = 1 / 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.cells(x)
+        return found
+
+    @staticmethod
+    def boxes(flat: list[Tensor]) -> dict[str, Tensor]:
+        """A box around each cell of more than a half."""
+        label, y, x = (flat[0][0] > 0.5).nonzero().T
+        corner = torch.stack([x, y, x, y], 1) * 4.0
+        return {"boxes": corner + torch.tensor([0.0, 0.0, 4.0, 4.0]), "scores": flat[0][0, label, y, x], "labels": label}
+
+    @staticmethod
+    def picture(*objects: tuple[int, int, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objects (label, y, x) of the grid as a picture and as boxes."""
+        picture, boxes = torch.zeros(2, 16, 16), []
+        for number, (label, y, x) in enumerate(objects):
+            picture[label, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4] = 1 - 0.1 * number
+            boxes.append([4.0 * x, 4.0 * y, 4.0 * x + 4, 4.0 * y + 4])
+        return picture, {"boxes": torch.tensor(boxes), "labels": torch.tensor([label for label, _, _ in objects])}
+
+
+@pytest.fixture(scope="module")
+def detector() -> ethorch.Program:
+    pictures = [Detector.picture((0, 1, 2), (1, 3, 0))[0][None], Detector.picture((1, 0, 0))[0][None]]
+    return ethorch.compile(Detector(), (pictures[0],), calibration=[(picture,) for picture in pictures])
+
+
+def test_detections_go_to_the_metric_as_lists_of_pictures(detector: ethorch.Program) -> None:
+    class Found:
+        """Boxes that are found exactly, of all that are wanted."""
+
+        def __init__(self) -> None:
+            self.right = self.wanted = 0
+
+        def update(self, found: list[dict[str, Tensor]], wanted: list[dict[str, Tensor]]) -> None:
+            for one, other in zip(found, wanted, strict=True):
+                self.right += sum(box in one["boxes"].tolist() for box in other["boxes"].tolist())
+                self.wanted += len(other["boxes"])
+
+        def compute(self) -> dict[str, float]:
+            return {"recall": self.right / self.wanted}
+
+    missed = {"boxes": torch.tensor([[8.0, 8.0, 12.0, 12.0]]), "labels": torch.tensor([0])}
+    data = [Detector.picture((0, 1, 2), (1, 3, 0)), Detector.picture((1, 0, 0)), (torch.zeros(2, 16, 16), missed)]
+    found = ethorch.evaluate(detector, data, metric=Found(), postprocess=Detector.boxes)
+    assert [found.results[column]["recall"] for column in ("npu", "float", "quantized")] == [0.75] * 3
+
+
+@pytest.mark.long  # the import of torchmetrics takes 4 seconds
+@pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is not installed")
+def test_mean_average_precision_of_a_detector(detector: ethorch.Program) -> None:
+    data = [Detector.picture((0, 1, 2), (1, 3, 0)), Detector.picture((1, 0, 0)), Detector.picture((0, 3, 3), (0, 0, 1))]
+    found = ethorch.evaluate(detector, data, metric="map", postprocess=Detector.boxes)
+    assert [found.results[column]["map"] for column in ("npu", "float", "quantized")] == [1.0] * 3
+    assert found.samples == 3 and not found.confusion
+    missed = {"boxes": torch.tensor([[8.0, 8.0, 12.0, 12.0]]), "labels": torch.tensor([0])}
+    found = ethorch.evaluate(detector, [*data, (torch.zeros(2, 16, 16), missed)], metric="map", postprocess=Detector.boxes)
+    # COCO's precision at 101 recalls: of the class 0, of whose 4 objects 3 are found, 1 up to a recall of 0.75; of the other 1.
+    assert found.results["npu"]["map_50"] == pytest.approx((76 / 101 + 1) / 2)
+
+
+def test_what_detection_needs_is_named(monkeypatch: pytest.MonkeyPatch, detector: ethorch.Program) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EthorchError, match=r"ethorch\[metrics\]"):
+        ethorch.evaluate(detector, [Detector.picture((0, 1, 2))], metric="map")
+
+
+@pytest.mark.long
+def test_a_dask_cluster_takes_over(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:
+    distributed = pytest.importorskip("distributed")
+    here = ethorch.evaluate(program, labelled, keep=True)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        distributed.get_task_stream(client) as stream,
+        joblib.parallel_config(backend="dask"),
+    ):
+        there = ethorch.evaluate(program, labelled, batch=2, workers=2, keep=True)
+    assert there.results == here.results and len(stream.data) >= 4, "the cluster's workers ran no parts"
+    assert [sample.name for sample in there.kept] == [sample.name for sample in here.kept]
 
 
 def test_an_interruption_gives_the_figures_so_far(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:
