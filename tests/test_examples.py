@@ -11,8 +11,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 SAYS = {
-    "quantize_and_run": "10 of 10 operators on ethos-u55-128 in 1 delegate",
-    "explain": "Rewritten: 6 of 6 operators on ethos-u85-256 in 1 delegate",
+    "quantize_and_run": "10 of 10 PyTorch operators on ethos-u55-128 in 1 delegate",
+    "explain": "Rewritten: 6 of 6 PyTorch operators on ethos-u85-256 in 1 delegate",
     "int16": "raised to 16 bits",
 }
 

@@ -22,6 +22,7 @@ from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_qua
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ class _Goal:
         limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
         return (
             f"the metric is {step.metric:.2f} at best{limit}, wanted is {self.target:.2f}. The result has {raised} raised; "
-            f"{len(result.steps)} steps were tried."
+            f"{counted(len(result.steps), 'step')} tried."
         )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -116,7 +117,9 @@ def _told(run: Run) -> str:
         counts.append(f"{run.instructions} instructions of the CPU")
     if run.npu_cycles is not None:
         by = " and ".join(sorted({inference.estimated_by for inference in run.inferences} - {""}))
-        counts.append(f"{len(run.inferences)} NPU runs of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else ""))
+        counts.append(
+            f"{counted(len(run.inferences), 'NPU run')} of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else "")
+        )
     if run.measured_cycles is not None:
         counts.append(f"{run.measured_cycles} NPU cycles by the firmware's PMU")
     code = "" if run.exit_code is None else f" with code {run.exit_code}"

@@ -12,6 +12,7 @@ from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
 from ethorch.errors import SpecError
+from ethorch.words import counted
 
 PANEL = "Firmware"
 
@@ -74,7 +75,7 @@ def delegate(
 
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}
-    return Answer(data, lambda: f"wrote {len(files)} files to {output}: add_subdirectory() it; CMakeLists.txt says how")
+    return Answer(data, lambda: f"wrote {counted(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how")
 
 
 @command("scratch", PANEL)

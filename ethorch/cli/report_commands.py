@@ -13,6 +13,7 @@ from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
 from ethorch.errors import SpecError
+from ethorch.words import counted
 
 PANEL = "Reports"
 
@@ -126,7 +127,9 @@ def trace(
     events = trace_events([Layer.from_json(layer) for layer in data["layers"]], data["core_clock_hz"])
     write_whole(output, json.dumps(events).encode())
     count = sum(event["ph"] == "X" for event in events["traceEvents"])
-    return Answer({"output": str(output), "events": count}, lambda: f"wrote {output}: {count} events. Open it in ui.perfetto.dev.")
+    return Answer(
+        {"output": str(output), "events": count}, lambda: f"wrote {output}: {counted(count, 'event')}. Open it in ui.perfetto.dev."
+    )
 
 
 @command("import-profile", PANEL)

@@ -25,6 +25,7 @@ from ethorch.progress import stage
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -133,9 +134,9 @@ class Plan:
         goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
         goal += "" if self.reached else "; the limits do NOT hold"
         return (
-            f"{len(self.recipes)} of {len(self.layers)} weights compressed for {self.target}: .pte {self.flash_bytes_before:,} -> "
-            f"{self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, SQNR {self.sqnr_db_before:.1f} -> "
-            f"{self.sqnr_db:.1f} dB before any training{goal}"
+            f"{len(self.recipes)} of {counted(len(self.layers), 'weight')} compressed for {self.target}: .pte "
+            f"{self.flash_bytes_before:,} -> {self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, "
+            f"SQNR {self.sqnr_db_before:.1f} -> {self.sqnr_db:.1f} dB before any training{goal}"
         )
 
     def table(self) -> str:

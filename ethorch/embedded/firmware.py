@@ -32,6 +32,7 @@ from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.stream import parse_header
 from ethorch.target.vela_ini import MemorySystem
 from ethorch.versions import versions
+from ethorch.words import counted
 
 _C = Path(__file__).resolve().parent / "c"
 _DRIVER = ("ethosu.c", "ethosu.h", "ethosu_text.c", "ethosu_model.h")
@@ -70,7 +71,7 @@ class Firmware:
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size)
         return (
-            f"{self.folder}: {len(self.files)} files for {self.target} on {self.board}. Bytes: {sizes}.\n"
+            f"{self.folder}: {counted(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
             f"Build and run it: python {self.folder / 'run.py'}"
         )
 

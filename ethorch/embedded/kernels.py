@@ -13,6 +13,7 @@ from ethorch.embedded.views import View
 from ethorch.embedded.writer import Refused, Writer
 from ethorch.errors import Reason
 from ethorch.formats.pte_types import Call, Method, Value
+from ethorch.words import counted
 
 #: Where the C sources are.
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
@@ -100,7 +101,9 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
     count = len(inspect.signature(body).parameters) - 1
     if len(values) < count:
         raise Refused(
-            "arguments", f"it has {len(values)} arguments, not {count}", "Compile the model with this version of ethorch."
+            "arguments",
+            f"it has {counted(len(values), 'argument')}, not {count}",
+            "Compile the model with this version of ethorch.",
         )
     return values[:count]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ethorch.errors import HostError, ProgramError
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Method, Value
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +24,11 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
         tensors = (*payload.inputs, *payload.outputs)
         where = f"delegate {call.delegate} of method {description.name!r}"
         if len(call.args) != len(tensors):
-            sides = [f"{len(side)} {kind}{'s' * (len(side) != 1)}" for side, kind in _sides(payload)]
+            sides = [counted(len(side), kind) for side, kind in _sides(payload)]
             raise ProgramError(
-                f"{where} is called with {len(call.args)} tensors, but its payload has {' and '.join(sides)}. Whoever made the "
-                "file lost a tensor that the delegate does not read or does not return, and on a device the wrong ones would be "
-                "copied: compile the model with ethorch, or report it to the file's maker."
+                f"{where} is called with {counted(len(call.args), 'tensor')}, but its payload has {' and '.join(sides)}. "
+                "Whoever made the file lost a tensor that the delegate does not read or does not return, and on a device the wrong "
+                "ones would be copied: compile the model with ethorch, or report it to the file's maker."
             )
         for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
             _check_delegate_argument(f"value {number} of {where}", description.values[arg], tensor)
@@ -78,7 +79,7 @@ def check_kernel_calls(description: Method) -> None:
             continue
         where = f"operator {call.operator} of method {description.name!r}"
         if not len(kinds) <= len(call.args) <= len(kinds) + 16:  # outputs are listed once more behind the arguments
-            raise ProgramError(f"{where} is called with {len(call.args)} values; it takes {len(kinds)}.")
+            raise ProgramError(f"{where} is called with {counted(len(call.args), 'value')}; it takes {len(kinds)}.")
         for number, (arg, admitted) in enumerate(zip(call.args, kinds, strict=False)):
             value = description.values[arg]
             if admitted and value.kind not in admitted:

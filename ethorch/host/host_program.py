@@ -28,6 +28,7 @@ from ethorch.host.session import Session, together
 from ethorch.quiet import quiet
 from ethorch.redirect import COUT_LOCK
 from ethorch.vela import artifacts
+from ethorch.words import counted
 
 _KEPT_PROGRAMS = 8  # parsed command streams, with their decoded weights, kept for further loads of the same payload
 
@@ -124,7 +125,7 @@ class HostProgram:
         wanted = [self.description.values[index] for index in self.description.inputs]
         if len(flat) != len(wanted):
             raise HostError(
-                f"method {self.method!r} takes {len(wanted)} inputs, found {len(flat)}. It takes: "
+                f"method {self.method!r} takes {counted(len(wanted), 'input')}, found {len(flat)}. It takes: "
                 f"{', '.join(map(str, wanted)) or 'none'}."
             )
         return [check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ethorch.errors import EthorchError
 from ethorch.model_zoos import torchvision_models
+from ethorch.words import counted
 
 #: Calls of methods in order: what calibrates a program with state.
 Session = list[tuple[str, tuple[Tensor, ...]]]
@@ -136,10 +137,14 @@ class LanguageModel:
             EthorchError: there are more tokens than the context holds, or too few for a prefill that has to be.
         """
         if not 0 < len(ids) <= self.context:
-            raise EthorchError(f"a session has {len(ids)} tokens; allowed are 1 to {self.context}, the context of the model.")
+            raise EthorchError(
+                f"a session has {counted(len(ids), 'token')}; allowed are 1 to {self.context}, the context of the model."
+            )
         read = self.prompt if self.prompt and (len(ids) > self.prompt or self.source is not None) else 0
         if read > len(ids):
-            raise EthorchError(f"a session has {len(ids)} tokens; an encoder-decoder's has at least the {read} of its prefill.")
+            raise EthorchError(
+                f"a session has {counted(len(ids), 'token')}; an encoder-decoder's has at least the {read} of its prefill."
+            )
         calls: Session = []
         if read:
             sources = () if self.source is None else (self.source if source is None else source,)

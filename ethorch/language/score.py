@@ -14,6 +14,7 @@ from ethorch.errors import EthorchError
 from ethorch.language.sampling import Choice
 from ethorch.language.speaker import Speaker
 from ethorch.report.rendered import as_html, as_text
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +27,9 @@ def predictions(speaker: Speaker, ids: Sequence[int], known: int) -> Iterator[tu
         EthorchError: there are no such tokens.
     """
     if not 0 < known < len(ids):
-        raise EthorchError(f"a text has {len(ids)} tokens; the first {known} are given, so that at least {known + 1} are needed.")
+        raise EthorchError(
+            f"a text has {counted(len(ids), 'token')}; the first {known} are given, so that at least {known + 1} are needed."
+        )
     speaker.reset()
     logits = speaker.read(ids[:known])
     for number, token in enumerate(ids[known:], known):
@@ -60,7 +63,8 @@ def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
         rows, right = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
         if len(rows) != len(right):
             raise EthorchError(
-                f"a sample has logits for {len(rows)} tokens and {len(right)} labels: give the token behind each one."
+                f"a sample has logits for {counted(len(rows), 'token')} and {counted(len(right), 'label')}: "
+                "give the token behind each one."
             )
         each += [surprise(row, int(token)) for row, token in zip(rows, right, strict=True)]
     if not each:

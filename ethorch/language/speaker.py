@@ -13,6 +13,7 @@ from ethorch.formats.pte_types import Value
 from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
 from ethorch.program.program import Program
+from ethorch.words import counted
 
 
 class Speaker:
@@ -117,7 +118,7 @@ class Speaker:
         """
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"{len(ids)} tokens behind {self.position}: a context of {self.context} takes 1 to "
+                f"{counted(len(ids), 'token')} behind {self.position}: a context of {self.context} takes 1 to "
                 f"{self.context - self.position} more."
             )
         logits: Any = None

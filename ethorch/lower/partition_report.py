@@ -7,6 +7,16 @@ from typing import Any
 
 from ethorch.errors import Reason
 from ethorch.tosa.ir import Origin
+from ethorch.words import counted
+
+
+def placed(npu: int, cpu: int, target: str, delegates: int) -> str:
+    """``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``, the same words everywhere.
+
+    Counted are the operators of the exported graph behind the quantizer, which takes some of the model's apart. Quantize and
+    dequantize are not counted: they are no operators of the model.
+    """
+    return f"{npu} of {counted(npu + cpu, 'PyTorch operator')} on {target} in {counted(delegates, 'delegate')}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,7 @@ class PartitionReport:
 
     def summary(self) -> str:
         """One line: how many operators run where, and which do not run on the NPU."""
-        total, count = self.npu_operators + len(self.refusals), len(self.delegated)
-        line = f"{self.npu_operators} of {total} operators on {self.target} in {count} delegate{'s' if count != 1 else ''}"
+        line = placed(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
         if self.refusals:
             names = sorted({refusal.origin.target for refusal in self.refusals})
             line += f"; {len(self.refusals)} on the CPU: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"

@@ -15,7 +15,7 @@ from ethorch.builder.qparams import PLAIN_INTEGERS, QTensor
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import Subgraph
 from ethorch.fx.node import first_value, flat, op_name
-from ethorch.lower.replacements import instead_of
+from ethorch.lower.replacements import BETWEEN, instead_of
 from ethorch.ops.spec import OpSpec
 from ethorch.target.u55 import NO_LOOP_ON_CPU
 from ethorch.tosa.ir import FLOATS, Origin
@@ -169,6 +169,16 @@ def no_tensor(node: Node) -> Reason:
         "Compute it in Python, before the model is exported.",
     )
 
+
+#: Of the CPU's quantize and dequantize, which no partitioner refuses: a program of floats cannot do without them.
+AT_THE_ENDS = Reason(
+    "io.floats",
+    "the program takes and gives floats, and the NPU codes: the CPU converts them in each call",
+    'With io="int8" (--io int8; int16 of scheme a16w8) the firmware hands codes over, and neither cycles nor RAM go there.',
+)
+BETWEEN_SIDES = Reason(
+    "io.between", "it converts what goes between an operator on the CPU, which computes floats, and the NPU", BETWEEN
+)
 
 # --- control flow -----------------------------------------------------------------------------------------------------------
 

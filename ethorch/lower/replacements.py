@@ -60,6 +60,8 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
 
 #: Of operators that are not PyTorch's own.
 CUSTOM = "Write it with PyTorch's own operators in the model, or link a CPU kernel of it into the firmware."
+#: Of quantize and dequantize where they are no end of a delegate.
+BETWEEN = "It goes when the operator on the CPU that it stands beside runs on the NPU."
 #: Where no row fits.
 OTHERS = "Write it with operators that `ethorch ops` lists."
 
@@ -67,6 +69,8 @@ OTHERS = "Write it with operators that `ethorch ops` lists."
 def instead_of(name: str) -> str:
     """What to write instead of the operator ``name``, as ``aten.sort.default``."""
     namespace, _, rest = name.partition(".")
+    if namespace == "quantized_decomposed":
+        return BETWEEN
     if namespace not in ("aten", "prims"):
         return CUSTOM
     base = rest.split(".")[0].removesuffix("_copy")

@@ -25,6 +25,7 @@ from ethorch.board.memory_roles import Roles, roles
 from ethorch.errors import BoardError, SpecError
 from ethorch.figures.layer import CPU
 from ethorch.program.program import Program, load
+from ethorch.words import counted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,8 +82,7 @@ class Calibration:
     @property
     def source(self) -> str:
         """What the new file says of where its numbers are from."""
-        count = len(self.programs)
-        return f"fitted from {count} measurement{'' if count == 1 else 's'}, error {100 * self.error:.0f} %"
+        return f"fitted from {counted(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

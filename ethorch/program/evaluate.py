@@ -29,6 +29,7 @@ from ethorch.progress import stage
 from ethorch.quantizer.shared_buffers import kept
 from ethorch.quiet import quiet
 from ethorch.report.rendered import as_html, as_text
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,7 +87,7 @@ class Evaluation:
         for column, figures in self.results.items():
             table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
         rate = self.samples / self.seconds if self.seconds else 0.0
-        last = f"{self.samples:,} samples in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
+        last = f"{counted(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
         return Group(table, "", last + (", interrupted." if self.interrupted else "."))
 
     def __str__(self) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ethorch.errors import SpecError
 from ethorch.figures import Layer
+from ethorch.figures.layer import CPU
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
 from ethorch.fx.states import StateBuffer
-from ethorch.lower.partition_report import PartitionReport, Refusal
+from ethorch.lower.partition_report import PartitionReport, Refusal, placed
+from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES
 from ethorch.report.rendered import as_html, as_text
-from ethorch.words import did_you_mean
+from ethorch.words import counted, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,11 +87,13 @@ class Explanation:
         target: name of the NPU.
         operators: in the order of execution; what the NPU refused comes last, with its reasons.
         states: the buffers that it changes.
+        placed: how many of the model's operators are on the NPU, as ``print(program)`` says it; empty of a file.
     """
 
     target: str
     operators: tuple[Operator, ...]
     states: tuple[State, ...] = ()
+    placed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; keys are the attributes' names."""
@@ -114,16 +119,17 @@ class Explanation:
             share = "" if row.share is None else f"{row.share:.1%}"
             cycles = "" if row.cycles is None else f"{row.cycles:,}"
             table.add_row(where, row.operator, row.module, row.source, cycles, share, row.bound)
-        refused = [row for row in self.operators if row.reason]
-        lines = []
-        for row in refused:
-            module, source = f"at {row.module}" if row.module else "", f"({row.source})" if row.source else ""
-            place = " ".join(filter(None, (row.operator, module, source)))
-            lines.append(f"{place}: {row.reason} [{row.id}] {row.way_out}".rstrip())
-        count = sum(row.where == "NPU" for row in self.operators)
-        last = f"{count} of {len(self.operators)} rows on {self.target or 'the NPU'}."
-        if not self.operators:
-            last = "No operator is of this kind, or has this in its name."
+        places: dict[str, dict[str, None]] = {}
+        for row in self.operators:
+            if row.reason:
+                module, source = f"at {row.module}" if row.module else "", f"({row.source})" if row.source else ""
+                place = " ".join(filter(None, (row.operator, module, source)))
+                places.setdefault(f"{row.reason} [{row.id}] {row.way_out}".rstrip(), {})[place] = None
+        lines = [f"{', '.join(found)}: {said}" for said, found in places.items()]
+        npu = sum(row.where == "NPU" for row in self.operators)
+        rows = f"{counted(npu, 'operation')} of the NPU, {counted(len(self.operators) - npu, 'operator')} on the CPU"
+        last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
+        last += f" Of the model: {self.placed}." if self.placed else ""
         kept = ["", "Kept from call to call:", self._states()] if self.states else []
         for state in self.states:
             kept += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
@@ -184,6 +190,7 @@ def explanation(
         )
         for layer in layers
     ]
+    rows = [_with_conversion(row, layer) for row, layer in zip(rows, layers, strict=True)]
     for refusal in [] if partition is None else [*partition.refusals, *partition.without_kernel]:
         _add(rows, refusal)
     if operator is not None and not any(operator in row.operator for row in rows):
@@ -191,7 +198,21 @@ def explanation(
         meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
         raise SpecError(f"no operator of the program has {operator!r} in its name.{meant} It has: {', '.join(names) or 'none'}.")
     wanted = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
-    return Explanation(target, tuple(wanted), tuple(states) if operator is None else ())
+    counts = "" if partition is None else placed(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
+    return Explanation(target, tuple(wanted), tuple(states) if operator is None else (), counts)
+
+
+#: Names of the CPU's kernels that make codes of floats and floats of codes: ExecuTorch's, and those of its Arm backend.
+_CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
+
+
+def _with_conversion(row: Operator, layer: Layer) -> Operator:
+    """Of quantize and dequantize on the CPU, why they are there; other rows as they are."""
+    if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
+        return row
+    end = re.search(r" (input|output) \d+$", layer.name)
+    reason = AT_THE_ENDS if end else BETWEEN_SIDES
+    return replace(row, id=reason.id, reason=reason.text, way_out=reason.way_out)
 
 
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:

@@ -14,6 +14,7 @@ from ethorch.errors import EthorchError, SpecError
 from ethorch.model_files import UserMethods, UserModel, load_model
 from ethorch.model_zoos import made_up
 from ethorch.program.program import Program
+from ethorch.words import counted
 
 
 def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | None = None) -> UserModel | UserMethods:
@@ -38,7 +39,9 @@ def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | 
     if not shapes:
         return user
     if len(shapes) != len(user.example_inputs):
-        raise SpecError(f"--shape is given {len(shapes)} times; the model has {len(user.example_inputs)} inputs.")
+        raise SpecError(
+            f"--shape is given {counted(len(shapes), 'time')}; the model has {counted(len(user.example_inputs), 'input')}."
+        )
     inputs = [_of_shape(x, text) for x, text in zip(user.example_inputs, shapes, strict=True)]
     return replace(user, example_inputs=tuple(inputs), calibration=())
 
@@ -82,7 +85,7 @@ def inputs_from(paths: Sequence[Path], example_inputs: tuple[Any, ...]) -> tuple
         EthorchError: they do not fit the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
-        raise EthorchError(f"{len(paths)} files of inputs were given; the model has {len(example_inputs)} inputs.")
+        raise EthorchError(f"{counted(len(paths), 'file')} of inputs given; the model has {counted(len(example_inputs), 'input')}.")
     if len(paths) == 1:
         return _first(paths[0], example_inputs)
     return tuple(_first(path, (example,))[0] for path, example in zip(paths, example_inputs, strict=True))

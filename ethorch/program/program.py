@@ -43,6 +43,7 @@ from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from ethorch.direct.build import Build  # 1 second of torch, for a type
@@ -199,7 +200,7 @@ class Program:
         names = getattr(getattr(self.model, "module", None), "names", ())
         if set(keywords) != set(names):
             known, found = ", ".join(names) or "none", ", ".join(keywords)
-            raise HostError(f"the program takes {len(self.inputs)} inputs, by name {known}; found the names {found}.")
+            raise HostError(f"the program takes {counted(len(self.inputs), 'input')}, by name {known}; found the names {found}.")
         return (*inputs, *(keywords[name] for name in names))
 
     def _batch(self, flat: Sequence[Any]) -> int:

@@ -14,6 +14,7 @@ from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
 from ethorch.program.settings import Settings
 from ethorch.vela import artifacts
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from ethorch.direct.build import Build  # 1 second of torch, for a type
@@ -58,7 +59,9 @@ def tosa_of(build: Build | None) -> bytes:
     if build is None:
         raise EthorchError("a .pte does not hold the TOSA graph it was made from: save a program that ethorch.compile returned.")
     if len(build.delegates) != 1:
-        raise EthorchError(f"the program has {len(build.delegates)} delegates and so as many TOSA graphs: save it as a folder.")
+        raise EthorchError(
+            f"the program has {counted(len(build.delegates), 'delegate')} and so as many TOSA graphs: save it as a folder."
+        )
     return build.delegates[0].tosa
 
 

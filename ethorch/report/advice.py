@@ -12,6 +12,7 @@ from ethorch.errors import FormatError
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.summary import kib
+from ethorch.words import counted
 
 Data = Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
         mine = {(row["operator"], row["module"], row["source"]) for row in rows}
         spent = _cycles([x for x in layers if x.where == CPU and any((name, x.module, x.source) in mine for name in x.operators)])
         share = _share(spent, layers)
-        figure = f"{len(rows)} operator{'' if len(rows) == 1 else 's'}" + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
+        figure = counted(len(rows), "operator") + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
         where = f" at {_some(places)}" if places else ""
         yield Advice(
             f"cpu.{id}",
@@ -122,7 +123,7 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     share = _share(_cycles(found), layers)
     if share < _LEAST:
         return
-    figure = f"{_cycles(found):,} cycles ({share:.1%}) in {len(found)} transposes"
+    figure = f"{_cycles(found):,} cycles ({share:.1%}) in {counted(len(found), 'transpose')}"
     ends = _at_ends(layers)
     settings = data["settings"]
     if ends and settings is not None and not settings["nhwc_io"]:
@@ -182,7 +183,10 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         else:
             way = f"Feature maps lie in {name}: a memory mode with them in SRAM, or a larger staging memory, shortens it."
         yield Advice(
-            f"waits.{MEMORY_KEYS[name]}", f"{lost:,} cycles ({share:.1%}) in {len(bound)} layers", f"{way} Most at {places}.", share
+            f"waits.{MEMORY_KEYS[name]}",
+            f"{lost:,} cycles ({share:.1%}) in {counted(len(bound), 'layer')}",
+            f"{way} Most at {places}.",
+            share,
         )
 
 
@@ -205,7 +209,7 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     kinds = list(dict.fromkeys(x.operator for x in worst))
     yield Advice(
         "idle-macs",
-        f"{lost:,} cycles ({share:.1%}) in {len(found)} layers",
+        f"{lost:,} cycles ({share:.1%}) in {counted(len(found), 'layer')}",
         f"They compute, and use under 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
         f"{_some(list(dict.fromkeys(x.module or x.name for x in worst)))}. Depthwise convolutions, few channels and small maps "
         "leave multipliers idle; a smaller NPU would lose little on them.",
@@ -226,7 +230,7 @@ def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
     yield Advice(
         f"peak.{region}",
         f"{kib(memory.regions[region])} ({share:.1%} of the RAM)",
-        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(held)} in {len(owners)} tensors: "
+        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(held)} in {counted(len(owners), 'tensor')}: "
         f"{_some(largest)}. Smaller maps there, by a stride, fewer channels or a smaller input, lower the RAM; changes elsewhere "
         "do not.",
         share / 2,

@@ -11,6 +11,7 @@ from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.report import markdown
 from ethorch.report.rendered import as_text
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -176,7 +177,7 @@ class BuildComparison:
     def _last(self) -> str:
         changed = sum(layer.state != SAME for layer in self.layers)
         more = f", the {_SHOWN} with the largest difference are listed" if changed > _SHOWN else ""
-        return f"{changed} of {len(self.layers)} layers differ{more}."
+        return f"{changed} of {counted(len(self.layers), 'layer')} differ{more}."
 
     def __str__(self) -> str:
         return as_text(self.rich())

@@ -13,6 +13,7 @@ from ethorch.report.advice import advice
 from ethorch.report.reproduce import command
 from ethorch.report.summary import head, rows
 from ethorch.report.verdict import verdicts
+from ethorch.words import counted
 
 Data = Mapping[str, Any]
 _LARGEST = 10  # layers that are listed
@@ -67,7 +68,7 @@ def _lines(data: Data, title: str) -> list[str]:
         )
     largest = sorted((layer for layer in layers if layer.cycles), key=lambda layer: -(layer.cycles or 0))[:_LARGEST]
     if largest:
-        lines += ["", f"<details><summary>The {len(largest)} largest of {len(layers)} layers</summary>", ""]
+        lines += ["", f"<details><summary>The {len(largest)} largest of {counted(len(layers), 'layer')}</summary>", ""]
         lines += table(
             ("layer", "on", "operator", "module", "cycles", "share", "bound by"),
             (

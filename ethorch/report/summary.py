@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.estimate import CALLS, COPIES
 from ethorch.figures.layer import CPU, NPU
+from ethorch.lower.partition_report import placed
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,15 +44,16 @@ def summary(data: Data) -> RenderableType:
 
 
 def head(data: Data) -> str:
-    """``5 of 5 operators on ethos-u55-128 in 1 delegate.``"""
+    """``5 of 5 PyTorch operators on ethos-u55-128 in 1 delegate.``"""
     operators = data["operators"]
     count = operators["delegates"]
-    delegates = f"in {count} delegate{'' if count == 1 else 's'}"
     if operators["npu"] is None:
-        return f"{data['target'] or 'no NPU'}, {delegates}, {operators['cpu']} operators on the CPU."
-    total = operators["npu"] + operators["cpu"]
+        kernels = counted(operators["cpu"], "kernel")
+        return (
+            f"{counted(count, 'delegate')} on {data['target'] or 'no NPU'}, {kernels} on the CPU, quantize and dequantize included."
+        )
     of_method = f"Method {data['method']} (also in the file: {', '.join(others)}): " if (others := _others(data)) else ""
-    return of_method + f"{operators['npu']} of {total} operators on {data['target']} {delegates}."
+    return of_method + f"{placed(operators['npu'], operators['cpu'], data['target'], count)}."
 
 
 def _others(data: Data) -> list[str]:
@@ -92,7 +95,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     accuracy = data["accuracy"]
     if accuracy:
         figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
-        yield "SQNR", figure, f"NPU against the float model, {accuracy['samples']} samples"
+        yield "SQNR", figure, f"NPU against the float model, {counted(accuracy['samples'], 'sample')}"
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ethorch.report.summary import kib
+from ethorch.words import counted
 
 Data = Mapping[str, Any]
 YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"
@@ -74,7 +75,7 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         count = accuracy["samples"]
         known = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
         figure = f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if known else "are equal to the float model's"
-        found = f"The outputs {figure}, over {count} sample{'' if count == 1 else 's'}."
+        found = f"The outputs {figure}, over {counted(count, 'sample')}."
     if "min_sqnr_db" not in budgets:
         return Verdict("Is it accurate?", OPEN, found + _no_limit([], "--min-sqnr-db sets one"))
     limit = budgets["min_sqnr_db"]["limit"]

@@ -19,6 +19,7 @@ from ethorch.program.settings import bytes_of
 from ethorch.report.compare import Recorder, delegate_arrays
 from ethorch.testing.recording import record
 from ethorch.tosa.reference_model import run as run_tosa
+from ethorch.words import counted
 
 
 def assert_runs_on_npu(
@@ -98,8 +99,8 @@ def _too_far_off(program: Program, wanted: float) -> list[str]:
     if accuracy.sqnr_db >= wanted:
         return []
     return [
-        f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {accuracy.samples} samples, at least {wanted:g} dB wanted. "
-        "`ethorch.sensitivity` names the modules that cost most."
+        f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {counted(accuracy.samples, 'sample')}, "
+        f"at least {wanted:g} dB wanted. `ethorch.sensitivity` names the modules that cost most."
     ]
 
 

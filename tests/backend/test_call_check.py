@@ -27,8 +27,8 @@ def transposed(tensor: IoTensor) -> IoTensor:
 
 
 FORGED: dict[str, tuple[Callable[[CompiledModel], CompiledModel], str]] = {
-    "no input": (lambda model: replace(model, inputs=()), "called with 1 inputs, but its payload has 0"),
-    "two outputs": (lambda model: replace(model, outputs=model.outputs * 2), "called with 1 outputs, but its payload has 2"),
+    "no input": (lambda model: replace(model, inputs=()), "called with 1 input, but its payload has 0"),
+    "two outputs": (lambda model: replace(model, outputs=model.outputs * 2), "called with 1 output, but its payload has 2"),
     "dtype": (lambda model: replace(model, inputs=(wider(model.inputs[0]),)), r"input 0 .*int8\[1, 3, 6, 8\].*elements of 2 bytes"),
     "shape": (
         lambda model: replace(model, outputs=(transposed(model.outputs[0]),)),

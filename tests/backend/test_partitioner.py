@@ -71,7 +71,7 @@ def test_unsupported_in_the_middle_makes_two_delegates_and_the_right_result(capl
     (refusal,) = [r for r in partitioner.report.refusals if r.origin.target.startswith("aten.topk")]
     assert refusal.reason.id == "operator.unknown"
     assert refusal.origin.source.startswith("test_partitioner.py:")
-    assert "3 of 4 operators on ethos-u55-128 in 2 delegates; 1 on the CPU: aten.topk" in caplog.text
+    assert "3 of 4 PyTorch operators on ethos-u55-128 in 2 delegates; 1 on the CPU: aten.topk" in caplog.text
 
 
 def test_an_unquantized_model_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ def test_a_quantized_model_as_tosa(tmp_path) -> None:
     edge = to_edge_transform_and_lower(
         exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
     )
-    assert partitioner.report.summary() == "5 of 5 operators on TOSA-1.0+INT in 1 delegate"
+    assert partitioner.report.summary() == "5 of 5 PyTorch operators on TOSA-1.0+INT in 1 delegate"
     (delegate,) = [module for _, module in edge.exported_program().graph_module.named_children()]
     assert (tmp_path / "delegate_0.steps" / "00_as_lowered.txt").is_file()
     tosa = (tmp_path / "delegate_0.tosa").read_bytes()

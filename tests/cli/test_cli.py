@@ -135,11 +135,15 @@ def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(row["operator"], row["where"]) for row in found["operators"]][1] == ("aten.relu.default", "NPU")
     (refused, *_) = [row for row in found["operators"] if row["id"] == "operator.unknown"]
     assert refused["operator"] == "aten.sort.default" and refused["cycles"] > 0 and "topk" in refused["way_out"]
+    ends = [row for row in found["operators"] if "quantize_per_tensor" in row["operator"]]
+    assert ends and {row["id"] for row in ends} <= {"io.floats", "io.between"} and all("NPU" in row["reason"] for row in ends)
+    assert any("--io int8" in row["way_out"] for row in ends)
     only = answer(capsys, "explain", f"{folder}/net.py:sorts", "--operator", "sort", "--cpu")
     assert {row["operator"] for row in only["operators"]} == {"aten.sort.default"}
     assert cli.main(["explain", f"{folder}/net.py:sorts"]) == 0
     out, _ = capsys.readouterr()
     assert "[operator.unknown]" in out and "net.py:" in out
+    assert "1 of 2 PyTorch operators on ethos-u55-128 in 1 delegate" in out.splitlines()[-1] and "1 operation of the NPU" in out
     assert not any(line.endswith(" ") for line in out.splitlines()), "no line of blanks when piped"
 
 

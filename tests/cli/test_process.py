@@ -51,7 +51,7 @@ def test_progress_on_a_terminal_alone(folder: Path) -> None:
     command = [*COMMAND, "compile", f"{folder}/net.py:net", "-o", f"{folder}/net.pte"]
     piped = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert piped.returncode == 0 and piped.stderr == "", piped.stderr
-    assert "\x1b" not in piped.stdout and "of 2 operators" in piped.stdout
+    assert "\x1b" not in piped.stdout and "of 2 PyTorch operators" in piped.stdout
     ours, theirs = pty.openpty()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})
     os.close(theirs)

@@ -26,8 +26,8 @@ def test_load_takes_a_path_a_string_or_bytes(incumbent):
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ([], r"takes 1 inputs, found 0. It takes: float32\[1, 3, 32, 32\]"),
-        ([torch.zeros(1, 3, 32, 32)] * 2, "takes 1 inputs, found 2"),
+        ([], r"takes 1 input, found 0. It takes: float32\[1, 3, 32, 32\]"),
+        ([torch.zeros(1, 3, 32, 32)] * 2, "takes 1 input, found 2"),
         (
             [torch.zeros(1, 3, 32, 31)],
             r"input 0 is float32\[1, 3, 32, 31\]; the program was exported for float32\[1, 3",

@@ -119,7 +119,7 @@ def test_a_wrong_shape_and_a_wrong_number_of_outputs_are_said() -> None:
     with pytest.raises(AssertionError, match=r"the shape is \[1, 4\], and \[192\] in the reference"):
         tester.run_method_and_compare_outputs(image())
     tester.stages[StageType.QUANTIZE].converted_graph = Pair()
-    with pytest.raises(AssertionError, match="there are 1 outputs, and 2 in the reference"):
+    with pytest.raises(AssertionError, match="it gives 1 output, and 2 in the reference"):
         tester.run_method_and_compare_outputs(image())
 
 
@@ -169,7 +169,7 @@ def test_stages_out_of_order_are_errors_that_name_what_can_come() -> None:
 def test_the_distribution_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tester = lowered().dump_operator_distribution()
     printed = capsys.readouterr().out
-    assert "TOSA operators of the delegates" in printed and "CONV2D" in printed and "4 of 4 operators" in printed
+    assert "TOSA operators of the delegates" in printed and "CONV2D" in printed and "4 of 4 PyTorch operators" in printed
     tester.dump_operator_distribution(tmp_path / "found.json", print_table=False, include_dtypes=False)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["stage"] == "to_edge_transform_and_lower"

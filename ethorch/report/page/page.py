@@ -16,6 +16,7 @@ from ethorch.errors import EthorchError, FormatError
 from ethorch.figures.layer import Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.page import view
+from ethorch.words import counted
 
 if TYPE_CHECKING:
     import jinja2
@@ -120,4 +121,5 @@ def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_text), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.globals["counted"] = counted
     return environment.get_template(name)
