@@ -89,6 +89,15 @@ LeaveOut = Annotated[
     _option("--leave-out", help="A submodule that stays in float on the CPU. May be repeated.", panel=QUANTIZATION, metavar="NAME"),
 ]
 NhwcIo = Annotated[bool, _option("--nhwc-io", help="Inputs and outputs of the program in NHWC.", panel=COMPILER)]
+IoLayout = Annotated[
+    str | None,
+    _option(
+        "--io-layout",
+        help="nchw (default): inputs and outputs as the model has them; nhwc: as --nhwc-io; auto: whichever takes less time.",
+        panel=COMPILER,
+        metavar="nchw|nhwc|auto",
+    ),
+]
 SystemConfig = Annotated[str | None, _option("--system-config", help="A section of vela.ini.", panel=COMPILER)]
 MemoryMode = Annotated[str | None, _option("--memory-mode", help="A section of vela.ini.", panel=COMPILER)]
 ConfigIni = Annotated[str | None, _option("--config-ini", help="Your own vela.ini.", panel=COMPILER)]
@@ -194,6 +203,7 @@ class Compiler:
     """What Vela is told."""
 
     nhwc_io: NhwcIo = False
+    io_layout: IoLayout = None
     system_config: SystemConfig = None
     memory_mode: MemoryMode = None
     config_ini: ConfigIni = None
@@ -253,6 +263,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
         io=quantization.io,
         modules=modules,
         nhwc_io=compiler.nhwc_io or None,
+        io_layout=compiler.io_layout,
         system_config=compiler.system_config,
         memory_mode=compiler.memory_mode,
         config_ini=compiler.config_ini,

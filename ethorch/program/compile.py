@@ -51,6 +51,7 @@ def compile(
     scheme: str | None = None,
     io: str | None = None,
     nhwc_io: bool | None = None,
+    io_layout: str | None = None,
     modules: Mapping[str, str] | None = None,
     leave_out: Sequence[str] = (),
     system_config: str | None = None,
@@ -98,6 +99,9 @@ def compile(
             ``int16``. ``Program.inputs`` and ``outputs`` have their scales.
         nhwc_io: inputs and outputs of rank 4 and 5 have their channels last, as cameras deliver them. Example inputs and
             calibration stay as the model has them.
+        io_layout: ``nhwc`` is ``nhwc_io``; ``nchw`` (default) leaves axes as the model has them; ``auto`` compiles both and takes
+            channels last where they save time, which costs a second compilation. ``Program.inputs`` and ``outputs`` have the
+            shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.nhwc.nhwc_inputs`` turns inputs for such a program.
         modules: submodule name -> a scheme of its own, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves it to the CPU.
         leave_out: names of submodules that stay in float on the CPU: the short form of ``modules``.
         system_config, memory_mode, config_ini, vela_flags: as of ``EthosUCompileSpec``.
@@ -132,6 +136,7 @@ def compile(
         scheme=scheme,
         io=io,
         nhwc_io=nhwc_io,
+        io_layout=io_layout,
         modules={**(modules or {}), **dict.fromkeys(leave_out, FLOAT)} or None,
         system_config=system_config,
         memory_mode=memory_mode,
@@ -262,12 +267,14 @@ def _compiled(
 ) -> Program:
     if etrecord is not None:
         check_file(Path(etrecord))
-    kept: list[GraphModule] = []  # what was quantized last
+    kept: dict[bool, GraphModule] = {}  # what was quantized last, by layout
 
     def make(chosen: Settings, only_compiler: bool) -> Program:
-        if not only_compiler or not kept:
-            kept[:] = [_quantized(*in_layout(user, chosen), config)]
-        return _built(user, kept[0], chosen, config)
+        if not only_compiler:
+            kept.clear()
+        if chosen.nhwc_io not in kept:
+            kept[chosen.nhwc_io] = _quantized(*in_layout(user, chosen), config)
+        return _built(user, kept[chosen.nhwc_io], chosen, config)
 
     program = fitted(settings, make, user)
     if dump is not None or etrecord is not None:

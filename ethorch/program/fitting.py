@@ -11,7 +11,7 @@ from ethorch.model_files import UserModel
 from ethorch.program.attempt import Attempt
 from ethorch.program.program import Program
 from ethorch.program.schemes import CONFIGS
-from ethorch.program.settings import AUTO, FLASH, SRAM, Settings
+from ethorch.program.settings import AUTO, AUTO_LAYOUT, FLASH, NCHW, NHWC, SRAM, Settings
 from ethorch.progress import stage
 from ethorch.quantizer.calibration_checks import said_already
 from ethorch.target.compile_spec import FAST, FREE
@@ -21,13 +21,16 @@ Make = Callable[[Settings, bool], Program]
 
 #: Share of the milliseconds that weights in SRAM have to save to be taken there by ``constants="auto"``.
 _WORTH = 0.02
+#: Likewise for channels last to be taken by ``io_layout="auto"``: they cost nothing but the caller's attention.
+_WORTH_OF_LAYOUT = 0.005
 _STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
 
 
 def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
     """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
 
-    Tried are, in this order: what the settings say; an arena as small as the RAM asks for; the fastest arena, and weights in SRAM,
+    Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; an arena as
+    small as the RAM asks for; the fastest arena, and weights in SRAM,
     where time is short and RAM is left; 16 bits for the modules that lose most, where accuracy is short.
 
     Args:
@@ -36,6 +39,8 @@ def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
     """
     search = _Search(make)
     best = search.attempt("", settings)
+    if settings.io_layout == AUTO_LAYOUT:
+        best = search.with_layout(best)
     if settings.constants == AUTO:
         best = search.with_constants(best)
     if _missed(best, "ram"):
@@ -65,6 +70,16 @@ class _Search:
         figure = None if accuracy is None else accuracy.sqnr_db
         self.tried.append(Attempt(change, memory.ram_bytes, memory.flash_bytes, program.milliseconds, figure, program.fits))
         return program
+
+    def with_layout(self, before: Program) -> Program:
+        """Channels last at both ends, where inputs or outputs have channels and milliseconds are saved."""
+        first = _settings(before).with_(io_layout=NCHW)
+        before.settings = first
+        if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
+            return before
+        found = self.attempt("channels last at inputs and outputs", first.with_(io_layout=NHWC))
+        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
+        return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_constants(self, before: Program) -> Program:
         """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from ethorch import flow
 from ethorch.direct.build import Build
-from ethorch.errors import EthorchError, unknown_name
+from ethorch.errors import EthorchError, SpecError, unknown_name
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
 from ethorch.formats.pte_merge import merged
@@ -25,7 +25,7 @@ from ethorch.nhwc import nhwc_inputs
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import Settings
+from ethorch.program.settings import AUTO_LAYOUT, Settings
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.shared_buffers import names_in_whole
 from ethorch.vela import artifacts
@@ -50,6 +50,8 @@ def compile_methods(
     Raises:
         EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
     """
+    if settings.io_layout == AUTO_LAYOUT:
+        raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
     if not any(user.quantized for user in methods.models.values()):
         check_modules([user.module for user in methods.models.values()], settings)
     laid = _in_layout(methods, settings)

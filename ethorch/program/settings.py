@@ -39,6 +39,8 @@ DEFAULT_TARGET = "ethos-u55-128"
 FLOAT = "float"
 #: Types that a program's float inputs and outputs can have.
 IO_TYPES = ("float32", "int8", "uint8", "int16")
+#: Order of the axes of inputs and outputs of rank 4 and 5: as the model has them, channels last, or whichever takes less time.
+IO_LAYOUTS = NCHW, NHWC, AUTO_LAYOUT = "nchw", "nhwc", "auto"
 #: Where the NPU reads weights from.
 CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
 #: Vela's memory mode in which everything lies in SRAM (vela.ini).
@@ -70,7 +72,9 @@ class Settings:
         scheme: one of SCHEMES, for the model as a whole.
         modules: submodule name -> a scheme of its own, or ``float``: it stays on the CPU.
         io: type of the program's inputs and outputs that are float in the model: one of IO_TYPES.
-        nhwc_io: inputs and outputs of rank 4 and 5 have their channels last.
+        nhwc_io: inputs and outputs of rank 4 and 5 have their channels last: as ``io_layout`` ``nhwc``, and kept equal to that.
+        io_layout: of those inputs and outputs: ``nchw``, as the model has them; ``nhwc``; or ``auto``: ``nhwc`` where that saves
+            time. A program's settings say which of both it has.
         system_config, memory_mode: sections of the ini file; None takes the board's, or the target's.
         config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
         vela_flags: further flags of Vela's command line.
@@ -95,6 +99,7 @@ class Settings:
     modules: Mapping[str, str] = field(default_factory=dict)
     io: str = "float32"
     nhwc_io: bool = False
+    io_layout: str = NCHW
     system_config: str | None = None
     memory_mode: str | None = None
     config_ini: str = DEFAULT_INI
@@ -125,6 +130,12 @@ class Settings:
                 raise unknown_name(f"scheme of module {module!r}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
+        if self.io_layout not in IO_LAYOUTS:
+            raise unknown_name("layout of inputs and outputs", self.io_layout, IO_LAYOUTS)
+        if self.nhwc_io and self.io_layout == AUTO_LAYOUT:
+            raise SpecError("nhwc_io asks for channels last, and io_layout='auto' for whichever is faster: leave one of them out.")
+        object.__setattr__(self, "nhwc_io", self.nhwc_io or self.io_layout == NHWC)
+        object.__setattr__(self, "io_layout", NHWC if self.nhwc_io else self.io_layout)
         if self.arena not in (FAST, FREE):
             object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
         if self.constants not in CONSTANTS:
@@ -210,6 +221,10 @@ class Settings:
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
+        if "io_layout" in changed:
+            changed.setdefault("nhwc_io", changed["io_layout"] == NHWC)
+        elif "nhwc_io" in changed:
+            changed["io_layout"] = NHWC if changed["nhwc_io"] else NCHW
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:

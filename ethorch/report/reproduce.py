@@ -30,6 +30,8 @@ def options(settings: Mapping[str, Any]) -> list[str]:
             words += [flag, os.path.basename(value) if name in ("config_ini", "board") else str(value)]
     if settings.get("nhwc_io"):
         words.append("--nhwc-io")
+    elif settings.get("io_layout") == "auto":
+        words += ["--io-layout", "auto"]
     for module, scheme in settings.get("modules", {}).items():
         words += ["--module", f"{module}={scheme}"]
     for flag in settings.get("vela_flags", ()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ethorch.figures.estimate import CALLS, COPIES
+from ethorch.figures.estimate import CALLS, COPIES, END_TRANSPOSES
 from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import placed
 from ethorch.words import counted
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Data = Mapping[str, Any]
 _NO_LAYERS = (COPIES, CALLS)
+_LOUD = 0.02  # share of the NPU's cycles
 
 
 def summary(data: Data) -> RenderableType:
@@ -78,6 +79,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             f"{data['milliseconds']:.3f} ms",
             f"{_clocks(data)}; {data['inferences_per_second']:,.1f} a second",
         )
+    yield from _layout(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
         seen = board["spread"]
@@ -101,6 +103,15 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             codes = info["codes"]
             meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
             yield f"{side[:-1]} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+
+
+def _layout(data: Data) -> Iterator[tuple[str, str, str]]:
+    """What channels last at the ends would save, where the program has them first and that is worth a word."""
+    settings, cycles = data["settings"], data["total_cycles"]
+    moved = sum(part["cycles"] for part in data.get("estimate", ()) if part["name"] == END_TRANSPOSES)
+    if settings is not None and not settings["nhwc_io"] and moved >= _LOUD * cycles > 0:
+        note = 'of the NPU\'s cycles go with channels last at the ends: nhwc_io=True, or io_layout="auto" (--io-layout auto)'
+        yield "TO BE SAVED", f"up to {moved / cycles:.1%}", note
 
 
 def _of_it(data: Data, where: str, first: int, layers: bool = True) -> str:

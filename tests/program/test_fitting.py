@@ -127,3 +127,37 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert Settings(arena="64K").arena == 65_536
     kept = Settings(arena="64K", constants="sram", ram="1M")
     assert Settings.from_toml(kept.to_toml()) == kept and kept.spec.memory_mode == "Sram_Only"
+
+
+def test_the_layout_that_saves_time_is_taken() -> None:
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    )
+    images = [nn.functional.interpolate(torch.rand(1, 3, 8, 8), (32, 32), mode="bilinear") for _ in range(2)]
+    found = ethorch.compile(net.eval(), images[0], "ethos-u85-256", calibration=images, io_layout="auto", modules={"4": "a16w8"})
+    assert found.settings is not None and (found.settings.io_layout, found.settings.nhwc_io) == ("nhwc", True)
+    assert [attempt.change for attempt in found.tried] == ["", "channels last at inputs and outputs"]
+    first, last = (attempt.milliseconds for attempt in found.tried)
+    assert last == found.milliseconds < 0.98 * (first or 0) and found.inputs[0].shape == (1, 32, 32, 3)
+    plain = ethorch.compile(net, images[0], "ethos-u85-256", calibration=images, modules={"4": "a16w8"})
+    assert plain.milliseconds == first and "TO BE SAVED" in str(plain) and "TO BE SAVED" not in str(found)
+    laid = found(*ethorch.nhwc.nhwc_inputs((images[1],)))
+    torch.testing.assert_close(laid, plain(images[1]), rtol=0, atol=1e-4)  # PyTorch adds means of either layout in its own order
+
+
+def test_without_channels_there_is_nothing_to_lay_out(vectors: list[Tensor]) -> None:
+    found = dense(vectors, io_layout="auto")
+    assert found.settings is not None and found.settings.io_layout == "nchw" and len(found.tried) == 1
+
+
+def test_layouts_in_settings() -> None:
+    assert Settings(nhwc_io=True) == Settings(io_layout="nhwc") == Settings().with_(nhwc_io=True)
+    assert Settings(nhwc_io=True).with_(io_layout="nchw") == Settings() == Settings(io_layout="nhwc").with_(nhwc_io=False)
+    assert Settings.from_toml(Settings(io_layout="auto").to_toml()).io_layout == "auto"
+    with pytest.raises(SpecError, match="unknown layout of inputs and outputs 'nwhc'"):
+        Settings(io_layout="nwhc")
+    with pytest.raises(SpecError, match="leave one of them out"):
+        ethorch.compile(nn.Linear(2, 2), torch.rand(1, 2), nhwc_io=True, io_layout="auto")
+    with pytest.raises(SpecError, match="is of one method"):
+        ethorch.compile({"a": nn.Linear(2, 2)}, {"a": (torch.rand(1, 2),)}, io_layout="auto")
