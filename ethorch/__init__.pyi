@@ -3,6 +3,7 @@ from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
 from .accuracy.sensitivity import sensitivity
+from .accuracy.smooth import smooth
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .embedded.firmware import firmware
@@ -68,6 +69,7 @@ __all__ = [
     "quantize",
     "round_weights",
     "sensitivity",
+    "smooth",
     "sqnr_db",
     "target",
     "tosa",

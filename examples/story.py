@@ -126,6 +126,7 @@ def main() -> None:
     choice = Choice(options.temperature, options.top_k, options.seed)
     columns = {
         "float": Speaker.of_model(model),
+        "quantized": Speaker.of_quantized(program, model),
         "NPU": Speaker.of_methods({name: program[name] for name in program.methods}, program.reset, model),
     }
     for name, speaker in columns.items():

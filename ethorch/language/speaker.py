@@ -68,6 +68,25 @@ class Speaker:
         return cls(methods["decode"], reset, model.context, methods.get("prefill"), model.prompt, source, model.indices)
 
     @classmethod
+    def of_quantized(cls, program: Program, model: LanguageModel, source: Tensor | None = None) -> Speaker:
+        """The fake-quantized model that a program was compiled of: what the NPU computes, by PyTorch in float.
+
+        Raises:
+            EthorchError: the program is one of a file.
+        """
+        modules = {name: module for name in program.methods if (module := program[name].quantized) is not None}
+        if not modules:
+            raise EthorchError("a .pte does not hold the quantized model: give the program that ethorch.compile returned.")
+        held = [(buffer, buffer.clone()) for module in modules.values() for buffer in module.buffers()]
+
+        def reset() -> None:
+            """Empty the caches."""
+            for buffer, contents in held:
+                buffer.copy_(contents)
+
+        return cls.of_methods(modules, reset, model, source)
+
+    @classmethod
     def of_program(cls, program: Program, context: int | None = None, source: Tensor | None = None) -> Speaker:
         """A compiled program, or a file: its method ``decode``, or the only one, and ``prefill`` if it has one.
 
