@@ -1,6 +1,6 @@
 """What a smaller arena, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, network by network.
 
-``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--json]``
+``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--json]``
 
 Each network is quantized once and compiled four times: with the arena that Vela likes, with the smallest one that costs hardly
 more cycles, with the weights in SRAM, and with those in SRAM that are read several times in a call. One input runs through all
@@ -8,8 +8,10 @@ four in the simulator, and the outputs have to be the same.
 
 With ``--compress``, its weights are compressed in one shot besides: all by one recipe, and each by its own. Each of these programs
 has to give the bits of the TOSA reference model. The networks are not trained: their weights are as random as they were drawn, so
-that Vela's encoder and pruning gain less than with trained ones, and SQNR is against the program that is not compressed. ``--arm``
-compiles with ExecuTorch's Arm backend, too, whose cycles are the other figure in a cell.
+that Vela's encoder and pruning gain less than with trained ones, and SQNR is against the program that is not compressed.
+
+``--arm`` compiles with ExecuTorch's Arm backend, too: its cycles and its arena are what a table of their own divides by. ``--layout`` compiles
+once more with channels last at inputs and outputs, as ``io_layout="auto"`` would where that saves time.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Row:
         ram_bytes: of the whole application, likewise, with weights in SRAM, and with those that are read several times.
         cycles: of the NPU, likewise.
         arm_cycles: of the Arm backend's program; None where it was not compiled.
+        arm_sram_bytes: of its arena, likewise.
+        laid_cycles: of the fastest with channels last at both ends or as the model has them; None where that was not tried.
         compressed: by what was done to the weights.
     """
 
@@ -52,6 +56,8 @@ class Row:
     ram_bytes: tuple[int, int, int, int]
     cycles: tuple[int, int, int, int]
     arm_cycles: int | None = None
+    arm_sram_bytes: int | None = None
+    laid_cycles: int | None = None
     compressed: dict[str, Compressed] = field(default_factory=dict)
 
 
@@ -97,7 +103,7 @@ def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict
     return found
 
 
-def measure(model: str, target: str, *, with_compression: bool = False, with_arm: bool = False) -> Row:
+def measure(model: str, target: str, *, with_compression: bool = False, with_arm: bool = False, with_layout: bool = False) -> Row:
     """The row of a network; AssertionError where two programs give other bits."""
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
@@ -114,21 +120,32 @@ def measure(model: str, target: str, *, with_compression: bool = False, with_arm
     outputs = [torch.utils._pytree.tree_leaves(program(*user.example_inputs)) for program in programs]
     for other in outputs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outputs[0], other, strict=True)), f"{model} on {target}: other bits"
+    arm = _of_arm(model, target) if with_arm else (None, None)
     return Row(
         model,
         target,
         (_arena(programs[0]), _arena(programs[1])),
         _of_four([program.memory.ram_bytes for program in programs]),
         _of_four([program.total_cycles or 0 for program in programs]),
-        _arm_cycles(model, target) if with_arm else None,
+        *arm,
+        _laid(user, plain, programs[0]) if with_layout else None,
         compressed(user, quantized, plain) if with_compression else {},
     )
 
 
-def _arm_cycles(model: str, target: str) -> int | None:
-    """Of the Arm backend's program; None where it has none."""
+def _of_arm(model: str, target: str) -> tuple[int | None, int | None]:
+    """Cycles and SRAM of the Arm backend's program; None where it has none."""
     record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
-    return None if "error" in record else int(record["vela"]["total_cycles"])
+    return (None, None) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
+
+
+def _laid(user: UserModel, plain: Settings, usual: Program) -> int:
+    """Cycles with channels last where inputs or outputs have channels and that is faster."""
+    cycles = usual.total_cycles or 0
+    if not any(len(info.shape) in (4, 5) for info in (*usual.inputs, *usual.outputs)):
+        return cycles
+    settings = plain.with_(io_layout="nhwc")
+    return min(cycles, compile_once(user, quantized_for(user, settings), settings).total_cycles or cycles)
 
 
 def _of_four(values: Sequence[int]) -> tuple[int, int, int, int]:
@@ -174,6 +191,21 @@ def table(rows: Sequence[Row], target: str) -> str:
     return "\n".join(lines)
 
 
+def arm_table(rows: Sequence[Row], target: str) -> str:
+    """Markdown: what ethorch's programs take, divided by what the Arm backend's takes."""
+    head = ["model", "cycles", "channels last where faster", "weights in SRAM", "SRAM of the arena that costs nothing"]
+    lines = [f"{target}, divided by the Arm backend's", "", markdown_row(head), markdown_row(["---"] * len(head))]
+    mine = [row for row in rows if row.target == target and row.arm_cycles]
+    ratios = []
+    for row in mine:
+        arm, sram = row.arm_cycles or 1, row.arm_sram_bytes or 1
+        laid = row.cycles[0] if row.laid_cycles is None else row.laid_cycles
+        ratios.append((row.cycles[0] / arm, laid / arm, row.cycles[2] / arm, row.arena_bytes[1] / sram))
+        lines.append(markdown_row([row.model, *(f"{ratio:.2f}" for ratio in ratios[-1])]))
+    means = [f"**{geometric_mean(list(column)):.2f}**" for column in zip(*ratios, strict=True)]
+    return "\n".join([*lines, markdown_row(["geometric mean", *means])])
+
+
 def compression_table(rows: Sequence[Row], target: str) -> str:
     """Markdown: cycles and bytes of the .pte by what was done to the weights, of those of the program that is not compressed."""
     mine = [row for row in rows if row.target == target and row.compressed]
@@ -213,6 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
     parser.add_argument("--compress", action="store_true", help="compress weights, too")
     parser.add_argument("--arm", action="store_true", help="compile with the Arm backend, too")
+    parser.add_argument("--layout", action="store_true", help="compile with channels last at inputs and outputs, too")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of tables")
     options = parser.parse_args(arguments)
     models, targets = models_named(parser, options.models), options.targets.split(",")
@@ -222,7 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
         for model in models:
             print(f"{target} {model} ...", file=sys.stderr, flush=True)
             try:
-                rows.append(measure(model, target, with_compression=options.compress, with_arm=options.arm))
+                chosen = {"with_compression": options.compress, "with_arm": options.arm, "with_layout": options.layout}
+                rows.append(measure(model, target, **chosen))
             except ethorch.EthorchError as error:
                 print(f"{target} {model}: {error}", file=sys.stderr)
     if options.json:
@@ -232,6 +266,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(provenance())
     for target in targets:
         print(f"\n{table(rows, target)}")
+        if options.arm and any(row.target == target and row.arm_cycles for row in rows):
+            print(f"\n{arm_table(rows, target)}")
         if options.compress and any(row.target == target for row in rows):
             print(f"\n{compression_table(rows, target)}")
     return 0

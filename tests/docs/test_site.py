@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,13 @@ def test_there_are_pages() -> None:
     assert len(PAGES) > 12
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(FOLDER)))
+def _marked(page: Path) -> Any:
+    """A page as a parameter; stories compile for a minute."""
+    marks = [pytest.mark.long] if page.parent.name == "stories" else []
+    return pytest.param(page, id=str(page.relative_to(FOLDER)), marks=marks)
+
+
+@pytest.mark.parametrize("page", map(_marked, PAGES))
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
