@@ -10,8 +10,8 @@ With ``--compress``, its weights are compressed in one shot besides: all by one 
 has to give the bits of the TOSA reference model. The networks are not trained: their weights are as random as they were drawn, so
 that Vela's encoder and pruning gain less than with trained ones, and SQNR is against the program that is not compressed.
 
-``--arm`` compiles with ExecuTorch's Arm backend, too: its cycles and its arena are what a table of their own divides by. ``--layout``
-compiles once more with channels last at inputs and outputs, as ``io_layout="auto"`` would where that saves time.
+``--arm`` compiles with ExecuTorch's Arm backend, too: its cycles and its arena are what a table of their own divides by.
+``--layout`` compiles once more with channels last at inputs and outputs, as ``io_layout="auto"`` would where that saves time.
 """
 
 from __future__ import annotations
