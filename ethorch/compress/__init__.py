@@ -2,6 +2,7 @@
 
 from ethorch.compress.apply import apply, everywhere, weights
 from ethorch.compress.constrain import Constraint, constrain
-from ethorch.compress.plan import Layer, Plan, Tried, plan
+from ethorch.compress.plan import plan
+from ethorch.compress.planned import Layer, Plan, Tried
 
 __all__ = ["Constraint", "Layer", "Plan", "Tried", "apply", "constrain", "everywhere", "plan", "weights"]
