@@ -6,7 +6,7 @@ add in another order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ethorch.embedded.operators.dtypes import scalar
 from ethorch.embedded.operators.table import kernel
@@ -162,32 +162,33 @@ def _padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, in
     return sides
 
 
-@kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
-def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x, mirrored at its edges: axis by axis, of what is there already."""
+def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
+    """``x`` copied to the middle of ``out``; then (part of ``out``, axis, its extent, before, after) for one axis after the other.
+
+    The part has the borders of the axes before it, and not those of the axes behind it.
+    """
     sides = _padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
         part = out
         for other, (left, right) in left_over.items():  # borders that are not there yet
             part = part.sliced(other, left, out.shape[other] - right) if other != axis else part
-        size = out.shape[axis]
+        yield part, axis, out.shape[axis], before, after
+        left_over.pop(axis)
+
+
+@kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
+def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
+    """out = x, mirrored at its edges: axis by axis, of what is there already."""
+    for part, axis, size, before, after in _borders(w, x, pad, out):
         w.copy(part.sliced(axis, 0, before), part.sliced(axis, before + 1, 2 * before + 1).flipped([axis]))
         w.copy(part.sliced(axis, size - after, size), part.sliced(axis, size - 2 * after - 1, size - after - 1).flipped([axis]))
-        left_over.pop(axis)
 
 
 @kernel("aten::replication_pad1d.out", "aten::replication_pad2d.out", "aten::replication_pad3d.out")
 def replication_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
     """out = x, its edges repeated."""
-    sides = _padded(w, x, pad, out)
-    left_over = {axis: (before, after) for axis, before, after in sides}
-    for axis, before, after in sides:
-        part = out
-        for other, (left, right) in left_over.items():  # borders that are not there yet
-            part = part.sliced(other, left, out.shape[other] - right) if other != axis else part
-        size = out.shape[axis]
+    for part, axis, size, before, after in _borders(w, x, pad, out):
         for border, edge in ((part.sliced(axis, 0, before), before), (part.sliced(axis, size - after, size), size - after - 1)):
             one = part.sliced(axis, edge, edge + 1)
             w.copy(border, one.expanded(border.shape) or one)
-        left_over.pop(axis)
