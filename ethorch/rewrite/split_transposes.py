@@ -66,11 +66,12 @@ def _is_taken(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
 
 
 def _taken(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost) -> Value:
-    """``value``, reshaped to ``shape`` and its axes ordered as ``perm`` says, by what ``_is_taken``."""
-    if _is_taken(shape, perm, value.dtype):
-        return at.emit("TRANSPOSE", at.reshape(value, *shape), perms=perm)
-    if steps := _steps(shape, perm, value.dtype, cost, refused=True):
+    """``value``, reshaped to ``shape`` and its axes ordered as ``perm`` says, by what ``_is_taken``, in steps that are faster."""
+    is_taken = _is_taken(shape, perm, value.dtype)
+    if steps := _steps(shape, perm, value.dtype, cost, refused=not is_taken):
         return at.reshape(_in_steps(at, value, steps), *(shape[axis] for axis in perm))
+    if is_taken:
+        return at.emit("TRANSPOSE", at.reshape(value, *shape), perms=perm)
     each, around = _PLACES.get(value.dtype, 1), _WHOLE.get(perm)
     if around is not None and each * shape[around] > _LONGEST:
         axis, longest = around, _LONGEST // each
