@@ -21,6 +21,8 @@ from ethorch.tosa.ir import Op, Value
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
 #: So many operations at least are to be saved. What others read in its own shape, too, is copied by Vela for it.
 _SAVED = 8
+#: Most axes of an operator whose first operand is one element.
+_MOST_AXES = 4
 #: Most operations that are not worth a copy of an operand: they are some 30 KB of commands.
 _MOST_UNCOPIED = 1024
 #: What a copy costs more than an element of it, in elements: it is an operation of its own.
@@ -32,16 +34,18 @@ Shape = tuple[int, ...]
 def fold_broadcasts(r: Rewriter) -> None:
     """Join neighbouring axes of each elementwise operator that broadcasts, where that leaves fewer in front of the last three.
 
+    So are those of one whose first operand is one element and whose axes are more than four: ``vela.one-element-of-five-axes``.
     The RESCALEs of its operands and what follows it are done in the new shape, too. No bit changes.
     """
-    for op in r.named(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT"):
+    for op in r.named(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
         if shapes == [result, result] or any(len(shape) != len(result) for shape in shapes):
             continue
         full = _copied(shapes, result)
         groups = _groups(full, result)
         folded = [math.prod(result[group]) for group in groups]
-        if full == shapes and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
+        wrong = len(result) > _MOST_AXES and math.prod(shapes[0]) == 1
+        if full == shapes and not wrong and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
             continue
         at = r.before(op)
         value = at.again(op, *(_folded(r, at, *operand, groups) for operand in zip(op.operands[:2], full, strict=True)))

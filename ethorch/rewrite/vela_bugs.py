@@ -144,11 +144,21 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.lone-rescale-of-move",
         wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which forgets where in a "
-        "SLICE, CONCAT or PAD it reads, and computes the first copy only of a TILE.",
+        "SLICE, CONCAT or PAD it reads, and computes the first copy only of a TILE. Few scales become part of a sum.",
         operators=("RESCALE",),
         which=do.is_lone,
         reads=("SLICE", "CONCAT", "PAD", "TILE"),
         instead=do.copy_operand,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.lone-rescale-in-slices",
+        wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication; where a SLICE reads it, and "
+        "it or the SLICE is read several times, that is done for each reader, at the SLICE's place in the whole.",
+        operators=("RESCALE",),
+        which=do.is_lone_in_slices,
+        instead=do.copy_result,
         families=U55_U65,
         versions=SINCE_5_2,
     ),
@@ -269,6 +279,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.rescale-in-shapes",
+        wrong="A RESCALE that is part of no other operator, reshaped and read several times, as a whole or in SLICEs, is done for "
+        "some readers in the shape before: view(x)[:8] + view(x)[8:].",
+        operators=("RESHAPE",),
+        which=do.is_rescale_in_one_shape_of_several,
+        instead=do.rescale_behind,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.bool-output-that-is-read",
         wrong="Truth values are 0 and -1, as outputs 0 and 1: what reads an output combines the two.",
         instead=do.copy_read_outputs,
@@ -300,6 +319,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A PAD of more than four axes behind a SLICE and a RESHAPE reads the wrong rows.",
         instead="The step ``fold wide moves`` makes it several of three axes.",
         operators=("PAD",),
+    ),
+    VelaBug(
+        id="vela.one-element-of-five-axes",
+        wrong="Of an elementwise operator of more than four axes whose first operand is one element, it reads that operand as if "
+        "it had all.",
+        instead="The step ``fold broadcasts`` makes it one of at most four axes.",
+        operators=(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"),
+        families=U55_U65,
     ),
     VelaBug(
         id="vela.table-between-transposes",

@@ -6,7 +6,7 @@ Nothing here changes a bit of what a graph computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,9 +133,25 @@ def is_lone(r: Rewriter, op: Op) -> bool:
         return False
     if op.result.dtype == "INT32":
         readers = r.readers(op.result)
-        return len(readers) != 1 or not takes_rescales(r, readers[0])
+        return len(readers) != 1 or not takes_scales(r, readers[0])
     before = r.producer(op.operands[0])
-    return before is None or not (before.name in _ACCUMULATING or takes_rescales(r, before))
+    return before is None or not (before.name in _ACCUMULATING or takes_scales(r, before))
+
+
+def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
+    """A lone RESCALE whose result a SLICE reads, and something else does, too, or the SLICE's result has several readers."""
+    return is_lone(r, op) and _is_cut(r, op.result, shared=False)
+
+
+def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
+    """Does a SLICE read ``value``, seen through RESHAPEs, where ``shared`` or values on the way there are read several times?"""
+    shared |= r.uses(value) > 1
+    for reader in r.readers(value):
+        if reader.name == "SLICE" and (shared or r.uses(reader.result) > 1):
+            return True
+        if reader.name in ("RESHAPE", "IDENTITY") and _is_cut(r, reader.result, shared=shared):
+            return True
+    return False
 
 
 def is_rescaled_back(r: Rewriter, op: Op) -> bool:
@@ -157,6 +173,11 @@ def _is_by_one(op: Op) -> bool:
     return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
 
 
+def _largest_scale(op: Op) -> float:
+    """By what a RESCALE multiplies at most."""
+    return max(float(multiplier / 2.0**shift) for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
+
+
 def is_widened(r: Rewriter, op: Op) -> bool:
     """A RESCALE without zero point of codes that nothing else reads, to a wider dtype, whose results may be outside the narrow one:
     it multiplies, or another RESCALE reads it. One of both operands of a sum or of an extreme is part of that instead.
@@ -167,8 +188,7 @@ def is_widened(r: Rewriter, op: Op) -> bool:
     readers = r.readers(op.result)
     if r.uses(op.result) == len(readers) == 1 and readers[0].name in _TAKING_BOTH and takes_rescales(r, readers[0]):
         return False
-    largest = max(multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True))
-    return largest > 1 or any(reader.name in ("RESCALE", "RESHAPE") for reader in readers)
+    return _largest_scale(op) > 1 or any(reader.name in ("RESCALE", "RESHAPE") for reader in readers)
 
 
 def _is_only_read(r: Rewriter, value: Value) -> bool:
@@ -204,6 +224,35 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
 
 
+def takes_scales(r: Rewriter, op: Op) -> bool:
+    """Do RESCALEs that ``takes_rescales`` are part of ``op`` on U55 and U65, too, by what they multiply?
+
+    By 1 they are. Of a sum of two or a difference that one RESCALE to INT8 or INT16 reads they are, too, where both are one whole
+    number of 15 bits, or the larger one is the shift that the NPU does by itself: 2**19 of INT8, 2**14 of INT16. Found by trying.
+    """
+    if not takes_rescales(r, op):
+        return False
+    rescales = [rescale for value in op.operands if (rescale := r.producer(value, "RESCALE"))]
+    scales = sorted(_largest_scale(rescale) for rescale in rescales)
+    if set(scales) <= {1.0}:
+        return True
+    reader = _sole_reader(r, op.result)
+    if op.name not in ("ADD", "SUB") or reader is None or reader.name != "RESCALE" or reader.result.dtype not in _CODES:
+        return False
+    if scales[0] == scales[1]:
+        return scales[0].is_integer() and scales[0] < 2**15
+    return scales[1] == 2.0 ** (19 if rescales[0].operands[0].dtype == "INT8" else 14)
+
+
+def _sole_reader(r: Rewriter, value: Value) -> Op | None:
+    """The one operator that reads ``value``, seen through RESHAPEs that nothing else reads; None of several, or of an output."""
+    while r.uses(value) == len(readers := r.readers(value)) == 1:
+        if readers[0].name != "RESHAPE":
+            return readers[0]
+        value = readers[0].result
+    return None
+
+
 def is_wide_int32(r: Rewriter, op: Op) -> bool:
     """Moves INT32 whose last axis, before or behind, has more than 32,768 places."""
     return op.result.dtype == "INT32" and max((v.shape or (1,))[-1] for v in (*op.operands, op.result)) > _WIDEST_INT32
@@ -228,6 +277,35 @@ def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
     """Both operands are one RESHAPE, or RESCALEs of one."""
     first, second = (_unscaled(r, value) for value in op.operands)
     return first is second and r.producer(second, "RESHAPE") is not None
+
+
+def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
+    """A RESHAPE of a RESCALE that is no end of another operator and that is read several times, perhaps in SLICEs.
+
+    Of INT8 and INT16 both readers are operands of one elementwise operator, perhaps behind RESCALEs.
+    """
+    rescale = r.producer(op.operands[0], "RESCALE")
+    if rescale is None:
+        return False
+    before = r.producer(rescale.operands[0])
+    if before is not None and (before.name in _ACCUMULATING or takes_scales(r, before)):
+        return False
+    readers = list(_beyond_slices(r, op.result))
+    if op.result.dtype == "INT32":
+        return len(readers) > 1
+    readers = [other for reader in readers for other in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
+    return any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers)
+
+
+def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
+    """What reads ``value`` or a SLICE of it, as often as it does; SLICEs that are outputs, too."""
+    for reader in r.readers(value):
+        if reader.name != "SLICE":
+            yield reader
+            continue
+        yield from _beyond_slices(r, reader.result)
+        if r.is_output(reader.result):
+            yield reader
 
 
 def _unscaled(r: Rewriter, value: Value) -> Value:
@@ -282,6 +360,17 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
     filled[tuple(every)] = weight.data
     at = r.before(op)
     r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=tuple(dilation)))
+
+
+def rescale_behind(r: Rewriter, op: Op) -> None:
+    """The RESHAPE comes before the RESCALE; where others read that, too, or its scales are many, the RESHAPE reads a copy of it."""
+    (value,) = op.operands
+    rescale = r.producer(value, "RESCALE")
+    assert rescale is not None
+    if r.uses(value) > 1 or rescale.attrs["per_channel"]:
+        return copy_operand(r, op)
+    at = r.before(op)
+    r.replace(op, at.again(rescale, at.reshape(rescale.operands[0], *op.result.shape)))
 
 
 def pad_before(r: Rewriter, op: Op) -> None:

@@ -26,6 +26,7 @@ SHAPES = {
     ((16, 5000, 2, 1), (1, 1, 2, 1)): 3,  # 80,000 places are two axes
     ((2000, 3, 2, 4), (2000, 1, 2, 1)): 2,  # so many that copies along the last axis pay
     ((2000, 1, 2, 3, 2), (1, 3, 2, 1, 2)): 3,
+    ((1, 1, 1, 1, 1), (2, 1, 3, 1, 4)): 1,  # Vela would read the first operand as if it had all elements
 }
 
 

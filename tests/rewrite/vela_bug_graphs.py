@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import faulthandler
+import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from ethorch import EthosUCompileSpec, vela
 from ethorch.builder.builder import Builder
 from ethorch.errors import MachineFault, VelaError
+from ethorch.rewrite.insert_copies import ELEMENTWISE
 from ethorch.rewrite.pipeline import rewrite
 from ethorch.rewrite.vela_bugs import BY_ID, VELA_BUGS, VelaBug
 from ethorch.target.npus import TARGETS
@@ -114,6 +116,43 @@ def narrowed_and_widened(name: str, dtype: str, shape: tuple[int, int] = (2, 12)
         saturated = int32(b, b.reshape(b.rescale(b.emit("ADD", x, y), 1.0, dtype=dtype), shape))
         other = b.input("z", shape, "INT32")
         return b.emit(name, saturated, other, **({"shift": 0} if name == "MUL" else {}))
+
+    return make
+
+
+def of_slices(b: Builder, name: str, *scales: float) -> Value:
+    """``name`` of two rows of a map, each rescaled."""
+    x = b.input("x", (2, 12), "INT8")
+    rows = [int32(b, b.emit("SLICE", x, start=(row, 0), size=(1, 12)), scale) for row, scale in enumerate(scales)]
+    return b.emit(name, *rows)
+
+
+def of_reshaped(b: Builder, value: Value) -> Value:
+    """The first half of ``value`` in one row, and the second, in a sum."""
+    count = math.prod(value.shape) // 2
+    row = b.reshape(value, (2 * count,))
+    return in_slices(b, row, 0, count, rows=count)
+
+
+def in_slices(b: Builder, value: Value, *starts: int, rows: int = 2) -> Value:
+    """The sum of two SLICEs of so many rows, or of one with itself."""
+    rest = (0,) * (value.rank - 1)
+    cuts = {row: b.emit("SLICE", value, start=(row, *rest), size=(rows, *value.shape[1:])) for row in sorted(set(starts))}
+    first, second = (cuts[row] if value.dtype == "INT32" else int32(b, cuts[row]) for row in starts)
+    return b.emit("ADD", first, second)
+
+
+def one_element(name: str, dtype: str) -> Make:
+    """``name`` of one element and of a map, both of five axes."""
+
+    def make(b: Builder) -> Value:
+        one, values = b.input("z", (1,) * 5, dtype), b.input("x", (1, 2, 3, 4, 5), dtype)
+        if dtype != "INT32":
+            one, values = int32(b, one), int32(b, values)
+        if name == "ARITHMETIC_RIGHT_SHIFT":  # by 0 to 3
+            for limit, bound in (("MAXIMUM", 0), ("MINIMUM", 3)):
+                values = b.emit(limit, values, b.const(np.full((1,) * 5, bound, np.int32)))
+        return b.emit(name, one, values, **{"MUL": {"shift": 0}, "ARITHMETIC_RIGHT_SHIFT": {"round": False}}.get(name, {}))
 
     return make
 
@@ -412,11 +451,22 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "": lambda b: multiplied(b, b.emit("SLICE", b.input("x", (2, 5, 9), "INT8"), start=(0, 0, 1), size=(2, 5, 8)))
     },
     "vela.lone-rescale-of-move": {
+        "ADD": lambda b: b.rescale(of_slices(b, "ADD", 0.7, 0.7), 0.3),
+        "ADD of INT32": lambda b: of_slices(b, "ADD", 2.0, 2.0),
+        "ADD of wide numbers": lambda b: b.rescale(of_slices(b, "ADD", 2.0**19, 2.0**19), 2.0**-20),
+        "MAXIMUM": lambda b: b.rescale(of_slices(b, "MAXIMUM", 2.0, 2.0), 0.3),
+        "REDUCE_SUM": lambda b: b.rescale(b.emit("REDUCE_SUM", int32(b, within(b, whole(b)), 0.7), axis=1), 0.1),
         "SLICE": lambda b: b.rescale(cut(b, "INT32"), 0.7, dtype="INT16"),
         "CONCAT": lambda b: b.rescale(beside(b, whole(b, "INT32")), 0.7),
         "PAD": lambda b: int32(b, within(b, whole(b))),
         "TILE": lambda b: int32(b, b.emit("TILE", b.input("x", (96,), "INT8"), multiples=(5,))),
         "TILE to a long row": lambda b: int32(b, b.emit("TILE", b.input("x", (9000,), "INT8"), multiples=(9,))),
+    },
+    "vela.lone-rescale-in-slices": {
+        "two slices": lambda b: in_slices(b, int32(b, b.input("x", (24,), "INT8"), 0.7), 0, 16),
+        "one": lambda b: in_slices(b, int32(b, b.input("x", (24,), "INT8"), 0.7), 5, 5),
+        "of rows": lambda b: in_slices(b, int32(b, b.input("x", (6, 8), "INT16"), 0.7), 1, 3),
+        "long": lambda b: in_slices(b, int32(b, b.input("x", (65_537,), "INT16"), 0.7), 0, 65_535),
     },
     "vela.lone-rescale-placed": {
         "product": lambda b: beside(b, by_constants(b, whole(b))),
@@ -465,11 +515,21 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "MUL of three axes": square("MUL", (2, 3, 4), (2, 12)),
         "MUL of four axes": square("MUL", (1, 4, 6, 8), (1, 24, 8)),
     },
+    "vela.rescale-in-shapes": {
+        "INT8": lambda b: of_reshaped(b, b.rescale(whole(b), 0.7)),
+        "INT16": lambda b: of_reshaped(b, b.rescale(whole(b), 70.0, dtype="INT16")),
+        "INT32": lambda b: of_reshaped(b, int32(b, whole(b), 0.7)),
+        "long": lambda b: of_reshaped(b, b.rescale(b.input("x", (1, 2, 65_537), "INT16"), 0.7)),
+    },
     "vela.bool-output-that-is-read": {"": read_condition},
     "vela.loop-in-operands": {"": loop},
     "vela.concat-of-five-axes": {f"along {axis}": concat_of_five_axes(axis) for axis in range(5)},
     "vela.slice-of-five-axes": {f"of {axes}": slice_of_five_axes(*axes) for axes in ((0,), (0, 2, 4))},
     "vela.pad-of-five-axes": {"": pad_of_five_axes},
+    "vela.one-element-of-five-axes": {
+        **{f"{name}, {dtype}": one_element(name, dtype) for name in ELEMENTWISE for dtype in ("INT8", "INT32")},
+        "ARITHMETIC_RIGHT_SHIFT": one_element("ARITHMETIC_RIGHT_SHIFT", "INT32"),
+    },
     "vela.table-between-transposes": {"": tables},
     "vela.dilated-convolution-along-long-axis": {
         name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")
