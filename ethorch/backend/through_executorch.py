@@ -19,6 +19,7 @@ from ethorch.backend.reduced import ReadyPartitioner, reduced
 from ethorch.direct.build import Build
 from ethorch.errors import EthorchError
 from ethorch.fx.export import exported
+from ethorch.fx.states import with_reads_first
 from ethorch.lower.delegate import Lowered
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.progress import stage
@@ -38,7 +39,7 @@ def built_reduced(
         NotWhole, VelaError: as of ``reduced``.
         EthorchError: ExecuTorch cannot make a program of it.
     """
-    with reduced(quantized, spec) as made:
+    with reduced(with_reads_first(quantized), spec) as made:
         delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner, shared=shared)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates, spec)
@@ -62,6 +63,8 @@ def built_by_executorch(
         EthorchError: ExecuTorch cannot make a program of it.
     """
     partitioner = EthosUPartitioner(spec)
+    if isinstance(quantized, GraphModule):
+        quantized = with_reads_first(quantized)
     delegates, program, record = _lowered(exported(quantized, example_inputs), partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
 

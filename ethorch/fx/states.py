@@ -105,6 +105,43 @@ def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...
     return result, tuple(found)
 
 
+def with_reads_first(module: GraphModule) -> GraphModule:
+    """The graph where a buffer takes a clone of what another one held; the given one where none does.
+
+    ExecuTorch takes quantize and dequantize nodes of one scale out, is left with one buffer that is copied into another, and
+    makes these copies in an order of its own, when that one may have its next contents already.
+    """
+    late = _taken_from_buffers(module.graph)
+    if not late:
+        return module
+    graph = copy.deepcopy(module.graph)
+    for name in late:
+        write = writes_of(graph)[name]
+        buffer, written = write.args
+        assert isinstance(buffer, Node) and isinstance(written, Node)
+        tensor = tensor_of(module, buffer)
+        assert tensor is not None
+        with graph.inserting_after(written):
+            clone = graph.call_function(torch.ops.aten.clone.default, (written,))
+        clone.meta = {**written.meta, "val": torch.empty_like(tensor, device="meta")}
+        write.replace_input_with(written, clone)
+    result = GraphModule(module, graph)
+    result.meta.update(module.meta)
+    return result
+
+
+def _taken_from_buffers(graph: Graph) -> list[str]:
+    """The buffers that are given what another buffer held that is written too, as it is or through quantize and dequantize."""
+    writes, found = writes_of(graph), []
+    for name, write in writes.items():
+        node = write.args[1]
+        while isinstance(node, Node) and (op_name(node.target) in _PER_TENSOR or node.target is torch.ops.aten.clone.default):
+            node = node.args[0]
+        if isinstance(node, Node) and node.op == "get_attr" and str(node.target) in writes and str(node.target) != name:
+            found.append(name)
+    return found
+
+
 def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
     """What reads the clone of a buffer reads the buffer. What is returned, or written somewhere, stays a value of its own.
 

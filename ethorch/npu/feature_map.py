@@ -162,21 +162,37 @@ class FeatureMap:
         return np.ndarray(shape, self.dtype, memory, base, strides)
 
 
+@cache
+def _registers(prefix: str) -> tuple[str, ...]:
+    """Names of the registers that describe a map, in the order in which ``feature_map`` reads them."""
+    names = (
+        "REGION PRECISION.signed PRECISION.precision STRIDE_Y STRIDE_X STRIDE_C HEIGHT0 HEIGHT1 WIDTH0 PRECISION.format ZERO_POINT"
+    )
+    return tuple(f"{prefix}_{name}" for name in (*names.split(), *(f"BASE{i}" for i in range(4))))
+
+
+@cache
+def _storage(prefix: str) -> str:
+    return f"{prefix}_PRECISION.storage"
+
+
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
     """The feature map the registers of ``prefix`` (IFM, IFM2, OFM) describe, as a box of the given shape."""
+    state = op.state
+    region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(
         name=prefix,
-        region=op[f"{prefix}_REGION"],
-        dtype=element_type(op[f"{prefix}_PRECISION.signed"], op[f"{prefix}_PRECISION.precision"]),
+        region=region,
+        dtype=element_type(signed, precision),
         height=shape[0],
         width=shape[1],
         depth=shape[2],
-        bases=tuple(op[f"{prefix}_BASE{i}"] for i in range(4)),
-        strides=(op[f"{prefix}_STRIDE_Y"], op[f"{prefix}_STRIDE_X"], op[f"{prefix}_STRIDE_C"]),
-        tile_size=(op[f"{prefix}_HEIGHT0"], op[f"{prefix}_HEIGHT1"], op[f"{prefix}_WIDTH0"]),
-        bricks=op[f"{prefix}_PRECISION.format"] == FORMAT_NHCWB16,
-        zero_point=op[f"{prefix}_ZERO_POINT"],
-        storage=op.state.get(f"{prefix}_PRECISION.storage", STORAGE_TILE2X2),
+        bases=tuple(bases),
+        strides=(sy, sx, sc),
+        tile_size=(h0, h1, w0),
+        bricks=form == FORMAT_NHCWB16,
+        zero_point=zero_point,
+        storage=state.get(_storage(prefix), STORAGE_TILE2X2),
     )
 
 

@@ -16,6 +16,7 @@ from ethorch.errors import ProgramError
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Call, Method, Program, Value
 from ethorch.formats.pte_writer import write
+from tests.support.pte_files import check_round_trip
 from tests.support.quantized import Small, lower, quantized, samples
 
 
@@ -92,11 +93,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_written_is_what_was_read(name: str) -> None:
-    data = FILES[name]()
-    program = pte.read(data)
-    again = write(program)
-    assert pte.read(again) == program
-    assert write(pte.read(again)) == again
+    check_round_trip(FILES[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "ethorch"])

@@ -19,12 +19,18 @@ from ethorch.npu.registers import NPUS
 from ethorch.target.compile_spec import EthosUCompileSpec
 from tests.host.conftest import make
 from tests.support.host import INPUTS, TARGETS, Recorder, random_inputs
+from tests.support.pte_files import check_round_trip
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_programs_of_the_incumbent_equal_their_tosa(incumbent, name):
     """Every delegate call, bit for bit, against the reference model on the incumbent's own TOSA of that delegate."""
     check_program(incumbent, name, TARGETS[name], 2 if name == "interrupted" else 1)
+
+
+def test_its_files_are_written_as_they_were_read(incumbent):
+    found = [check_round_trip(path.read_bytes()) for path in sorted(incumbent.glob("*.pte"))]
+    assert len(found) >= len(INPUTS)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, la
 from ethorch.model_zoos import torchvision_models
 from ethorch.program.program import Program
 from tests.support.decoders import FAMILIES, SIZES, Rotary
+from tests.support.pte_files import check_round_trip
 from tests.support.spoken import equals_reference_model, recorded
 
 pytest.importorskip("transformers")
@@ -59,6 +60,7 @@ def near_the_quantized_model(model: LanguageModel, program: Program, ids: list[i
 def check(model: LanguageModel, program: Program, generated: int, checked: int, folder: Path) -> None:
     """One delegate each; ``generated`` tokens; the first call and the last ``checked`` ones equal TOSA's reference model."""
     assert {name: len(program[name].payloads) for name in program.methods} == dict.fromkeys(model.modules, 1)
+    check_round_trip(program.pte)
     speaker = Speaker.of_program(program, model.context, model.source)
     with recorded() as calls:
         found = list(speaker.generate(list(range(1, 11)), generated))

@@ -15,6 +15,7 @@ import ethorch
 from ethorch import npu
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats import pte
+from tests.support.pte_files import check_round_trip
 
 TARGET = "ethos-u85-256"
 
@@ -77,6 +78,11 @@ INPUTS = {"steps": (torch.zeros(4, 6),), "step": (torch.zeros(1, 6),)}
 def both() -> tuple[dict[str, nn.Module], ethorch.Program]:
     made = models()
     return made, ethorch.compile(made, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)])
+
+
+def test_a_file_of_several_methods_is_written_as_it_was_read(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
+    found = check_round_trip(both[1].pte)
+    assert set(both[0]) <= set(found.methods) and found.mutable
 
 
 def run(models: dict[str, nn.Module], program: ethorch.Program, calls: Calls) -> tuple[list[Tensor], list[Tensor]]:

@@ -79,14 +79,17 @@ class Constants:
 def reaches(fm: FeatureMap) -> list[tuple[int, int]]:
     """(first byte, behind the last) of each tile of a feature map in memory."""
     sy, sx, sc = fm.strides
+    if fm.bricks:
+        z, inner = (-(-fm.depth // 16) - 1) * sc, min(fm.depth, 16)
+    else:
+        z, inner = 0, fm.depth
     result = []
     for tile in fm.tiles:
-        steps = [(tile.height - 1) * sy, (tile.width - 1) * sx]
-        if fm.bricks:
-            steps.append((-(-fm.depth // 16) - 1) * sc)
-            inner = min(fm.depth, 16)
-        else:
-            inner = fm.depth
-        low = tile.base + sum(min(step, 0) for step in steps)
-        result.append((low, tile.base + sum(max(step, 0) for step in steps) + inner * fm.dtype.itemsize))
+        low = high = tile.base
+        for step in ((tile.height - 1) * sy, (tile.width - 1) * sx, z):
+            if step < 0:
+                low += step
+            else:
+                high += step
+        result.append((low, high + inner * fm.dtype.itemsize))
     return result

@@ -50,6 +50,7 @@ class Context:
         filters: what became of a filter, by its key: stripes of a layer and steps of a recurrent network share one.
         known: maps whose elements, as steps before have stored them, lie in narrower ranges than their types; by region and base.
         computed: what the step being packed will add to them.
+        modes: how sums are scaled, and the clamp that this needs, by all that decides it: a stream has thousands alike.
     """
 
     memory: Memory
@@ -63,6 +64,7 @@ class Context:
     filters: dict[Hashable, object] = field(default_factory=dict)
     known: dict[tuple[int, int], tuple[FeatureMap, Range]] = field(default_factory=dict)
     computed: tuple[FeatureMap, Range] | None = None
+    modes: dict[Hashable, tuple[int, Range | None]] = field(default_factory=dict)
     _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
@@ -125,12 +127,14 @@ class Context:
         if not fm.in_memory or not 0 <= fm.region < layout.INTERNAL_INDEX:
             raise NotKnown("a feature map that has no place")
         size = self.memory.region(fm.region).size
-        if any(start < 0 or stop > size for start, stop in self.reaches(fm)):
-            raise NotKnown("a feature map that leaves its region")
+        for start, stop in self.reaches(fm):
+            if start < 0 or stop > size:
+                raise NotKnown("a feature map that leaves its region")
         alignment = BRICK if fm.bricks else fm.dtype.itemsize
-        addresses = (*(tile.base for tile in fm.tiles), *fm.strides[: 3 if fm.bricks else 2])
-        if alignment > 1 and any(address % alignment for address in addresses):
-            raise NotKnown("a feature map that is not aligned")
+        if alignment > 1:
+            addresses = (*(tile.base for tile in fm.tiles), *fm.strides[: 3 if fm.bricks else 2])
+            if any(address % alignment for address in addresses):
+                raise NotKnown("a feature map that is not aligned")
         result = self._map(fm, fm.region, fm.bricks, fm.strides)
         result.tiles = len(fm.tiles)
         for number, tile in enumerate(fm.tiles):
@@ -147,13 +151,18 @@ class Context:
         """Whether two maps might share bytes. What the plan keeps between steps is never shared."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
-        return any(x[0] < y[1] and y[0] < x[1] for x in self.reaches(a) for y in self.reaches(b))
+        for x in self.reaches(a):
+            for y in self.reaches(b):
+                if x[0] < y[1] and y[0] < x[1]:
+                    return True
+        return False
 
     def reaches(self, fm: FeatureMap) -> list[tuple[int, int]]:
         """The bytes that each tile of a map spans."""
-        if fm not in self._reaches:
-            self._reaches[fm] = reaches(fm)
-        return self._reaches[fm]
+        found = self._reaches.get(fm)
+        if found is None:
+            found = self._reaches[fm] = reaches(fm)
+        return found
 
     # Ranges of values.
 

@@ -120,31 +120,50 @@ def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
 
 def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
     """How sums are scaled; SCALE_INTEGER takes any."""
-    largest = np.asarray(sums.largest, np.float64)
     if stage.needs_whole and (stage.keeps or stage.input != ACC_RESET):
         return layout.SCALE_INTEGER
-    if largest.max(initial=0) >= INT32[1] or stage.ofm.dtype.itemsize > 4:
+    if stage.ofm.dtype.itemsize > 4:
         return layout.SCALE_INTEGER
-    clamp, zero_point, scaling = stage.activation.clamp, stage.ofm.zero_point, sums.scaling
+    scaling, zero_point = sums.scaling, stage.ofm.zero_point
+    if isinstance(sums.largest, int) and (scaling is None or np.ndim(scaling.shift) == 0):
+        parts = scaling and (int(scaling.multiplier), int(scaling.shift), scaling.rounding, scaling.double)
+        key = sums.largest, parts, zero_point, stage.activation.clamp, sums.bias is None and sums.offset is None
+        if key not in c.modes:
+            c.modes[key] = _mode_of(stage.activation.clamp, zero_point, sums)
+        mode, ends = c.modes[key]
+    else:
+        mode, ends = _mode_of(stage.activation.clamp, zero_point, sums)
+    if ends is not None:
+        s.low, s.high = ends
+    if mode == layout.SCALE_DOUBLE:
+        assert scaling is not None
+        s.scaled = c.double_scale(scaling, zero_point)
+    return mode
+
+
+def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
+    """How sums are scaled where the stage sets no limit, and what results are clamped to where the stage does not clamp them."""
+    largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
+    if largest.max(initial=0) >= INT32[1]:
+        return layout.SCALE_INTEGER, None
     if clamp is not None and not within(clamp, INT32):
-        return layout.SCALE_INTEGER
+        return layout.SCALE_INTEGER, None
     most: Range = (-int(largest.max(initial=0)) - 1, int(largest.max(initial=0)) + 1)
     if scaling is None or scaling.is_identity:
         fits = magnitude(most) + abs(zero_point) < INT32[1]
-        return layout.SCALE_NOTHING if fits and sums.bias is None and sums.offset is None else layout.SCALE_INTEGER
-    exact = exact_in_double(largest, scaling, zero_point)
+        return layout.SCALE_NOTHING if fits and sums.bias is None and sums.offset is None else layout.SCALE_INTEGER, None
+    exact, ends = exact_in_double(largest, scaling, zero_point), None
     if clamp is not None:
         exact = exact | _saturates(scaling, zero_point, max(abs(clamp[0]), abs(clamp[1])))
-    if clamp is None:
-        ends = largest * np.abs(scaling.multiplier) / np.ldexp(1.0, np.asarray(scaling.shift)) + abs(zero_point) + 2
-        if np.max(ends) >= INT32[1]:
-            return layout.SCALE_INTEGER
-        s.low, s.high = INT32
+    else:
+        reach = largest * np.abs(scaling.multiplier) / np.ldexp(1.0, np.asarray(scaling.shift)) + abs(zero_point) + 2
+        if np.max(reach) >= INT32[1]:
+            return layout.SCALE_INTEGER, None
+        ends = INT32
     if np.all(exact):
-        s.scaled = c.double_scale(scaling, zero_point)
-        return layout.SCALE_DOUBLE
+        return layout.SCALE_DOUBLE, ends
     is_long = bool(np.all(np.abs(scaling.multiplier) <= INT32[1]) and np.max(scaling.shift) < 62)
-    return layout.SCALE_LONG if is_long else layout.SCALE_INTEGER
+    return layout.SCALE_LONG if is_long else layout.SCALE_INTEGER, ends
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
