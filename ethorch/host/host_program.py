@@ -6,7 +6,6 @@ delegate took run on ExecuTorch's CPU kernels.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import threading
@@ -234,7 +233,7 @@ _programs_lock = threading.Lock()
 
 
 def _npu_program(payload: DelegatePayload) -> tuple[npu.Program, int]:
-    key = (hashlib.sha256(payload.commands).digest(), hashlib.sha256(payload.weights).digest())
+    key = payload.commands, payload.weights  # bytes keep their hash, and a program keeps these bytes
     with _programs_lock:
         if key not in _programs:
             program = npu.Program(payload.commands, payload.weights)

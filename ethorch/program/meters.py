@@ -90,7 +90,10 @@ class Classification:
     def confusion(self) -> list[list[int]]:
         """See Meter."""
         size = max((max(pair) + 1 for pair in self._pairs), default=0)
-        return [[self._pairs.get((row, column), 0) for column in range(size)] for row in range(size)]
+        matrix = [[0] * size for _ in range(size)]
+        for (row, column), count in self._pairs.items():
+            matrix[row][column] = count
+        return matrix
 
 
 class Collected:
