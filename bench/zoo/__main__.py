@@ -26,9 +26,9 @@ SCHEMES = ("int8", "a16w8")
 
 def cases() -> dict[str, Any]:
     """Every network by name."""
-    from bench.zoo import families, images, sequences
+    from bench.zoo import classes, families, images, sequences, several
 
-    return {case.name: case for case in (*images.CASES, *sequences.CASES, *families.CASES)}
+    return {case.name: case for case in (*images.CASES, *classes.CASES, *sequences.CASES, *families.CASES, *several.CASES)}
 
 
 def read(path: Path) -> list[Record]:

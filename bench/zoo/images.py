@@ -70,7 +70,7 @@ _NOTHING = 1e-2
 _TORCHVISION = ("mobilenet_v3_large", "googlenet", "mnasnet0_5", "regnet_y_400mf", "shufflenet_v2_x0_5", "efficientnet_v2_s")
 
 
-def _picture(side: int) -> Callable[[np.random.Generator], Inputs]:
+def picture(side: int) -> Callable[[np.random.Generator], Inputs]:
     return lambda rng: (torch.from_numpy(signals.imagenet_image(rng, side, side))[None],)
 
 
@@ -83,13 +83,13 @@ def _timm(name: str, side: int) -> Callable[[], nn.Module]:
         if name in _WITH_IMAGE_SIZE:
             settings["img_size"] = side
         model: nn.Module = timm.create_model(name, **settings)
-        _begin(model)
+        begin(model)
         return model
 
     return create
 
 
-def _begin(model: nn.Module) -> None:
+def begin(model: nn.Module) -> None:
     """Heads that begin at zero get weights, scales of residual branches a size: else the network says the same of every picture."""
     for name, parameter in model.named_parameters():
         largest = float(parameter.detach().abs().max())
@@ -136,10 +136,10 @@ def _clip(rng: np.random.Generator) -> Inputs:
 
 
 CASES = (
-    *(ModelCase(f"timm/{name}", _timm(name, side), _picture(side), "timm") for name, side in _TIMM.items()),
-    *(ModelCase(f"torchvision/{name}", torchvision_model(name), _picture(96), "torchvision") for name in _TORCHVISION),
+    *(ModelCase(f"timm/{name}", _timm(name, side), picture(side), "timm") for name, side in _TIMM.items()),
+    *(ModelCase(f"torchvision/{name}", torchvision_model(name), picture(96), "torchvision") for name in _TORCHVISION),
     *(
-        ModelCase(f"torchvision/{name}", partial(Segmentation, name), _picture(64), "torchvision", 4)
+        ModelCase(f"torchvision/{name}", partial(Segmentation, name), picture(64), "torchvision", 4)
         for name in ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
     ),
     ModelCase("torchvision/r3d_18", lambda: Video("r3d_18"), _clip, "torchvision", 4),

@@ -176,15 +176,18 @@ def shape_of(node: Node) -> tuple[int, ...]:
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
     """A get_attr node for a new buffer that holds ``tensor``, at the graph's insertion point; ``meta`` is its metadata.
 
-    ``mode`` is what the fake values of the graph belong to.
+    It lies row by row, or channels last as a weight does: a transposed constant would keep a program from the short way past
+    ExecuTorch. ``mode`` is what the fake values of the graph belong to.
     """
     assert mode is not None, "no node of the graph has a fake value"
     number = 0
     while hasattr(model, f"_constant_{number}"):
         number += 1
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])
     expanded = 0 in tensor.stride()  # one element may have that stride as well; ExecuTorch has none
-    data = tensor.detach().clone(memory_format=torch.contiguous_format if expanded else torch.preserve_format)
+    data = tensor.detach().clone(memory_format=torch.preserve_format if last and not expanded else torch.contiguous_format)
     model.register_buffer(f"_constant_{number}", data)
     node = model.graph.get_attr(f"_constant_{number}")
-    node.meta = {**meta, "val": mode.from_tensor(tensor, static_shapes=True)}
+    node.meta = {**meta, "val": mode.from_tensor(data, static_shapes=True)}
     return node

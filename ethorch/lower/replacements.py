@@ -21,6 +21,9 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"view_as_(real|complex)|_?conj(_physical)?|complex|polar|angle|real|imag|resolve_(conj|neg)|_neg_view", _PARTS),
     (r"sort|argsort|msort|topk|kthvalue|median|nanmedian|mode|quantile|nanquantile",
      "Where only the greatest or least is needed, amax, amin and argmax run on the NPU; torch.topk has a kernel on the CPU."),
+    (r"_?grouped_mm.*|_scaled_grouped_mm.*",
+     "Rows that are sorted by expert, multiplied and put back into order run on the NPU, as transformers exports its mixtures of"
+     " experts: sort int[rows], count with histc or bincount, and index the result by the inverse of the permutation."),
     (r"cummax|cummin|cumprod|logcumsumexp", "cumsum runs on the NPU; a product of positive numbers is exp(cumsum(log(x)))."),
     (r"atan2", "torch.atan(y / x) with torch.where for the quadrants runs on the NPU."),
     (r"(_?cdist|_?pdist|_euclidean_dist).*", "(x - y).pow(2).sum(-1).sqrt() runs on the NPU."),

@@ -14,6 +14,7 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.builder.reductions import all_dims, maximum_of, minimum_of, reduced_tensor
 from ethorch.builder.truth import selected
+from ethorch.errors import Unsupported
 from ethorch.fx.aten_builder import AtenBuilder
 from ethorch.ops.compare import compared
 from ethorch.ops.indices import index_as_int32
@@ -99,7 +100,8 @@ def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
     """int32[shape]: the index along ``dim`` of the largest or least code, the first of several; over all dims if it is None.
 
-    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other. It reads no INT32.
+    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other. It reads no INT32, and on U55 no INT16 and at most 127
+    channels: others are compared with their extreme.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
@@ -110,7 +112,15 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
         minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
         reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is a code too
         value = b.rescale(reversed_, 1.0, dtype=value.dtype)
-    result = b.reshape(b.emit("ARGMAX", value, axis=3), [x.shape[d] for d in rest])
+    try:
+        with b.attempt():
+            found = b.emit("ARGMAX", value, axis=3)
+    except Unsupported:
+        if x.is_float:
+            raise
+        rows = b.reshape(b.rescale(value, 1.0, dtype="INT32"), value.shape[2:])
+        return b.view(_first_of_equals(b, rows, maximum_of), shape)
+    result = b.reshape(found, [x.shape[d] for d in rest])
     return b.view(QTensor(result, contiguous(result.shape), None), shape)
 
 

@@ -3,7 +3,7 @@
 User code masks with -inf, -1e9 or the least float, by ``masked_fill``, by ``where`` or by adding a mask. None of these is a
 number to calibrate with: a range that holds it has no code left for the scores. They all become ``masked_fill`` with a value
 of at most ``HUGE``, which takes the lowest code. The scores' observer leaves room for it instead (``link_observers`` tells it).
-What is scaled, added to or bounded from below after it is masked is masked after that instead.
+What is scaled, added to, joined with other scores or bounded from below after it is masked is masked after that instead.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.fx.node import arguments, is_float, op_name, tensor_of
 from ethorch.ops.arithmetic import add, mul
 from ethorch.ops.attention import MASKED
 from ethorch.ops.clamp import clamp, maximum
 from ethorch.ops.division import div
+from ethorch.ops.joining import cat
 from ethorch.ops.selection import masked_fill, where
 from ethorch.ops.spec import find
 
@@ -136,6 +137,29 @@ def _clamped(s: AtenBuilder, node: Node, x: Any, low: Any = None, high: Any = No
     return _bounded(s, node, x, low) if high is None else None
 
 
+def _joined(s: AtenBuilder, node: Node, tensors: list[Any], dim: int = 0) -> Node | None:
+    """Scores of which some are masked, joined: the mask is joined with places that are not."""
+    if not any(_is_ours(part) and len(part.users) == 1 for part in tensors):
+        return None
+    masks = [_mask_of(s, part) for part in tensors]
+    unmasked = [part.args[0] if _is_ours(part) else part for part in tensors]
+    constants = [_constant(s, mask) for mask in masks]
+    known = [mask for mask in constants if mask is not None]
+    mask = s.constant(torch.cat(known, dim)) if len(known) == len(masks) else s(aten.cat.default, masks, dim)
+    return _masked(s, s(node.target, unmasked, dim), mask)
+
+
+def _mask_of(s: AtenBuilder, scores: Node) -> Node:
+    """Where ``scores`` are masked, bool of their shape."""
+    shape = shape_of(scores)
+    if not _is_ours(scores):
+        return s.constant(torch.zeros(shape, dtype=torch.bool))
+    mask = cast(Node, scores.args[1])
+    constant = _constant(s, mask)
+    made: Node = s(aten.expand.default, mask, list(shape)) if constant is None else s.constant(constant.expand(shape))
+    return made
+
+
 def _is_ours(arg: Any) -> bool:
     return isinstance(arg, Node) and is_mask_fill(arg) and bool(arg.args[2] == MASKED)
 
@@ -151,5 +175,6 @@ def _inverted(s: AtenBuilder, mask: Any) -> Node:
 
 
 _FORMS: dict[Any, Callable[..., Any]] = {
-    masked_fill: _fill, where: _where, add: _add, mul: _scaled, div: _quotient, maximum: _bounded, clamp: _clamped
+    masked_fill: _fill, where: _where, add: _add, mul: _scaled, div: _quotient, maximum: _bounded, clamp: _clamped,
+    cat: _joined,
 }  # fmt: skip

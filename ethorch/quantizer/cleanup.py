@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import ASSERTIONS, arguments, op_name
 from ethorch.ops.spec import OPS, find
+
+_SOFTMAXES = (OPS["aten.softmax.int"], OPS["aten.log_softmax.int"])
+_LARGEST = ("aten.max.dim", "aten.amax.default")
 
 
 def remove_guards(model: GraphModule) -> None:
@@ -32,6 +37,35 @@ def remove_idle(model: GraphModule) -> None:
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
             model.graph.erase_node(node)
+
+
+def remove_shifts(model: GraphModule) -> None:
+    """Let a softmax read x where it reads x less the largest of each of its rows, which it takes off itself.
+
+    Written out it costs scores their range: it reaches as far below 0 as the scores lie apart.
+    """
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and find(node.target) in _SOFTMAXES:
+            difference, dim = node.all_input_nodes[0], node.args[1]
+            scores = _above(difference, dim % node.meta["val"].dim()) if isinstance(dim, int) else None
+            if scores is not None:
+                node.replace_input_with(difference, scores)
+                model.graph.eliminate_dead_code()
+
+
+def _above(difference: Node, dim: int) -> Node | None:
+    """x of ``x - x.amax(dim, keepdim=True)``, however that is written."""
+    if difference.op != "call_function" or find(difference.target) is not OPS["aten.sub.Tensor"]:
+        return None
+    (x, taken, *_), options = arguments(difference)
+    while isinstance(taken, Node) and (taken.target is operator.getitem or op_name(taken.target) == "aten.detach.default"):
+        taken = taken.all_input_nodes[0]
+    if options.get("alpha", 1) != 1 or not isinstance(taken, Node) or op_name(taken.target) not in _LARGEST:
+        return None
+    (of, dims, *keepdim), _ = arguments(taken)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    kept = bool(keepdim and keepdim[0])
+    return x if of is x and kept and [each % x.meta["val"].dim() for each in dims] == [dim] else None
 
 
 def _is_idle_cast(node: Node) -> bool:

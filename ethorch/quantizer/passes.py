@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from ethorch.quantizer.attention_masks import gather_masks
-from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle
+from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
 from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
+from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
 from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
@@ -88,6 +89,16 @@ PASSES = (
         lambda model, scope: remove_idle(model),
         "Before composites are decomposed: some look through their operands, where an idle dropout would be in the way. And a cast"
         " that does nothing would be one reader more of what it takes its dtype from.",
+    ),
+    Pass(
+        "remove shifts",
+        lambda model, scope: remove_shifts(model),
+        "Behind the casts and dropouts that say nothing, of what it looks through, before masks are gathered.",
+    ),
+    Pass(
+        "draw experts",
+        lambda model, scope: draw_experts(model, scope.keep),
+        "Behind the casts that say nothing, which it looks through, and before constants are folded: it draws some.",
     ),
     Pass(
         "fold constants",

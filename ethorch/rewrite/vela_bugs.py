@@ -288,6 +288,26 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.table-of-reshaped-slice",
+        wrong="A TABLE or CLAMP of a SLICE in another shape, chained to what reads it, is written in the shape of the SLICE, in "
+        "bricks of 16 channels, to memory for the other.",
+        operators=("TABLE", "CLAMP"),
+        which=do.is_of_reshaped_slice,
+        instead=do.reshape_result,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.spread-of-reshaped-rescale",
+        wrong="Of x[n, 1, c] and y[n, m, 1], Vela spreads one by an addition of its own; where it is a RESHAPE of a RESCALE, in "
+        "the shape before.",
+        operators=ELEMENTWISE,
+        which=do.is_broadcast_both_ways_behind_reshape,
+        instead=do.rescale_behind_reshape,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.bool-output-that-is-read",
         wrong="Truth values are 0 and -1, as outputs 0 and 1: what reads an output combines the two.",
         instead=do.copy_read_outputs,

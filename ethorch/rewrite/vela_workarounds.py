@@ -30,6 +30,8 @@ _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 _WIDEST_INT32 = 32768
 #: Places of an axis up to which Vela makes one operation of a window over it.
 _LONGEST_AXIS = 65536
+#: Channels of NHCWB16 that lie side by side.
+_BRICK = 16
 #: Rows and columns of a kernel, as axes of its weights.
 _KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
@@ -308,6 +310,28 @@ def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
             yield reader
 
 
+def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
+    """Reads a RESHAPE of a SLICE, to another last axis, of which one does not fill bricks of 16 channels."""
+    reshape = r.producer(op.operands[0], "RESHAPE")
+    if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
+        return False
+    channels = [value.shape[-1] if value.rank else 1 for value in (reshape.operands[0], reshape.result)]
+    return channels[0] != channels[1] and any(count % _BRICK for count in channels)
+
+
+def is_broadcast_both_ways_behind_reshape(r: Rewriter, op: Op) -> bool:
+    """Both operands are broadcast, and one at least is a RESHAPE of a RESCALE."""
+    spread = all(value.shape != op.result.shape for value in op.operands[:2])
+    return spread and any(_reshaped_rescale(r, value) is not None for value in op.operands[:2])
+
+
+def _reshaped_rescale(r: Rewriter, value: Value) -> Op | None:
+    """The RESCALE by one scale that ``value`` is a RESHAPE of."""
+    reshape = r.producer(value, "RESHAPE")
+    rescale = reshape and r.producer(reshape.operands[0], "RESCALE")
+    return rescale if rescale is not None and not rescale.attrs["per_channel"] else None
+
+
 def _unscaled(r: Rewriter, value: Value) -> Value:
     rescale = r.producer(value, "RESCALE")
     return rescale.operands[0] if rescale else value
@@ -462,6 +486,22 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
             r.insert_after(op, lambda at, value: at.emit("LOGICAL_AND", value, value), index)
             for reader in readers:
                 r.read(reader, reader.operands.index(output), op.results[index])
+
+
+def rescale_behind_reshape(r: Rewriter, op: Op) -> None:
+    """Each operand that is a RESHAPE of a RESCALE is a RESCALE of a RESHAPE."""
+    for index, value in enumerate(op.operands[:2]):
+        if (rescale := _reshaped_rescale(r, value)) is not None:
+            at = r.before(op)
+            r.read(op, index, at.again(rescale, at.reshape(rescale.operands[0], *value.shape)))
+
+
+def reshape_result(r: Rewriter, op: Op) -> None:
+    """It reads what the RESHAPE of its operand reads, and its result is reshaped."""
+    reshape = r.producer(op.operands[0], "RESHAPE")
+    assert reshape is not None
+    at = r.before(op)
+    r.replace(op, at.reshape(at.again(op, reshape.operands[0]), *op.result.shape))
 
 
 def reshape_twice(r: Rewriter, op: Op) -> None:

@@ -45,6 +45,10 @@ class Attention(nn.Module):
         q, k, v = (part.view(1, N, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         if self.way in WAYS:
             return torch.softmax(WAYS[self.way](q @ k.transpose(-1, -2) * 8**-0.5), -1) @ v
+        if self.way == "join":
+            scores = (q @ k.transpose(-1, -2) * 8**-0.5).masked_fill(FUTURE, float("-inf"))
+            joined = torch.cat([scores, torch.linspace(-1, 1, 4).reshape(1, 4, 1, 1).expand(1, 4, N, 1)], -1)
+            return torch.softmax(joined - joined.amax(-1, keepdim=True), -1)[..., :N] @ v
         if self.way == "causal":
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         masks = {"bool": ~FUTURE, "float": torch.zeros(N, N).masked_fill(FUTURE, float("-inf"))}
@@ -59,7 +63,7 @@ def converted(model: nn.Module, samples: list[tuple[Tensor, ...]], config: Any =
     return convert_pt2e(prepared)
 
 
-@pytest.mark.parametrize("way", [*WAYS, "causal", "bool", "float"])
+@pytest.mark.parametrize("way", [*WAYS, "join", "causal", "bool", "float"])
 def test_a_constant_mask(way: str) -> None:
     model = Attention(way)
     torch.manual_seed(2)

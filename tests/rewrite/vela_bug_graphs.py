@@ -252,6 +252,36 @@ def square(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> Make:
     return make
 
 
+def tables_of_parts(size: tuple[int, ...], shape: tuple[int, ...], made: Callable[[Builder, Value, int], Value] = table) -> Make:
+    """The first and the second half of a sum along its last axis, in another shape, through a table each."""
+
+    def make(b: Builder) -> Value:
+        whole = (*size[:-1], 2 * size[-1])
+        x = b.rescale(b.emit("ADD", int32(b, b.input("x", whole, "INT8")), int32(b, b.input("z", whole, "INT8"))), 0.5)
+        starts = [(0,) * (len(size) - 1) + (start,) for start in (0, size[-1])]
+        parts = [b.reshape(b.emit("SLICE", x, start=start, size=size), shape) for start in starts]
+        first, second = (int32(b, made(b, part, seed)) for seed, part in enumerate(parts))
+        return b.rescale(b.emit("MUL", first, second, shift=0), 0.01)
+
+    return make
+
+
+def clamped(b: Builder, value: Value, seed: int) -> Value:
+    return b.emit("CLAMP", value, min_val=-20 - seed, max_val=20)
+
+
+def spread(name: str, shape: tuple[int, ...], rescaled: Callable[[Builder, Value], Value] = int32) -> Make:
+    def make(b: Builder) -> Value:
+        x = b.reshape(rescaled(b, b.input("x", shape, "INT8")), (12, 1, 32))
+        return b.emit(name, x, int32(b, b.input("y", (12, 4, 1), "INT8")), **({"shift": 0} if name == "MUL" else {}))
+
+    return make
+
+
+def rescaled_sum(b: Builder, x: Value) -> Value:
+    return int32(b, b.rescale(b.emit("ADD", int32(b, x), int32(b, b.input("z", x.shape, "INT8"))), 0.5))
+
+
 def read_condition(b: Builder) -> tuple[Value, ...]:
     x, y = pair(b)
     condition = b.emit("GREATER", int32(b, x), int32(b, y))
@@ -520,6 +550,17 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "INT16": lambda b: of_reshaped(b, b.rescale(whole(b), 70.0, dtype="INT16")),
         "INT32": lambda b: of_reshaped(b, int32(b, whole(b), 0.7)),
         "long": lambda b: of_reshaped(b, b.rescale(b.input("x", (1, 2, 65_537), "INT16"), 0.7)),
+    },
+    "vela.table-of-reshaped-slice": {
+        "one channel": tables_of_parts((12, 16, 1), (12, 16)),
+        "two channels": tables_of_parts((12, 8, 2), (12, 16)),
+        "rows to one": tables_of_parts((6, 1, 5), (30,)),
+        "CLAMP": tables_of_parts((12, 16, 1), (12, 16), clamped),
+    },
+    "vela.spread-of-reshaped-rescale": {
+        "MUL": spread("MUL", (12, 32)),
+        "ADD of four axes": spread("ADD", (1, 1, 12, 32)),
+        "MUL of a sum": spread("MUL", (1, 1, 12, 32), rescaled_sum),
     },
     "vela.bool-output-that-is-read": {"": read_condition},
     "vela.loop-in-operands": {"": loop},
