@@ -8,10 +8,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import ASSERTIONS, arguments, op_name
+from ethorch.ops.arithmetic import sub
+from ethorch.ops.extremes import amax, max_dim
+from ethorch.ops.softmax import log_softmax, softmax
 from ethorch.ops.spec import OPS, find
 
-_SOFTMAXES = (OPS["aten.softmax.int"], OPS["aten.log_softmax.int"])
-_LARGEST = ("aten.max.dim", "aten.amax.default")
+_SOFTMAXES = (softmax, log_softmax)
 
 
 def remove_guards(model: GraphModule) -> None:
@@ -55,12 +57,12 @@ def remove_shifts(model: GraphModule) -> None:
 
 def _above(difference: Node, dim: int) -> Node | None:
     """x of ``x - x.amax(dim, keepdim=True)``, however that is written."""
-    if difference.op != "call_function" or find(difference.target) is not OPS["aten.sub.Tensor"]:
+    if difference.op != "call_function" or find(difference.target) is not sub:
         return None
     (x, taken, *_), options = arguments(difference)
-    while isinstance(taken, Node) and (taken.target is operator.getitem or op_name(taken.target) == "aten.detach.default"):
+    while isinstance(taken, Node) and (taken.target is operator.getitem or op_name(taken.target).startswith("aten.detach")):
         taken = taken.all_input_nodes[0]
-    if options.get("alpha", 1) != 1 or not isinstance(taken, Node) or op_name(taken.target) not in _LARGEST:
+    if options.get("alpha", 1) != 1 or not isinstance(taken, Node) or find(taken.target) not in (amax, max_dim):
         return None
     (of, dims, *keepdim), _ = arguments(taken)
     dims = [dims] if isinstance(dims, int) else list(dims)

@@ -29,6 +29,7 @@ ALLOWED = {
     ("quantizer/decompose.py", "aten.batch_norm.default"): "convert_pt2e takes it for training",
     ("quantizer/complex_tensors.py", "*"): "what each operator of complex tensors is in real ones; none of those is in OPS",
     ("quantizer/weight_observer.py", "max"): "a calibration method",
+    ("quantizer/experts.py", "*"): "a mixture as transformers spells it, and what takes its place",
     ("quantizer/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
     ("quantizer/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
