@@ -129,7 +129,7 @@ def compile_(
         if markdown:
             from ethorch.report.markdown import markdown as summarized
 
-            return summarized(data, Path(model).name)
+            return summarized(data, Path(model).name, [Path(model).name, *samples.words()])
         line = f"wrote {' and '.join(written)}"
         return options.stacked(program.rich(), line) if tried is None else options.stacked(program.rich(), "", tried.rich(), line)
 

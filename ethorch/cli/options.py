@@ -164,6 +164,15 @@ class Samples:
     mean: Mean = None
     std: Std = None
 
+    def words(self) -> list[str]:
+        """As on a command line; files without their folders, which are of one computer."""
+        files = [("--calibrate", path) for path in self.calibrate or ()] + [("--weights", path) for path in [self.weights] if path]
+        found = [word for flag, path in files for word in (flag, Path(path).name)]
+        for flag, value in (("--shape", self.shape), ("--limit", self.limit), ("--mean", self.mean), ("--std", self.std)):
+            for each in value if isinstance(value, list) else [value]:
+                found += [] if each is None else [flag, str(each)]
+        return found
+
     def transform(self) -> Callable[[Any], Any] | None:
         """What --mean and --std do to each sample; None without them.
 

@@ -13,6 +13,7 @@ from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
 from ethorch.errors import SpecError
+from ethorch.report.reproduce import MODEL
 from ethorch.words import counted
 
 PANEL = "Reports"
@@ -69,6 +70,7 @@ def report(
         check_folder(target_file)
         check_page()
     data, comparison = data_of(model, method), None
+    named = [MODEL] if data is not None else [Path(model).name, *samples.words()]
     if data is None:
         program = compiled(chosen, model, samples)
         program = program[method or program.method]
@@ -86,13 +88,13 @@ def report(
         from ethorch.formats.files import write_whole
         from ethorch.report.page import page
 
-        write_whole(target_file, page(data, comparison, title).encode())
+        write_whole(target_file, page(data, comparison, title, named).encode())
 
     def text() -> str:
         if markdown:
             from ethorch.report.markdown import markdown as summarized
 
-            return summarized(data, title)
+            return summarized(data, title, named)
         from ethorch.report.verdict import verdicts
 
         return "\n".join([*(f"{one.question} {one.answer}" for one in verdicts(data)), f"wrote {target_file}"])

@@ -15,7 +15,7 @@ from ethorch.words import counted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_HEAD = ("weight", "shape", "recipe", "bytes", "before", "cycles", "before", "dB alone")
+_HEAD = ("weight", "shape", "recipe", "bytes before", "bytes now", "cycles before", "cycles now", "dB alone")
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class Plan:
                 layer.weight,
                 "x".join(map(str, layer.shape)),
                 layer.recipe,
-                f"{layer.bytes:,}",
                 f"{layer.bytes_before:,}",
-                f"{layer.cycles:,}",
+                f"{layer.bytes:,}",
                 f"{layer.cycles_before:,}",
+                f"{layer.cycles:,}",
                 "" if layer.recipe == str(AS_IS) else f"{layer.sqnr_db:.1f}",
             )
             for layer in self.layers

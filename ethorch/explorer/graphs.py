@@ -129,6 +129,19 @@ def node_data(program: Program) -> Data:
     }
 
 
+def save_node_data(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write ``cycles.json`` and ``bytes.json`` into a folder: what ``--node_data_paths`` of Model Explorer takes.
+
+    Of a program whose cycles are unknown there are only the bytes.
+    """
+    found = []
+    for name, data in node_data(program).items():
+        path = Path(folder) / f"{name}.json"
+        write_whole(path, json.dumps(data).encode())
+        found.append(path)
+    return found
+
+
 def tosa_graphs(folder: Path) -> list[Data]:
     """The TOSA graph of each delegate in a folder of artifacts."""
     texts = sorted(folder.glob("delegate_*.txt"), key=lambda path: (len(path.name), path.name))

@@ -25,6 +25,7 @@ from ethorch.program.measured_accuracy import fresh_host
 from ethorch.program.meters import meter
 from ethorch.program.program import Program, load
 from ethorch.program.progress_bar import shown
+from ethorch.program.worker import Task
 from ethorch.progress import stage
 from ethorch.quantizer.shared_buffers import kept
 from ethorch.quiet import quiet
@@ -243,11 +244,12 @@ def _on_npu(
             yield part, loaded.run_many([_flat(program, sample) for sample in part])
         return
     sent: list[list[Sample]] = []
+    task = Task.of(_run)
 
     def tasks() -> Iterator[Any]:
         for part in parts:
             sent.append(part)
-            yield joblib.delayed(_run)(program.pte, program.method, [_flat(program, sample) for sample in part])
+            yield joblib.delayed(task)(program.pte, program.method, [_flat(program, sample) for sample in part])
 
     for found in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
         yield sent.pop(0), found

@@ -22,6 +22,7 @@ from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.compile import Model, compile_once, quantized_for, user_model
 from ethorch.program.progress_bar import shown
 from ethorch.program.settings import Settings
+from ethorch.program.worker import Task
 from ethorch.progress import stage
 from ethorch.quantizer.calibration_checks import said_already
 from ethorch.quiet import quiet
@@ -268,8 +269,9 @@ def _made(
                 yield own([point], first)
                 first = False
         return
+    task = Task.of(own, *user.module.modules())
     yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
-        joblib.delayed(own)(group, number == 0) for number, group in enumerate(groups)
+        joblib.delayed(task)(group, number == 0) for number, group in enumerate(groups)
     )
 
 

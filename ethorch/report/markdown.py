@@ -10,7 +10,7 @@ from typing import Any
 from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.report.advice import advice
-from ethorch.report.reproduce import command
+from ethorch.report.reproduce import MODEL, command
 from ethorch.report.summary import head, rows
 from ethorch.report.verdict import verdicts
 from ethorch.words import counted
@@ -39,23 +39,24 @@ def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequenc
     return lines + [f"| {' | '.join(map(text, row))} |" for row in body]
 
 
-def markdown(data: Data, title: str = "") -> str:
+def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
     """Verdict, figures, the largest layers, what is on the CPU and why, advice, how to make it again.
 
     Args:
         data: of ``Program.to_json``.
         title: a name for the program.
+        model: what names the model and its samples on a command line.
 
     Raises:
         FormatError: the data is something else.
     """
     try:
-        return "\n".join(_lines(data, title))
+        return "\n".join(_lines(data, title, model))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
 
 
-def _lines(data: Data, title: str) -> list[str]:
+def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
     layers = [Layer.from_json(layer) for layer in data["layers"]]
     lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
     lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
@@ -91,5 +92,5 @@ def _lines(data: Data, title: str) -> list[str]:
         lines += [f"- **{text(one.figure)}**: {text(one.text)}" for one in found]
         lines += ["", "</details>"]
     if data["settings"] is not None:
-        lines += ["", f"    {' '.join(command(data['settings']).split())}"]
+        lines += ["", f"    {' '.join(command(data['settings'], model).split())}"]
     return lines

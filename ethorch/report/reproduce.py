@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FLAGS = {
@@ -12,6 +12,8 @@ _FLAGS = {
     "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
     "board": "--board", "arena": "--arena", "constants": "--constants",
 }  # fmt: skip
+#: Stands for a model that has no name on a command line: one that Python code made.
+MODEL = "MODEL"
 _DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini", "arena": "free", "constants": "flash"}
 
 
@@ -39,6 +41,12 @@ def options(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def command(settings: Mapping[str, Any]) -> str:
-    """A line for a shell: ``ethorch compile MODEL -o model.pte`` and the options."""
-    return f"ethorch compile MODEL -o model.pte {shlex.join(options(settings))}"
+def command(settings: Mapping[str, Any], model: Sequence[str] = (MODEL,)) -> str:
+    """A line for a shell: ``ethorch compile MODEL -o model.pte`` and the options.
+
+    Args:
+        settings: as ``Program.to_json`` has them.
+        model: what names the model and its samples on a command line, where that is known.
+    """
+    words = [word if word == MODEL else shlex.quote(word) for word in model]
+    return f"ethorch compile {' '.join(words)} -o model.pte {shlex.join(options(settings))}"

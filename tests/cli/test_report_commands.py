@@ -43,10 +43,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0)
 
 def test_report_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "small.html"
-    said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--ram", "1K")
+    said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--ram", "1K", "--limit", "3")
     assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"wrote {out}\n")
     text = out.read_text()
     assert "<title>net.py:small: ethorch report</title>" in text and str(folder) not in text
+    assert (
+        "<pre>ethorch compile net.py:small --limit 3 -o model.pte --target ethos-u55-128 --scheme int8 --ram 1024 --arena 1</pre>"
+        in text
+    )
+    assert "<code>--latency-ms</code>" in text, "an option is not broken behind its dashes"
 
 
 def test_report_with_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

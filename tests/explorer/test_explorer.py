@@ -148,6 +148,8 @@ def test_graphs_and_figures_as_files(program: Program, tmp_path: Path) -> None:
     ids = {node["id"] for node in found[0]["nodes"]}
     results = data["cycles"]["forward for ethos-u55-128"]["results"]
     assert results and set(results) <= ids and max(result["value"] for result in results.values()) > 0
+    written = graphs.save_node_data(program, tmp_path)
+    assert [path.name for path in written] == ["cycles.json", "bytes.json"] and json.loads(written[0].read_text()) == data["cycles"]
 
 
 def test_the_layers_are_those_of_the_figures(program: Program) -> None:

@@ -144,6 +144,22 @@ def test_the_command_line_prints_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_workers_know_the_users_file(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("import torch\n\nclass Layer(torch.nn.Conv2d):\n    pass\n")
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom layers import Layer\n\nclass Net(torch.nn.Sequential):\n    pass\n\n"
+        "model = Net(Layer(3, 8, 3), torch.nn.ReLU()).eval()\n"
+        "example_inputs = (torch.rand(1, 3, 8, 8),)\n"
+    )
+    command = [sys.executable, "-m", "ethorch.cli", "explore", f"{tmp_path}/net.py:model", "--targets", "u55-64,u55-128,u55-256"]
+    command += ["--schemes", "int8,a16w8", "--no-accuracy", "--workers", "2", "--json"]
+    done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and len(json.loads(done.stdout)["variants"]) == 6, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and "[calibration.single_sample]" in lines[0], "processes are quiet"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_workers_give_the_same(model: nn.Module, images: list[Tensor], found: Exploration, backend: str) -> None:
     with joblib.parallel_config(backend=backend):

@@ -248,7 +248,7 @@ def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
                 x=[x for x, _, _ in part],
                 y=[y for _, y, _ in part],
                 mode="markers",
-                name=f"{memory}, {bandwidths[memory]:g} bytes a cycle",
+                name=f"{memory}, {bandwidths[memory]:g} {'byte' if bandwidths[memory] == 1 else 'bytes'} a cycle",
                 marker={
                     "color": COLOURS[memory],
                     "opacity": 0.75,

@@ -6,7 +6,8 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from ethorch.errors import EthorchError, FormatError
 from ethorch.figures.layer import Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.page import view
+from ethorch.report.reproduce import MODEL
 from ethorch.words import counted
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 
 
-def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
+def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
     """The report of a program.
 
     It is a function of its arguments alone: no clock, no path, no network. Text of the program is escaped, and the page forbids the
@@ -34,6 +36,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
         data: of ``Program.to_json``, now or from a file.
         comparison: of ``Comparison.to_json``: accuracy for each operator.
         title: a name for the program; its target stands for it otherwise.
+        model: what names the model and its samples on a command line, for the line that makes the program again.
 
     Raises:
         FormatError: the data is something else.
@@ -49,7 +52,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "") -> str:
         system = data.get("memory_system")
         if system is not None and not all(rate > 0 for rate in (system["macs_per_cycle"], *system["bytes_per_cycle"].values())):
             raise FormatError("not the data of a program: a rate of its memory_system is not positive.")
-        shown = view.view(data, layers, memory, comparison)
+        shown = view.view(data, layers, memory, comparison, model)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
     charts = _charts(data, layers, memory, comparison)
@@ -114,6 +117,13 @@ def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
+def _with_options(text: str) -> Any:
+    """Escaped text whose options of a command line are code, which does not break behind the dashes."""
+    from markupsafe import Markup, escape  # of Jinja, which only pages need
+
+    return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))
+
+
 @cache
 def _template(name: str) -> jinja2.Template:
     import jinja2
@@ -122,4 +132,5 @@ def _template(name: str) -> jinja2.Template:
         loader=jinja2.FunctionLoader(_text), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.globals["counted"] = counted
+    environment.filters["with_options"] = _with_options
     return environment.get_template(name)

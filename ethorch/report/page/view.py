@@ -9,7 +9,7 @@ from typing import Any
 from ethorch.figures.layer import CPU, NPU, Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.advice import advice
-from ethorch.report.reproduce import command
+from ethorch.report.reproduce import MODEL, command
 from ethorch.report.summary import head, kib, refusal_text, rows
 from ethorch.report.verdict import verdicts
 
@@ -19,8 +19,10 @@ _DEPTH = 16  # of modules in modules; what lies deeper counts for the one that i
 _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 
 
-def view(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None) -> dict[str, Any]:
-    """The template's variables."""
+def view(
+    data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None, model: Sequence[str]
+) -> dict[str, Any]:
+    """The template's variables; ``model`` are the words that name the model on a command line."""
     return {
         "head": head(data),
         "verdicts": [(one.question, one.state, _STATES[one.state], one.answer) for one in verdicts(data)],
@@ -44,7 +46,8 @@ def view(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: 
         "accuracy": None if comparison is None else _accuracy(comparison),
         "advice": advice(data),
         "settings": None if data["settings"] is None else [(k, _setting(k, v)) for k, v in data["settings"].items()],
-        "command": None if data["settings"] is None else command(data["settings"]),
+        "command": None if data["settings"] is None else command(data["settings"], model),
+        "unnamed": MODEL in model,
         "versions": list(data["versions"].items()),
     }
 
