@@ -21,6 +21,7 @@ from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
 from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.handover import attach, detach
 from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
+from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
@@ -119,6 +120,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
+        refused |= {node: node.meta[LEFT_TO_CPU] for node in program.graph.nodes if LEFT_TO_CPU in node.meta}
         while True:
             walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
             found = {**walk.refusals, **_unread(walk)}

@@ -98,6 +98,16 @@ IoLayout = Annotated[
         metavar="nchw|nhwc|auto",
     ),
 ]
+Partition = Annotated[
+    str | None,
+    _option(
+        "--partition",
+        help="npu (default): all that the NPU can run; cpu-matmul: products of two int8 activations on the CPU, by ExecuTorch's "
+        "cortex_m kernels; cost: whichever the estimate says is faster.",
+        panel=COMPILER,
+        metavar="npu|cpu-matmul|cost",
+    ),
+]
 SystemConfig = Annotated[str | None, _option("--system-config", help="A section of vela.ini.", panel=COMPILER)]
 MemoryMode = Annotated[str | None, _option("--memory-mode", help="A section of vela.ini.", panel=COMPILER)]
 ConfigIni = Annotated[str | None, _option("--config-ini", help="Your own vela.ini.", panel=COMPILER)]
@@ -213,6 +223,7 @@ class Compiler:
 
     nhwc_io: NhwcIo = False
     io_layout: IoLayout = None
+    partition: Partition = None
     system_config: SystemConfig = None
     memory_mode: MemoryMode = None
     config_ini: ConfigIni = None
@@ -273,6 +284,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
         modules=modules,
         nhwc_io=compiler.nhwc_io or None,
         io_layout=compiler.io_layout,
+        partition=compiler.partition,
         system_config=compiler.system_config,
         memory_mode=compiler.memory_mode,
         config_ini=compiler.config_ini,

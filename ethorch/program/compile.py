@@ -52,6 +52,7 @@ def compile(
     io: str | None = None,
     nhwc_io: bool | None = None,
     io_layout: str | None = None,
+    partition: str | None = None,
     modules: Mapping[str, str] | None = None,
     leave_out: Sequence[str] = (),
     system_config: str | None = None,
@@ -102,6 +103,9 @@ def compile(
         io_layout: ``nhwc`` is ``nhwc_io``; ``nchw`` (default) leaves axes as the model has them; ``auto`` compiles both and takes
             channels last where they save time, which costs a second compilation. ``Program.inputs`` and ``outputs`` have the
             shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.nhwc.nhwc_inputs`` turns inputs for such a program.
+        partition: ``cost`` leaves products of two int8 activations (attention) to the CPU where ExecuTorch's int8 kernels are
+            estimated to be faster, as on U55; ``cpu-matmul`` does so in any case; ``npu`` (default) does not.
+            ``Program.explain`` says it.
         modules: submodule name -> a scheme of its own, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves it to the CPU.
         leave_out: names of submodules that stay in float on the CPU: the short form of ``modules``.
         system_config, memory_mode, config_ini, vela_flags: as of ``EthosUCompileSpec``.
@@ -137,6 +141,7 @@ def compile(
         io=io,
         nhwc_io=nhwc_io,
         io_layout=io_layout,
+        partition=partition,
         modules={**(modules or {}), **dict.fromkeys(leave_out, FLOAT)} or None,
         system_config=system_config,
         memory_mode=memory_mode,

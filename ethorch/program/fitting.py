@@ -11,7 +11,7 @@ from ethorch.model_files import UserModel
 from ethorch.program.attempt import Attempt
 from ethorch.program.program import Program
 from ethorch.program.schemes import CONFIGS
-from ethorch.program.settings import AUTO, AUTO_LAYOUT, FLASH, NCHW, NHWC, SRAM, Settings
+from ethorch.program.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
 from ethorch.progress import stage
 from ethorch.quantizer.calibration_checks import said_already
 from ethorch.target.compile_spec import FAST, FREE
@@ -29,7 +29,8 @@ _STEPS = 3  # times that a limit for the arena is corrected by what the rest of 
 def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
     """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
 
-    Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; an arena as
+    Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; products on the CPU,
+    where the partition is by cost; an arena as
     small as the RAM asks for; the fastest arena, and weights in SRAM,
     where time is short and RAM is left; 16 bits for the modules that lose most, where accuracy is short.
 
@@ -41,6 +42,8 @@ def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
     best = search.attempt("", settings)
     if settings.io_layout == AUTO_LAYOUT:
         best = search.with_layout(best)
+    if settings.partition == COST:
+        best = search.with_partition(best)
     if settings.constants == AUTO:
         best = search.with_constants(best)
     if _missed(best, "ram"):
@@ -80,6 +83,16 @@ class _Search:
         found = self.attempt("channels last at inputs and outputs", first.with_(io_layout=NHWC))
         saved = (before.milliseconds or 0) - (found.milliseconds or 0)
         return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
+
+    def with_partition(self, before: Program) -> Program:
+        """Products of two activations on the CPU, where it has a kernel for them, the RAM allows it and milliseconds are saved."""
+        first = _settings(before).with_(partition=NPU)
+        before.settings = first
+        try:
+            found = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
+        except EthorchError:
+            return before  # there is none
+        return found if self.pays(found, before) else before
 
     def with_constants(self, before: Program) -> Program:
         """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""

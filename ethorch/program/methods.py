@@ -25,7 +25,7 @@ from ethorch.nhwc import nhwc_inputs
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import AUTO_LAYOUT, Settings
+from ethorch.program.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.shared_buffers import names_in_whole
 from ethorch.vela import artifacts
@@ -50,6 +50,8 @@ def compile_methods(
     Raises:
         EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
     """
+    if settings.partition == COST:
+        raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
     if settings.io_layout == AUTO_LAYOUT:
         raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
     if not any(user.quantized for user in methods.models.values()):
@@ -178,5 +180,9 @@ def built(
     if settings.io != "float32":
         taken = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
+    if settings.partition == CPU_MATMUL:
+        from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
+
+        taken = on_cpu(taken)
     made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared)
     return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))

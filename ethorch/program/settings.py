@@ -41,6 +41,8 @@ FLOAT = "float"
 IO_TYPES = ("float32", "int8", "uint8", "int16")
 #: Order of the axes of inputs and outputs of rank 4 and 5: as the model has them, channels last, or whichever takes less time.
 IO_LAYOUTS = NCHW, NHWC, AUTO_LAYOUT = "nchw", "nhwc", "auto"
+#: What goes to the NPU: all that it can run; not products of two activations, which the CPU computes of codes; or what is faster.
+PARTITIONS = NPU, CPU_MATMUL, COST = "npu", "cpu-matmul", "cost"
 #: Where the NPU reads weights from.
 CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
 #: Vela's memory mode in which everything lies in SRAM (vela.ini).
@@ -75,6 +77,9 @@ class Settings:
         nhwc_io: inputs and outputs of rank 4 and 5 have their channels last: as ``io_layout`` ``nhwc``, and kept equal to that.
         io_layout: of those inputs and outputs: ``nchw``, as the model has them; ``nhwc``; or ``auto``: ``nhwc`` where that saves
             time. A program's settings say which of both it has.
+        partition: what runs on the NPU: ``npu``, all that it can; ``cpu-matmul``, all but products of two int8 activations, for
+            which ExecuTorch's ``cortex_m`` library has a kernel; ``cost``: the faster of both by the estimate. A program's settings
+            say which one it is. The kernel's rate is assumed (``ethorch.figures.RATES``).
         system_config, memory_mode: sections of the ini file; None takes the board's, or the target's.
         config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
         vela_flags: further flags of Vela's command line.
@@ -100,6 +105,7 @@ class Settings:
     io: str = "float32"
     nhwc_io: bool = False
     io_layout: str = NCHW
+    partition: str = NPU
     system_config: str | None = None
     memory_mode: str | None = None
     config_ini: str = DEFAULT_INI
@@ -132,6 +138,8 @@ class Settings:
             raise unknown_name("io type", self.io, IO_TYPES)
         if self.io_layout not in IO_LAYOUTS:
             raise unknown_name("layout of inputs and outputs", self.io_layout, IO_LAYOUTS)
+        if self.partition not in PARTITIONS:
+            raise unknown_name("partition", self.partition, PARTITIONS)
         if self.nhwc_io and self.io_layout == AUTO_LAYOUT:
             raise SpecError("nhwc_io asks for channels last, and io_layout='auto' for whichever is faster: leave one of them out.")
         object.__setattr__(self, "nhwc_io", self.nhwc_io or self.io_layout == NHWC)

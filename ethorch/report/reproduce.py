@@ -10,11 +10,11 @@ from typing import Any
 _FLAGS = {
     "target": "--target", "scheme": "--scheme", "io": "--io", "system_config": "--system-config", "memory_mode": "--memory-mode",
     "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
-    "board": "--board", "arena": "--arena", "constants": "--constants",
+    "board": "--board", "arena": "--arena", "constants": "--constants", "partition": "--partition",
 }  # fmt: skip
 #: Stands for a model that has no name on a command line: one that Python code made.
 MODEL = "MODEL"
-_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini", "arena": "free", "constants": "flash"}
+_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini", "arena": "free", "constants": "flash", "partition": "npu"}
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
