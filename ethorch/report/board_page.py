@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ethorch.board import Board, Memory, load, names
 from ethorch.board.description import Sourced
-from ethorch.board.measured import COMMAND, MEASURED, spread
+from ethorch.board.measured import COMMAND, MEASURED, UNESTIMATED, spread
 from ethorch.board.memory_roles import roles
 
 _NUMBERS = ("size_bytes", "bytes_per_second", "read_latency_cycles", "write_latency_cycles", "burst_bytes", "outstanding", "base")
@@ -56,7 +56,8 @@ def _measured() -> list[str]:
         f"Published times beside estimates; ours by `{COMMAND}`. Its networks have weights drawn from a Laplace distribution,",
         "which compress less than trained ones; a call's conditions are known as far as the publisher tells. Where firmware drives",
         f"the NPU, silicon took **{seen.low:.1f} to {seen.high:.1f} times** the estimate ({seen.count} figures), and the five",
-        "networks of the E8's U85 come in the estimate's order. Through Linux, on memory that nobody describes,",
+        "networks of the E8's U85 come in the estimate's order; of the other boards one network each is known. Through Linux,",
+        "on memory that nobody describes,",
         "it was some 20 times. Estimates rank networks; they do not predict a board: `ethorch calibrate-board` brings them nearer.",
         "",
         "| network | NPU | board | measured, ms | estimate, ms | measured / estimate | estimated by | measured by |",
@@ -68,6 +69,16 @@ def _measured() -> list[str]:
             f"{row.ratio:.2f}", row.estimated_by, row.source,
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Published, and nothing can be put beside it:",
+        "",
+        "| network | NPU | where | measured | why there is no estimate | measured by |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for other in UNESTIMATED:
+        words = (other.network, other.target.removeprefix("ethos-"), other.where, other.figure, other.why, other.source)
+        lines.append("| " + " | ".join(words) + " |")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 import ethorch
 from ethorch import cli
 from ethorch.board.loading import FOLDER
-from ethorch.board.measured import FVP, LINUX, MEASURED, SILICON, Measured, spread
+from ethorch.board.measured import FVP, LINUX, MEASURED, SILICON, UNESTIMATED, Measured, in_order, spread
 from ethorch.errors import BoardError, SpecError
 from ethorch.program.program import Program
 from ethorch.program.settings import Settings
@@ -117,3 +118,13 @@ def test_the_spread_of_published_figures() -> None:
     assert (spread("b", rows).high, spread("b", rows).count) == (4.0, 3)
     assert "1.5 to 2.0 times" in str(spread("a", rows))
     assert all(0.1 < found.ratio < 100 and found.source for found in MEASURED)
+
+
+def test_estimates_rank_the_networks_of_a_board() -> None:
+    assert in_order(MEASURED)
+    e8 = [row for row in MEASURED if row.board.startswith("alif-e8-u85")]
+    assert len({row.network for row in e8}) == 5
+    fastest, slowest = min(e8, key=lambda row: row.milliseconds), max(e8, key=lambda row: row.milliseconds)
+    swapped = [replace(fastest, estimate_ms=slowest.estimate_ms + 1), *(row for row in e8 if row is not fastest)]
+    assert not in_order(swapped)
+    assert all(row.why and row.source for row in UNESTIMATED)
