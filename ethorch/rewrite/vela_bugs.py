@@ -308,6 +308,16 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.spread-of-one-value",
+        wrong="Of x[1, n, c] and x[n, 1, c], one value in two shapes, as of all differences of rows, Vela spreads one by an "
+        "addition that reads it in the shape of the other.",
+        operators=ELEMENTWISE,
+        which=do.is_of_one_broadcast_both_ways,
+        instead=do.reshape_copy,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.bool-output-that-is-read",
         wrong="Truth values are 0 and -1, as outputs 0 and 1: what reads an output combines the two.",
         instead=do.copy_read_outputs,

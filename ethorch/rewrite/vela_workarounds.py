@@ -325,6 +325,22 @@ def is_broadcast_both_ways_behind_reshape(r: Rewriter, op: Op) -> bool:
     return spread and any(_reshaped_rescale(r, value) is not None for value in op.operands[:2])
 
 
+def is_of_one_broadcast_both_ways(r: Rewriter, op: Op) -> bool:
+    """Both operands are broadcast, and they are one value in two shapes, perhaps rescaled."""
+    spread = all(value.shape != op.result.shape for value in op.operands[:2])
+    return spread and _in_other_shape(r, op) is not None
+
+
+def _in_other_shape(r: Rewriter, op: Op) -> int | None:
+    """Which operand is a RESHAPE, perhaps rescaled, of what the other is made of."""
+    values = [_unscaled(r, value) for value in op.operands[:2]]
+    reshapes = [r.producer(value, "RESHAPE") for value in values]
+    sources = [value if reshape is None else reshape.operands[0] for value, reshape in zip(values, reshapes, strict=True)]
+    if sources[0] is not sources[1]:
+        return None
+    return next((index for index in (1, 0) if reshapes[index] is not None), None)
+
+
 def _reshaped_rescale(r: Rewriter, value: Value) -> Op | None:
     """The RESCALE by one scale that ``value`` is a RESHAPE of."""
     reshape = r.producer(value, "RESHAPE")
@@ -502,6 +518,19 @@ def reshape_result(r: Rewriter, op: Op) -> None:
     assert reshape is not None
     at = r.before(op)
     r.replace(op, at.reshape(at.again(op, reshape.operands[0]), *op.result.shape))
+
+
+def reshape_copy(r: Rewriter, op: Op) -> None:
+    """The operand in the other shape is that of a copy."""
+    index = _in_other_shape(r, op)
+    assert index is not None
+    value = op.operands[index]
+    rescale = r.producer(value, "RESCALE")
+    reshape = r.producer(_unscaled(r, value), "RESHAPE")
+    assert reshape is not None
+    at = r.before(op)
+    again = at.again(reshape, copied(at, reshape.operands[0]))
+    r.read(op, index, at.again(rescale, again) if rescale else again)
 
 
 def reshape_twice(r: Rewriter, op: Op) -> None:

@@ -278,6 +278,17 @@ def spread(name: str, shape: tuple[int, ...], rescaled: Callable[[Builder, Value
     return make
 
 
+def of_all_rows(name: str, made: Callable[[Builder, Value], Value] = lambda b, x: x) -> Make:
+    """Each row with each."""
+
+    def make(b: Builder) -> Value:
+        x = made(b, b.input("x", (1, 12, 8), "INT8"))
+        rows = int32(b, x), int32(b, b.reshape(x, (12, 1, 8)))
+        return b.emit(name, *rows, **({"shift": 0} if name == "MUL" else {}))
+
+    return make
+
+
 def rescaled_sum(b: Builder, x: Value) -> Value:
     return int32(b, b.rescale(b.emit("ADD", int32(b, x), int32(b, b.input("z", x.shape, "INT8"))), 0.5))
 
@@ -561,6 +572,11 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "MUL": spread("MUL", (12, 32)),
         "ADD of four axes": spread("ADD", (1, 1, 12, 32)),
         "MUL of a sum": spread("MUL", (1, 1, 12, 32), rescaled_sum),
+    },
+    "vela.spread-of-one-value": {
+        "SUB": of_all_rows("SUB"),
+        "MUL": of_all_rows("MUL", lambda b, x: table(b, x, 1)),
+        "SUB of a sum": of_all_rows("SUB", lambda b, x: b.rescale(rescaled_sum(b, x), 1.0, dtype="INT8")),
     },
     "vela.bool-output-that-is-read": {"": read_condition},
     "vela.loop-in-operands": {"": loop},
