@@ -63,6 +63,9 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
         else:
             total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
         return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
+    if folded[2] == 1 and axis < len(shape) - 1:  # by one behind it Vela makes an operation of each place in front
+        total = b.emit("REDUCE_SUM", b.reshape(value, folded[:2]), axis=1)
+        return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
     return b.emit("REDUCE_SUM", value, axis=axis)
 
 

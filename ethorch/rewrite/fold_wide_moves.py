@@ -26,14 +26,15 @@ def fold_wide_moves(r: Rewriter) -> None:
 
 
 def _has_many_pictures(op: Op) -> bool:
-    """Has an operand or the result more than ``_MOST_PICTURES``, and no axis that is folded too many places?"""
+    """Has an operand or the result more than ``_MOST_PICTURES``, and would no axis have too many places?"""
     shapes = [value.shape for value in (*op.operands, op.result) if value.rank > 3]
     if max((math.prod(shape[:-3]) for shape in shapes), default=0) <= _MOST_PICTURES:
         return False
     widest = _WIDEST_INT32 if op.result.dtype == "INT32" else _LONGEST
     axes = [axis for axis in range(op.result.rank) if any(shape[axis] != shapes[0][axis] for shape in shapes)]
+    longest = math.inf if op.name in ("SLICE", "CONCAT") else _LONGEST  # those Vela cuts by itself
     return all(
-        max(math.prod(shape[:axis]), shape[axis]) <= _LONGEST and math.prod(shape[axis + 1 :]) <= widest
+        math.prod(shape[:axis]) <= _LONGEST and shape[axis] <= longest and math.prod(shape[axis + 1 :]) <= widest
         for shape in shapes
         for axis in axes
     )

@@ -297,3 +297,20 @@ def test_shifts_of_many_pictures_by_what_is_broadcast_are_few_operations() -> No
     inputs = (torch.randint(-1000, 1000, (2_000, 2, 2, 2), dtype=torch.int32), torch.tensor([1, 3], dtype=torch.int32))
     graph, _ = climb(quantized(Shifted(), [inputs]), inputs, tolerance=0)
     assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 2_000
+
+
+class Along(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(self.dim)
+
+
+@pytest.mark.parametrize("shape", [(5000, 2, 1), (1, 5000, 2, 1, 1)])
+def test_sums_over_an_axis_with_ones_behind_are_few_operations(shape: tuple[int, ...]) -> None:
+    """Vela makes an operation of each of the 5,000 places unless the axis is the last: 100 KB of commands."""
+    inputs = (torch.rand(shape) - 0.3,)
+    graph, _ = climb(quantized(Along(len(shape) - shape[::-1].index(2) - 1), [inputs]), inputs)
+    assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 2_000

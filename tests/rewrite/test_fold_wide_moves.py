@@ -29,6 +29,8 @@ MOVES: dict[str, Callable[[Builder, str], Value]] = {
     "slice": lambda b, d: b.emit("SLICE", *parts(b, d, (600, 2, 3, 4)), start=(3, 0, 1, 0), size=(590, 2, 2, 4)),
     "concat of pictures": lambda b, d: b.emit("CONCAT", *parts(b, d, (600, 2, 3, 4), (20, 2, 3, 4)), axis=0),
     "concat of channels": lambda b, d: b.emit("CONCAT", *parts(b, d, (600, 2, 3, 4), (600, 2, 3, 2)), axis=3),
+    "slice of a long axis": lambda b, d: b.emit("SLICE", *parts(b, d, (65537, 2, 2, 1)), start=(7, 0, 0, 0), size=(65530, 2, 2, 1)),
+    "concat along a long axis": lambda b, d: b.emit("CONCAT", *parts(b, d, (65530, 2, 2, 1), (7, 2, 2, 1)), axis=0),
     "pad": lambda b, d: b.emit("PAD", *parts(b, d, (600, 2, 3, 4)), padding=(1, 2, 0, 0, 1, 1, 0, 3), pad_const=3),
 }
 

@@ -1,9 +1,12 @@
-"""Functions in a process of their own, each of which may take so many seconds, and all so much memory."""
+"""Functions in a process of their own, each of which may take so many seconds of the CPU, and all so much memory."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
+import signal
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,6 +14,8 @@ from typing import Any
 
 #: A child that has answered so many calls makes way for a new one: caches grow.
 CALLS = 500
+#: How much longer than its seconds of the CPU a call may take on the clock: other processes may keep the CPUs busy.
+PATIENCE = 10
 
 
 class Bounded:
@@ -27,23 +32,27 @@ class Bounded:
         """What ``function`` returns; it and ``args`` are pickled.
 
         Raises:
-            TimeoutError: it took longer than ``seconds``.
+            TimeoutError: it took the CPU for longer than ``seconds``, or ``PATIENCE`` times that on the clock.
             MemoryError, RuntimeError: it raised that, or something else; with the child's traceback.
         """
         if self._child is None:
             context = multiprocessing.get_context("fork")
             self._pipe, there = context.Pipe()
-            self._child = context.Process(target=_serve, args=(there, self._pipe, self.gigabytes), daemon=True)
+            self._child = context.Process(target=_serve, args=(there, self._pipe, self.seconds, self.gigabytes), daemon=True)
             self._child.start()
             self._calls = 0
             there.close()
         try:
             self._pipe.send((function, args))
-            if not self._pipe.poll(self.seconds):
-                raise TimeoutError(f"it took more than {self.seconds:g} seconds")
+            if not self._pipe.poll(PATIENCE * self.seconds):
+                raise TimeoutError(f"it took more than {PATIENCE * self.seconds:g} seconds")
             result, error = self._pipe.recv()
         except (EOFError, ConnectionError):
+            self._child.join(1)
+            status = self._child.exitcode
             self.close()
+            if status == -signal.SIGXCPU:
+                raise TimeoutError(f"it took the CPU for more than {self.seconds:g} seconds") from None
             raise RuntimeError("the process died") from None
         except BaseException:
             self.close()
@@ -63,8 +72,9 @@ class Bounded:
             self._child = None
 
 
-def _serve(pipe: Connection, other_end: Connection, gigabytes: float) -> None:
+def _serve(pipe: Connection, other_end: Connection, seconds: float, gigabytes: float) -> None:
     other_end.close()  # else it would wait forever where the parent is killed
+    _, most_seconds = resource.getrlimit(resource.RLIMIT_CPU)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30), hard))
     while True:
@@ -72,6 +82,7 @@ def _serve(pipe: Connection, other_end: Connection, gigabytes: float) -> None:
             function, args = pipe.recv()
         except EOFError:
             return
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), most_seconds))
         try:
             answer = (function(*args), "")
         except BaseException:
