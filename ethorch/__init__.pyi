@@ -2,6 +2,7 @@ from . import backend, board, compress, host, nhwc, npu, target, tosa, vela
 from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
+from .accuracy.rotate import rotate
 from .accuracy.sensitivity import sensitivity
 from .accuracy.smooth import smooth
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
@@ -67,6 +68,7 @@ __all__ = [
     "npu",
     "prepare",
     "quantize",
+    "rotate",
     "round_weights",
     "sensitivity",
     "smooth",

@@ -23,9 +23,10 @@ _MOVES = CASTS | {
 }
 #: name -> positions of weight and bias.
 _NORMS = {"aten.layer_norm.default": (2, 3), "aten.rms_norm.default": (2, None)}
-_LINEAR = "aten.linear.default"
+LINEAR = "aten.linear.default"
+ADDMM = "aten.addmm.default"
 #: name -> positions of what is read and of the weight, and the axis of the weight that it is summed over.
-_READERS = {_LINEAR: (0, 1, 1), "aten.addmm.default": (1, 2, 0)}
+READERS = {LINEAR: (0, 1, 1), ADDMM: (1, 2, 0)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ def sites_of(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Si
         graph: from torch.export, before anything is decomposed.
         module: that it is of: its parameters are what is changed.
     """
-    finder = _Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
+    finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     uses = finder.uses()
     found = []
     for node in graph.graph.nodes:
@@ -113,12 +114,12 @@ def sites_of(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Si
     return found, set(uses)
 
 
-def _users(node: Node) -> list[Node]:
+def users_of(node: Node) -> list[Node]:
     """What computes with a node's value."""
     return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
 
 
-class _Finder:
+class Finder:
     """Looks at one graph."""
 
     def __init__(self, graph: GraphModule, own: dict[int, str]):
@@ -129,8 +130,8 @@ class _Finder:
         """Memory of a parameter -> how many operators read it."""
         found: Counter[int] = Counter()
         for node in self._graph.graph.nodes:
-            if node.op == "get_attr" and _users(node) and (tensor := self._tensors.get(str(node.target))) is not None:
-                found[tensor.data_ptr()] += len(_users(node))
+            if node.op == "get_attr" and users_of(node) and (tensor := self._tensors.get(str(node.target))) is not None:
+                found[tensor.data_ptr()] += len(users_of(node))
         return found
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
@@ -145,21 +146,21 @@ class _Finder:
         if name == "aten.mul.Tensor":
             left, right = node.args[:2]
             for vector, other in ((left, right), (right, left)):
-                parameter = self._vector(vector, node)
+                parameter = self.vector(vector, node)
                 if parameter is not None and isinstance(other, Node):
                     return (parameter,)
             for factor in (right, left):  # silu(gate) * up: rows of `up`
-                parameters = self._rows(factor, node)
+                parameters = self.rows(factor, node)
                 if parameters:
                     return parameters
         return ()
 
     def _all(self, weight: object, bias: object) -> tuple[Parameter, ...]:
         given = [value for value in (weight, bias) if value is not None]
-        found = [parameter for value in given if (parameter := self._parameter(value))]
+        found = [parameter for value in given if (parameter := self.parameter(value))]
         return tuple(found) if len(found) == len(given) and weight is not None else ()
 
-    def _parameter(self, node: object, axis: int = 0) -> Parameter | None:
+    def parameter(self, node: object, axis: int = 0) -> Parameter | None:
         if not isinstance(node, Node) or node.op != "get_attr":
             return None
         tensor = self._tensors.get(str(node.target))
@@ -167,35 +168,39 @@ class _Finder:
             return None
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
-    def _vector(self, node: object, product: Node) -> Parameter | None:
+    def vector(self, node: object, product: Node) -> Parameter | None:
         """A parameter of one axis, maybe cast, maybe with a number added."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
             if name in ("aten.add.Tensor", "aten.add.Scalar") and isinstance(node.args[1], (int, float)) and not node.kwargs:
                 added += float(node.args[1])
-            elif name not in _MOVES or len(_users(node)) != 1:
+            elif name not in _MOVES or len(users_of(node)) != 1:
                 return None
             node = node.args[0]
-        parameter = self._parameter(node)
+        parameter = self.parameter(node)
         value = first_value(product)
         if parameter is None or value is None or parameter.tensor.dim() != 1 or parameter.tensor.shape[0] != value.shape[-1]:
             return None
         return replace(parameter, added=added)
 
-    def _rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
+    def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
         """Weight and bias of the linear layer that makes a value, if nothing but ``reader`` reads that."""
-        while isinstance(node, Node) and len(_users(node)) == 1 and self._moves(node):
+        while isinstance(node, Node) and len(users_of(node)) == 1 and self.moves(node):
             node = node.args[0]
-        if not isinstance(node, Node) or node.op != "call_function" or op_name(node.target) != _LINEAR or len(_users(node)) != 1:
+        name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
+        if not isinstance(node, Node) or name not in READERS or len(users_of(node)) != 1:
             return ()
         args, _ = arguments(node)
         value, product = first_value(node), first_value(reader)
-        if value is None or product is None or value.shape[-1] != product.shape[-1]:
+        if value is None or product is None or value.shape[-1] != product.shape[-1] or node.kwargs:
             return ()
-        return self._all(args[1], args[2])
+        _, weight, summed = READERS[name]
+        bias = args[0] if name == ADDMM else args[2]
+        found = [self.parameter(args[weight], 1 - summed), *([] if bias is None else [self.parameter(bias)])]
+        return () if None in found else tuple(one for one in found if one is not None)
 
-    def _moves(self, node: Node) -> bool:
+    def moves(self, node: Node) -> bool:
         """Does it leave the last axis as it is?"""
         if node.op != "call_function" or op_name(node.target) not in _MOVES or not isinstance(node.args[0], Node):
             return False
@@ -207,14 +212,14 @@ class _Finder:
     def readers(self, node: Node) -> tuple[Parameter, ...]:
         """The weights of the linear layers that read a node's value; none if something else does."""
         found: list[Parameter] = []
-        waiting = [(node, user) for user in _users(node)]
+        waiting = [(node, user) for user in users_of(node)]
         while waiting:
             reader, user = waiting.pop(0)
-            if self._moves(user) and user.args[0] is reader:
-                waiting += [(user, further) for further in _users(user)]
+            if self.moves(user) and user.args[0] is reader:
+                waiting += [(user, further) for further in users_of(user)]
                 continue
-            x, weight, axis = _READERS.get(op_name(user.target) if user.op == "call_function" else "", (0, 0, 0))
-            found_weight = self._parameter(user.args[weight], axis) if x != weight and user.args[x] is reader else None
+            x, weight, axis = READERS.get(op_name(user.target) if user.op == "call_function" else "", (0, 0, 0))
+            found_weight = self.parameter(user.args[weight], axis) if x != weight and user.args[x] is reader else None
             value = first_value(reader)
             if found_weight is None or value is None or value.dtype != torch.float32:
                 return ()
