@@ -42,7 +42,8 @@ KINDS = ladder.INPUTS
 #: The distance is that from PyTorch in float32 or in float64, the smaller for each element: of 32,767 places, those between which
 #: an image is interpolated are 0.002 off in float32, 57 steps of noise.
 OUTLIERS = 16
-#: Seconds of the CPU and memory for a call on one target. A batch of 32,767 products of int16 is 260,000 operations: half a minute in the simulator.
+#: Seconds of the CPU and memory for a call on one target. A batch of 32,767 products of int16 is 260,000 operations: half a minute
+#: in the simulator.
 SECONDS, GIGABYTES = 60, 12
 #: Operators whose error grows with an extent: by what their bound is multiplied. Scores of 32,767 products, times the sample's
 #: scale, range over 600, so that one code of them is a hundredth of a weight.
