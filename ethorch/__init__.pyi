@@ -1,4 +1,4 @@
-from . import backend, board, compress, host, nhwc, npu, target, tosa, vela
+from . import backend, board, compress, host, language, nhwc, npu, target, tosa, vela
 from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
@@ -62,6 +62,7 @@ __all__ = [
     "get_symmetric_quantization_config",
     "get_uint8_io_quantization_config",
     "host",
+    "language",
     "load",
     "mixed_precision",
     "nhwc",

@@ -56,7 +56,7 @@ def aot_arm_compiler(
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
 ) -> Answer:
     """Compile as ExecuTorch's Arm script does, with its options."""
-    from ethorch.program.saving import check_writable
+    from ethorch.program.saving import check_folder, check_writable
     from ethorch.user_code import find
 
     if not delegate:
@@ -70,9 +70,11 @@ def aot_arm_compiler(
         options.Quantization(target=target, scheme=SCHEMES[quant_mode.upper()]),
         options.Compiler(system_config=system_config, memory_mode=memory_mode, config_ini=config),
     )
-    if path.parent == Path(output):
-        path.parent.mkdir(parents=True, exist_ok=True)  # as the script does
-    check_writable(path)
+    made = path.parent == Path(output) and not path.parent.exists()  # made, as the script does, when there is something to write
+    if made:
+        check_folder(path.parent)
+    else:
+        check_writable(path)
     find(name)
     from ethorch.program.compile import compile as compiled
     from ethorch.program.compile import user_model
@@ -85,7 +87,10 @@ def aot_arm_compiler(
         user = user_model(user, inputs_from([model_input], user.example_inputs))
     calibration = None if calibration_data is None else str(calibration_data)
     record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
+    if made and etrecord:
+        path.parent.mkdir(parents=True)
     program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None, etrecord=record)
+    path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
     return Answer({"output": str(path), **program.to_json()}, lambda: options.stacked(program.rich(), f"wrote {path}"))
 

@@ -80,7 +80,8 @@ def measure(
     library = load_measure()
     planned = description.memories[1:]
     used, stage = (ctypes.c_uint64 * 3)(), ctypes.c_int()
-    with backend.calling(f"measure method {method!r}", _Idle):
+    named = {key: data for delegate in description.delegates for key, data in delegate.named.items()}
+    with backend.calling(f"measure method {method!r}", _Idle, named):
         backend.library.ethorch_allocate_scratch(1)
         try:
             error = library.ethorch_measure(

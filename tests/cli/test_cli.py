@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from ethorch import cli
+from ethorch.cli import app
 
 MODEL = """
 import torch
@@ -39,6 +40,30 @@ def sorts():
 def no_inputs():
     return torch.nn.ReLU()
 """
+
+
+#: Subcommands that begin with a model or with a program, and what they need besides.
+COMMANDS_OF_MODELS: dict[str, list[str]] = {
+    "aot-arm-compiler": ["-m", "no.py:net", "-d", "-q", "-t", "ethos-u55-128", "-o", "made"],
+    "compare": [],
+    "compile": ["-o", "made.pte"],
+    "compress": ["--max-flash", "1K", "-o", "made.pte"],
+    "eval": ["--data", "."],
+    "explain": [],
+    "explore": ["--schemes", "int8", "-o", "made.html"],
+    "firmware": ["-o", "made"],
+    "report": ["-o", "made.html"],
+    "sensitivity": [],
+    "trace": ["-o", "made.json"],
+}
+COMMANDS_OF_PROGRAMS: dict[str, list[str]] = {
+    "compare-reports": ["no.pte"],
+    "dis": [],
+    "generate": ["--tokenizer", "no.p", "--prompt", "a"],
+    "run": ["-o", "made.npz"],
+    "run-firmware": ["--trace", "made.json"],
+    "scratch": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -341,30 +366,50 @@ def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(out)["error"]["type"] == "ProgramError" and "no .pte" in err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "compile",
-        "explain",
-        "compare",
-        "sensitivity",
-        "run",
-        "dis",
-        "ops",
-        "targets",
-        "doctor",
-        "report",
-        "trace",
-        "compare-reports",
-        "boards",
-        "run-firmware",
-    ],
-)
+def every_command() -> list[str]:
+    app.register()
+    return sorted(app.COMMANDS)
+
+
+@pytest.mark.parametrize("command", every_command())
 def test_help_of_each_subcommand(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("COLUMNS", "40")
     assert cli.main([command, "--help"]) == 0
     out = capsys.readouterr().out
-    assert "--json" in out and all(len(line) <= 50 for line in out.splitlines())
+    assert "--json" in out and all(len(line) <= 40 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", every_command())
+def test_wrong_usage_of_each_subcommand(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--no-such-option"]) == 2
+    assert cli.main([command, *["surplus"] * 4]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err and err.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS_OF_MODELS, *COMMANDS_OF_PROGRAMS])
+def test_what_is_not_there_is_said_by_each_subcommand(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, options = ("no.py:net", COMMANDS_OF_MODELS) if command in COMMANDS_OF_MODELS else ("no.pte", COMMANDS_OF_PROGRAMS)
+    assert cli.main([command, *([] if command == "aot-arm-compiler" else [name]), *options[command], "--json"]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert "no.p" in err and "bug of ethorch" not in err and json.loads(out)["error"]["message"] in err
+    assert not list(tmp_path.iterdir()), "no partial file"
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_MODELS)
+def test_an_interruption_of_each_subcommand(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no.py").write_text("def net():\n    raise KeyboardInterrupt\n")
+    options = COMMANDS_OF_MODELS[command]
+    assert cli.main([command, *([] if command == "aot-arm-compiler" else ["no.py:net"]), *options]) == 130
+    out, err = capsys.readouterr()
+    assert out == "" and err.strip() == "interrupted"
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["no.py"]
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import ethorch
 from ethorch import EthosUCompileSpec, flow
 from ethorch.errors import EthorchError, FormatError, HostError
 from ethorch.figures import MemoryReport, memory
@@ -185,3 +188,43 @@ def test_an_ini_file_of_the_users_is_known_of_a_build_and_has_to_be_given_with_a
     unknown = memory(build.pte)
     assert not unknown.constants_in_sram and unknown.component("scratch").memory == "Ram"
     assert unknown.sram_bytes == memory(build).sram_bytes
+
+
+class Remembers(nn.Module):
+    """A layer and a buffer that two methods share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("kept", torch.zeros(1, 8))
+        self.kept: Tensor
+
+
+class Writes(nn.Module):
+    def __init__(self, shared: Remembers) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shared.kept.copy_(torch.tanh(self.shared.linear(x) + self.shared.kept))
+        return self.shared.kept * 1.0
+
+
+class Reads(Writes):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.shared.linear(x)) + self.shared.kept
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_what_each_method_allocates_is_what_its_report_says(target: str) -> None:
+    shared = Remembers()
+    modules = {"write": Writes(shared).eval(), "read": Reads(shared).eval()}
+    program = ethorch.compile(modules, {name: (torch.rand(1, 8),) for name in modules}, target)
+    for name in modules:
+        report, allocated = memory(program.pte, name), measure(program.pte, name)
+        method = pte.read(program.pte).methods[name]
+        kernels = max(looked_up_bytes(method, DESK), kernel_temporary_bytes(method))
+        assert allocated.method_pool_bytes == report.method_pool_bytes_desk
+        assert sum(allocated.planned) == report.arena_bytes > 0
+        assert allocated.temporary_bytes == max(report.regions["scratch"], kernels)
+        assert program[name].memory.ram_bytes == report.ram_bytes, "the build says the same as the file"
