@@ -1,9 +1,9 @@
-"""``python -m bench.zoo [--networks timm/,hf/bert] [--targets t,u] [--schemes int8,a16w8] [-o FILE.jsonl] [--table FILE.jsonl]``
+"""``python -m bench.zoo [--networks timm/,hf/bert] [--targets t,u] [--schemes int8,a16w8] [-o FILE.jsonl] [--table FILE ...]``
 
-Each network runs in a process of its own, with a limit of time and memory; a line of JSON each run goes to the file as
-soon as it is known, and a network that the file has already is not run again. ``--table`` prints the Markdown table of such a
-file. timm and transformers are wanted, without what they depend on, or pip replaces torch:
-``pip install --no-deps timm transformers tokenizers regex huggingface_hub safetensors``.
+Each network runs in a process of its own, with a limit of time and memory; a line of JSON each run goes to the file as soon as
+it is known, and a run that the file has already is not done again, so that a list may be gone through in parts. ``--table`` prints
+the Markdown table of such files, of two lines about one run the later. timm and transformers are wanted, without what they depend
+on, or pip replaces torch: ``pip install --no-deps timm transformers tokenizers regex huggingface_hub safetensors``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def read(path: Path) -> list[Record]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """A Markdown table, a row a network, behind a line of totals; what failed stands below, a line a run."""
+    """A Markdown table, a row a network, behind a line of totals; what failed stands below, a line a run.
+
+    Of several records of one run the last counts.
+    """
+    records = list({(r["network"], r["target"], r["scheme"]): r for r in records}.values())
     counts = Counter(record["status"] for record in records)
     networks = list(dict.fromkeys(record["network"] for record in records))
     targets, schemes = ([*dict.fromkeys(record[key] for record in records)] for key in ("target", "scheme"))
@@ -91,19 +95,28 @@ def _short(text: str, length: int = 100) -> str:
     return first if len(first) <= length else first[: length - 3] + "..."
 
 
-def _child(name: str, targets: list[str], schemes: list[str], calibration: int) -> None:
+def _child(name: str, targets: list[str], schemes: list[str], calibration: int, inputs: int) -> None:
     from bench.zoo.run import run
 
-    for record in run(cases()[name], targets, schemes, calibration):
+    for record in run(cases()[name], targets, schemes, calibration, inputs):
         print(json.dumps(record), flush=True)
 
 
-def _run_in_child(name: str, arguments: argparse.Namespace, out: Path) -> list[Record]:
+def missing(done: Iterable[Record], name: str, targets: Sequence[str], schemes: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """The targets and schemes of a network that are not done yet, as few products as it takes."""
+    have = {(r["target"], r["scheme"]) for r in done if r["network"] == name}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for scheme in schemes:
+        groups.setdefault(tuple(target for target in targets if (target, scheme) not in have), []).append(scheme)
+    return [(list(wanted), group) for wanted, group in groups.items() if wanted]
+
+
+def _run_in_child(name: str, targets: list[str], schemes: list[str], arguments: argparse.Namespace, out: Path) -> list[Record]:
     """The network's records, appended to the file; runs that the child did not finish are failures."""
-    command = [sys.executable, "-m", "bench.zoo", "--child", name, "--targets", arguments.targets, "--schemes", arguments.schemes]
-    command += ["--calibration", str(arguments.calibration)]
+    command = [sys.executable, "-m", "bench.zoo", "--child", name, "--targets", ",".join(targets), "--schemes", ",".join(schemes)]
+    command += ["--calibration", str(arguments.calibration), "--inputs", str(arguments.inputs)]
     limit = int(arguments.memory * 2**30)
-    wanted = [(name, t, s) for s in arguments.schemes.split(",") for t in arguments.targets.split(",")]
+    wanted = [(name, t, s) for s in schemes for t in targets]
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=arguments.timeout * len(wanted), check=False,
@@ -129,33 +142,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--calibration", type=int, default=4, help="how many samples")
+    parser.add_argument("--inputs", type=int, default=24, help="how many inputs accuracy is measured over")
     parser.add_argument("--timeout", type=int, default=300, help="seconds of wall clock a target and scheme")
     parser.add_argument("--memory", type=float, default=12, help="GiB of address space a network")
     parser.add_argument("-o", "--output", type=Path, default=Path("zoo.jsonl"))
-    parser.add_argument("--table", type=Path, help="print the table of a finished file and end")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and end")
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.table:
-        print(table(read(arguments.table)))
+        print(table([record for path in arguments.table for record in read(path)]))
         return 0
     if arguments.child:
-        _child(arguments.child, arguments.targets.split(","), arguments.schemes.split(","), arguments.calibration)
+        _child(arguments.child, arguments.targets.split(","), arguments.schemes.split(","), arguments.calibration, arguments.inputs)
         return 0
     names = [name for name in cases() if name.startswith(tuple(arguments.networks.split(",")))]
     if arguments.list:
         print("\n".join(names))
         return 0
-    done = {record["network"] for record in read(arguments.output)}
+    done = read(arguments.output)
     for name in names:
-        if name in done:
-            continue
-        for record in _run_in_child(name, arguments, arguments.output):
-            figures = " ".join(f"{key}={record[key]:.1f}" for key in ("fake_db", "pte_db") if record.get(key) is not None)
-            print(
-                f"{name} {record['target']} {record['scheme']}: {record['status']} {figures} {_short(record.get('error', ''))}",
-                file=sys.stderr,
-            )
+        for targets, schemes in missing(done, name, arguments.targets.split(","), arguments.schemes.split(",")):
+            for record in _run_in_child(name, targets, schemes, arguments, arguments.output):
+                figures = " ".join(f"{key}={record[key]:.1f}" for key in ("fake_db", "pte_db") if record.get(key) is not None)
+                print(
+                    f"{name} {record['target']} {record['scheme']}: {record['status']} {figures} {_short(record.get('error', ''))}",
+                    file=sys.stderr,
+                )
     print(table(read(arguments.output)))
     return 0
 

@@ -73,11 +73,11 @@ def differing(delegate: Lowered, watched: Watched) -> int:
     return count
 
 
-def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: int = 4) -> Iterator[Record]:
-    """A record for each scheme and target; what fails has the error in it."""
+def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: int = 4, inputs: int = FRESH) -> Iterator[Record]:
+    """A record for each scheme and target; what fails has the error in it. Accuracy is measured over so many ``inputs``."""
     torch.set_num_threads(1)
     model = case.build()
-    inputs, fresh = case.example_inputs(), case.calibration(FRESH, seed=99)
+    example, fresh = case.example_inputs(), case.calibration(inputs, seed=99)
     with torch.no_grad():
         wanted = [flat(copy.deepcopy(model)(*sample)) for sample in fresh]
     for scheme in schemes:
@@ -88,12 +88,12 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
                 system_config, memory_mode = memory_for(target)
                 spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
                 quantizer = EthosUQuantizer(spec).set_global(SCHEMES[scheme](is_per_channel=True))
-                quantized = _quantized(copy.deepcopy(model), inputs, case.calibration(calibration), quantizer)
+                quantized = _quantized(copy.deepcopy(model), example, case.calibration(calibration), quantizer)
                 with torch.no_grad():
                     faked = [flat(quantized(*sample)) for sample in fresh]
                 record["fake_db"] = _db(wanted, faked)
                 step = "compile"
-                build = flow.build(quantized, inputs, spec)
+                build = flow.build(quantized, example, spec)
                 record["compile_seconds"] = time.process_time() - start
                 record["delegates"] = len(build.delegates)
                 record["npu_operators"] = build.partition.npu_operators

@@ -230,7 +230,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
         "SiglipModel", {"text_config": _ALIGNED | {"projection_size": 64}, "vision_config": _VIT}, _TEXT_AND_PICTURE,
         "logits_per_image", _joined(_tokens(16), _picture(64)), {},
     ),
-    "vilt": ("ViltModel", _VIT | _SMALL, _TEXT_AND_PICTURE, "last_hidden_state", _joined(_tokens(16), _picture(64)), {}),
     "blip": (
         "BlipModel",
         {"text_config": _ALIGNED | {"encoder_hidden_size": 64}, "vision_config": _VIT, "projection_dim": 32}, _TEXT_AND_PICTURE,
@@ -254,14 +253,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     ),
     "wav2vec2_ctc": ("Wav2Vec2ForCTC", _WAVES, ("input_values",), "logits", _wave(1600), {}),
     "ast_classifier": ("ASTForAudioClassification", _AST, ("input_values",), "logits", _series(64, 32), {}),
-    "encodec": (
-        "EncodecModel",
-        {
-            "num_filters": 8, "hidden_size": 32, "codebook_size": 16, "codebook_dim": 32, "upsampling_ratios": [4, 2],
-            "num_residual_layers": 1, "num_lstm_layers": 1,
-        },
-        ("input_values",), "audio_values", lambda rng: (_wave(256)(rng)[0][None],), {},
-    ),
     "clap_audio": (
         "ClapAudioModel",
         {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.models.case import ModelCase
-from bench.zoo.__main__ import cases, table
+from bench.zoo.__main__ import cases, missing, table
 from bench.zoo.run import run
 
 
@@ -41,6 +41,19 @@ def test_every_delegate_is_compared() -> None:
     assert "2 networks, 2 runs: 1 ok, 1 failed: run; 0 in one delegate." in text
     assert "| with_topk | 2 | topk |" in text
     assert "- other, ethos-u55-128, int8: failed: run. why" in text
+
+
+def test_a_file_of_records_is_gone_on_with() -> None:
+    done = [{"network": "one", "target": "u55", "scheme": "int8", "status": "ok"}]
+    assert missing(done, "one", ["u55", "u85"], ["int8", "a16w8"]) == [(["u85"], ["int8"]), (["u55", "u85"], ["a16w8"])]
+    assert missing(done, "two", ["u55"], ["int8", "a16w8"]) == [(["u55"], ["int8", "a16w8"])]
+    assert not missing(done, "one", ["u55"], ["int8"])
+
+
+def test_of_two_records_of_one_run_the_later_counts() -> None:
+    run_ = {"network": "one", "target": "u55", "scheme": "int8"}
+    text = table([{**run_, "status": "failed: run", "error": "why"}, {**run_, "status": "ok", "delegates": 1}])
+    assert "1 networks, 1 runs: 1 ok; 1 in one delegate." in text and "why" not in text
 
 
 def test_the_names_are_unique() -> None:
