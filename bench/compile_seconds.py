@@ -3,10 +3,11 @@
 ``python -m bench.compile_seconds [--models a,b] [--target T] [--repeat N] [--arm-repeat N] [--growth] [--json]``
 
 Each run is a process of its own with one torch thread, and the two implementations take turns, so that whatever else the
-computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`); imports are in
-a column of their own, on both sides. ethorch's steps are those of `flow.quantize` and `flow.build`; the Arm backend's are the
-five that its users write, with `torch.export` of the converted graph, `to_edge_transform_and_lower` and `to_executorch` from the
-converted graph to the .pte. ``--growth`` compiles chains of equal layers and networks of several hundred operators.
+computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`), without imports;
+ethorch's, with all of torch and ExecuTorch, have a column of their own. ethorch's steps are those of `flow.quantize` and
+`flow.build`; the Arm backend's are those that its users write, with `torch.export` of the converted graph,
+`to_edge_transform_and_lower` and `to_executorch` from the converted graph to the .pte. ``--growth`` compiles chains of equal
+layers and networks of several hundred operators.
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ def measure_here(model: str, target: str) -> Record:
     )
     quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
     steps = Steps()
+    from ethorch.quantizer.batch_norms import fold_batch_norms
+
     with steps("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
     with steps("prepare"):
+        fold_batch_norms(graph)  # as flow.quantize does
         prepared = prepare_pt2e(graph, quantizer)
     with steps("calibrate"), torch.no_grad():
         for sample in samples:
@@ -153,7 +157,8 @@ def table(records: Sequence[Record]) -> str:
             lines.append(markdown_row([model, "failed" if own else "-", *[""] * (len(head) - 2)]))
             continue
         other = arm if arm is not None and "error" not in arm else None
-        cells = [_both(own[name], other[name] if other else None) for name in ("import_seconds", "whole", "quantize", "to_pte")]
+        cells = [f"{own['import_seconds']:.1f}"]
+        cells += [_both(own[name], other[name] if other else None) for name in ("whole", "quantize", "to_pte")]
         vela = own["vela_seconds"]
         lines.append(
             markdown_row(

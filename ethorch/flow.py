@@ -25,6 +25,7 @@ from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
+from ethorch.quantizer.batch_norms import fold_batch_norms
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
@@ -163,6 +164,7 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"):
+        fold_batch_norms(graph)
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
 

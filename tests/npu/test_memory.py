@@ -115,6 +115,7 @@ def test_memory_of_a_network(target):
     needs = memory([DelegatePayload(model.command_stream, constants, model.scratch.size, inputs, outputs)])
     assert needs["region_bytes"] > 4 << 20
     assert needs["memory_bytes"] <= 4 * needs["region_bytes"]
+    assert needs["image_bytes"] <= min(model.scratch.size, 2 * needs["io_bytes"])  # of each further image of a batch
 
 
 def test_no_file_makes_a_machine_large():

@@ -256,3 +256,34 @@ def test_addresses_and_undefined_behaviour(arguments):
     assert child.returncode and "AddressSanitizer: heap-buffer-overflow" in child.stderr, child.stderr[-2000:]
     child = sanitized(*arguments)
     assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-2000:]
+
+
+PREBUILT = """
+import sys
+from pathlib import Path
+from ethorch import native
+native.PREBUILT = Path(sys.argv[1])
+from ethorch.npu.plan import library
+from ethorch.npu.weights import compiled
+assert library.library() is not None and compiled.library() is not None
+from tests.npu import test_plan
+program, model, arrays = test_plan.compiled("residual_block", "u55-128")
+machine = test_plan.make_machine(program, model)
+machine.run()
+assert machine.plan.share == 1 and not Path(sys.argv[2]).exists()
+"""
+
+
+@pytest.mark.long
+@needs_compiler
+def test_a_wheels_libraries_run_where_there_is_no_compiler(tmp_path):
+    """What ``make wheel`` puts into a wheel, in a process that finds no compiler and no cache."""
+    made, cache = tmp_path / "prebuilt", tmp_path / "cache"
+    static = {**os.environ, "CXX": "g++ -static-libstdc++ -static-libgcc"}
+    subprocess.run([sys.executable, "-m", "ethorch.npu.prebuild", str(made)], cwd=ROOT, env=static, check=True)
+    assert len(list(made.glob("*.so"))) == 1 + len(library.LEVELS)
+    env = {**os.environ, "PATH": "/nowhere", "CXX": "", "ETHORCH_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    child = subprocess.run(
+        [sys.executable, "-c", PREBUILT, str(made), str(cache)], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr[-2000:]

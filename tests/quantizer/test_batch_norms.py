@@ -1,0 +1,61 @@
+"""Batch norms are folded as torchao folds them, with one look for dead code."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+from torchao.quantization.pt2e.utils import _fuse_conv_bn_
+
+from ethorch.quantizer.batch_norms import fold_batch_norms
+
+
+class Normalized(nn.Module):
+    """Convolutions with and without bias, a transposed one, and a batch norm that follows none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 4, 1)
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(5))
+        for norm in self.norms:
+            norm.running_mean.uniform_(-1, 1)
+            norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        x = self.norms[2](self.norms[1](self.second(x)).relu())
+        out: Tensor = self.norms[4](self.norms[3](self.up(x)).relu())
+        return out
+
+
+def graph() -> GraphModule:
+    return torch.export.export(Normalized().eval(), (torch.randn(1, 3, 8, 8),)).module(check_guards=False)
+
+
+def test_nodes_and_weights_are_torchaos(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = graph(), graph()
+    calls: list[Graph] = []
+    search = Graph.eliminate_dead_code
+    monkeypatch.setattr(Graph, "eliminate_dead_code", lambda graph, *args: calls.append(graph) or search(graph, *args))
+    _fuse_conv_bn_(theirs)
+    often = len(calls)
+    calls.clear()
+    fold_batch_norms(ours)
+    assert len(calls) < often and len(calls) <= 1
+    assert ours.code == theirs.code and "batch_norm" in ours.code
+    for (name, one), (other, two) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert name == other and torch.equal(one, two)
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(ours(x), Normalized().eval()(x))
+
+
+def test_a_graph_without_batch_norms_stays_as_it_is() -> None:
+    ours = torch.export.export(nn.Conv2d(3, 4, 3).eval(), (torch.randn(1, 3, 8, 8),)).module(check_guards=False)
+    before = copy.deepcopy(ours)
+    fold_batch_norms(ours)
+    assert ours.code == before.code
