@@ -1,6 +1,6 @@
 """NHWC at the program's boundary, for cameras and other sources that deliver pixels that way.
 
-On the NPU maps are NHWC. A contiguous NCHW input therefore costs a transpose there (mobilenet_v2: 9 % of its cycles on
+On the NPU maps are NHWC. A contiguous NCHW input therefore costs a transpose there (mobilenet_v2: 6 % of its cycles on
 u85-256); ``channels_last`` inputs cost none, and neither do those of a model wrapped here, whose bytes are the same.
 """
 

@@ -130,8 +130,9 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
         yield Advice(
             "transposes.io",
             f"{figure}; of them {_cycles(ends):,} cycles at the ends",
-            "The NPU computes with channels last, and the program's inputs and outputs have them first. nhwc_io=True (--nhwc-io) "
-            "makes channels last the program's layout: the transposes at its ends go away.",
+            "The NPU computes with channels last, and the program's inputs and outputs have them first. io_layout='auto' "
+            "(--io-layout auto) makes channels last the program's layout (nhwc_io, --nhwc-io) where that is faster: the transposes "
+            "at its ends go away, but reading pixels may take longer.",
             share,
         )
     else:
