@@ -158,14 +158,34 @@ def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
 
 def is_rescaled_back(r: Rewriter, op: Op) -> bool:
     """A RESCALE by 1 to INT32 with one reader that it is no part of, behind one by 1 from INT32 with one reader; perhaps RESHAPEs
-    between."""
+    between. Of numbers that may saturate: of others Vela may drop both."""
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE", sole=True):
         value = reshape.operands[0]
     before = r.producer(value, "RESCALE", sole=True)
     if before is None or r.uses(op.result) != 1 or not is_lone(r, op) or value.dtype not in ("INT8", "INT16"):
         return False
-    return {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
+    back = {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
+    return back and _bound(r, before.operands[0]) > np.iinfo(_CODES[value.dtype]).max
+
+
+def _bound(r: Rewriter, value: Value) -> float:
+    """What no number of ``value`` exceeds, as far as codes, constants, products and sums tell."""
+    if value.is_const:
+        return float(np.abs(value.data.astype(np.float64)).max(initial=0.0)) if value.data is not None else np.inf
+    op = r.producer(value)
+    if op is None:
+        return np.inf
+    if op.name in ("RESHAPE", "TRANSPOSE"):
+        return _bound(r, op.operands[0])
+    if op.name == "MUL":
+        return _bound(r, op.operands[0]) * _bound(r, op.operands[1])
+    if op.name in ("ADD", "SUB"):
+        return _bound(r, op.operands[0]) + _bound(r, op.operands[1])
+    if op.name == "RESCALE" and op.operands[0].dtype in _CODES and not op.attrs["output_zp"]:
+        scale = max(multiplier / 2.0**shift for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
+        return (abs(float(np.iinfo(_CODES[op.operands[0].dtype]).min)) + abs(op.attrs["input_zp"])) * scale + 1
+    return np.inf
 
 
 def _is_by_one(op: Op) -> bool:

@@ -209,3 +209,18 @@ def test_all_places(operator: str, dtype: str, batch: int, target: str) -> None:
         return
     wrong = [pair for pair in product(AROUND, AROUND) if differing(operator, *pair, dtype, batch, target)]
     assert not wrong
+
+
+@pytest.mark.parametrize(("factor", "copies"), [(100, False), (300, True)])
+def test_what_cannot_saturate_is_not_copied(factor: int, copies: bool) -> None:
+    """Codes of int8 less their zero point, at most 255, times 100 fit into INT16; times 300 they do not."""
+
+    def make(b: Builder) -> Value:
+        x = b.rescale(b.input("x", (2, 12), "INT8"), 1.0, input_zp=-100, dtype="INT32")
+        product = b.emit("MUL", x, b.const(np.full((1, 1), factor, np.int32)), shift=0)
+        narrow = b.rescale(product, 1.0, dtype="INT16")
+        return b.emit("MUL", b.rescale(narrow, 1.0, dtype="INT32"), b.input("y", (2, 12), "INT32"), shift=0)
+
+    outcome, more = led_around(make, "u85")
+    assert outcome == "right"
+    assert (more > 0) == copies
