@@ -51,10 +51,25 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
                 watcher.masked = True
             elif isinstance(trained, FakeQuantizeBase):
                 trained.register_forward_pre_hook(lift_masked)
+            _tell_readers(node, observers)
         if rule.layer is not None:
             _tell_bias(model, node, rule.layer, observers)
         elif rule.output == "same":
             _follow(node, observers)
+
+
+def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
+    """Let observers of masked scores know it that readers with a config of their own have, behind what only moves them too."""
+    waiting = [node]
+    while waiting:
+        masked = waiting.pop()
+        for user in masked.users:
+            own = leading(observers.get((masked, user)))
+            if isinstance(own, ActivationObserver):
+                own.masked = True
+            spec = find(user.target) if user.op == "call_function" else None
+            if spec is not None and spec.rule(user).output == "same" and not is_mask_fill(user):
+                waiting.append(user)
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

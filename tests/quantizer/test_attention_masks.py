@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, get_symmetric_quantization_config, host, sqnr_db
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUQuantizer,
+    flow,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    host,
+    sqnr_db,
+)
 
 N = 12
 FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)
@@ -72,6 +80,34 @@ def test_a_constant_mask(way: str) -> None:
     assert sqnr_db(wanted, found) > 25
     first = (found[..., 0, :] - wanted[..., 0, :]).abs().max()  # sees one position only: whatever leaks through shows
     assert first < 0.03 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("way", ["fill -inf", "add -1e9 and a bias", "where"])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_softmax_of_another_scheme_than_its_scores(way: str, moves: bool) -> None:
+    """Its own observer of the masked scores must not count the mask."""
+
+    class Raised(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.view(1, N, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            scores = WAYS[way](q @ k.transpose(-1, -2) * 8**-0.5)
+            return torch.softmax(scores.reshape(4, N, N) if moves else scores, -1).reshape(1, 4, N, N) @ v
+
+    model = Raised("")
+    torch.manual_seed(2)
+    samples = [(torch.randn(1, N, 32),) for _ in range(8)]
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")).set_global(get_symmetric_quantization_config())
+    quantizer.set_node_target(torch.ops.aten.softmax.int, get_symmetric_a16w8_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model.eval(), samples[0]).module(), quantizer)
+    for sample in samples:
+        prepared(*sample)
+    quantized = convert_pt2e(prepared)
+    wanted = model(*samples[0])
+    assert sqnr_db(wanted, quantized(*samples[0])) > 25
+    if moves:
+        built = flow.build(quantized, samples[0], EthosUCompileSpec("ethos-u85-256"))
+        assert len(built.delegates) == 1
+        assert sqnr_db(wanted, host.load(built.pte)(*samples[0])[0]) > 25
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
