@@ -184,7 +184,8 @@ def _bound(r: Rewriter, value: Value) -> float:
         return _bound(r, op.operands[0]) + _bound(r, op.operands[1])
     if op.name == "RESCALE" and op.operands[0].dtype in _CODES and not op.attrs["output_zp"]:
         scale = max(multiplier / 2.0**shift for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
-        return (abs(float(np.iinfo(_CODES[op.operands[0].dtype]).min)) + abs(op.attrs["input_zp"])) * scale + 1
+        furthest = abs(int(np.iinfo(_CODES[op.operands[0].dtype]).min)) + abs(int(op.attrs["input_zp"]))
+        return furthest * float(scale) + 1
     return np.inf
 
 
