@@ -46,8 +46,8 @@ OUTLIERS = 16
 #: in the simulator.
 SECONDS, GIGABYTES = 60, 12
 #: Operators whose error grows with an extent: by what their bound is multiplied. Scores of 32,767 products, times the sample's
-#: scale, range over 600, so that a code of int16 is s = 0.018. Where each score is rounded to the other side, tanh(s / 2) of all weight
-#: moves at most, and the result by so much of its 65,535 codes: 600. Measured on U85: 20 in the root mean square, and 168.
+#: scale, range over 600, so that a code of int16 is s = 0.018. Where each score is rounded to the other side, tanh(s / 2) of all
+#: weight moves at most, and the result by so much of its 65,535 codes: 600. Measured on U85: 20 in the root mean square, and 168.
 STEEP = {"aten.scaled_dot_product_attention.default": 32}
 
 
