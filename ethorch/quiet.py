@@ -12,19 +12,22 @@ from contextlib import contextmanager
 
 #: Loggers that complain of kernels that a CPU has no use for, of deprecated calls among themselves, and of passes they skip.
 _LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "torch.fx", "executorch")
+#: What these log comes as an exception too, which is told in a sentence.
+_TOLD = ("torch._subclasses.fake_tensor",)
 #: Modules whose warnings are about their own insides.
 _MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools|importlib)(\.|$)"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, other libraries say only what is an error. Levels that the user has set are kept."""
-    levels = {logger: logger.level for name in _LOGGERS if not (logger := logging.getLogger(name)).level}
+    """Inside, other libraries say only what is an error, and nothing twice. Levels that the user has set are kept."""
+    wanted = {**dict.fromkeys(_LOGGERS, logging.ERROR), **dict.fromkeys(_TOLD, logging.CRITICAL)}
+    levels = {logger: logger.level for name in wanted if not (logger := logging.getLogger(name)).level}
     with warnings.catch_warnings():
         for category in (FutureWarning, UserWarning, DeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for logger in levels:
-            logger.setLevel(logging.ERROR)
+            logger.setLevel(wanted[logger.name])
         try:
             yield
         finally:

@@ -48,7 +48,7 @@ def plain_data(program: Program) -> dict[str, Any]:
         "memory_system": None if program.spec is None else memory_system(program.spec),
         "milliseconds": taken,
         "inferences_per_second": None if not taken else 1e3 / taken,
-        "mac_count": macs,
+        "mac_count": program.mac_count,
         "util_mac_percentage": 100 * macs / (npu * per_cycle) if npu and per_cycle else None,
         "sram_bytes": program.memory.sram_bytes,
         "ram_bytes": program.memory.ram_bytes,

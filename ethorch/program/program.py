@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ethorch import figures, host
@@ -24,6 +25,7 @@ from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.fx.macs import macs_of_graph
 from ethorch.model_files import UserModel
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
@@ -440,6 +442,16 @@ class Program:
     def estimate(self) -> Estimate:
         """What one inference takes, by part: operators and transposes of the NPU, operators of the CPU, copies, calls."""
         return figures.estimate(self.layers, self.payloads, self.core_clock_hz, self.cpu_clock_hz)
+
+    @cached_property
+    def mac_count(self) -> int:
+        """Multiply-accumulates of one inference: counted on the model's graph, the same for every NPU; of a file, its layers'.
+
+        What the NPU does may be more: channels that are padded, and other operators that it computes as products.
+        """
+        if isinstance(self.quantized, GraphModule):
+            return macs_of_graph(self.quantized)
+        return sum(layer.macs for layer in self.layers)
 
     @property
     def total_cycles(self) -> int | None:
