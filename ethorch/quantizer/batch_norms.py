@@ -5,20 +5,92 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.fx import Graph, GraphModule
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
+
+from ethorch.fx.node import op_name, tensor_of
+
+_NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
 
 
 def fold_batch_norms(graph: GraphModule) -> None:
     """Fold what ``prepare_pt2e`` would fold first of all, in place, to the same nodes and weights.
 
     torchao looks through all of the graph for dead code after each batch norm, so that 200 of them take most of the time of
-    preparing; here that is done once.
+    preparing; here that is done once. Convolutions that share a weight and have different batch norms behind them, as the heads of
+    detectors for several levels, get a weight for each: torchao would fold the first one into all.
     """
+    _part_weights(graph)
     with _without_search(graph.graph):
         _fuse_conv_bn_(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _part_weights(graph: GraphModule) -> None:
+    """A weight and a bias for each batch norm that follows their convolutions.
+
+    Where a weight is read several times and no bias is there, torchao would give all but the first a bias of zeros.
+    """
+    uses: dict[str, dict[tuple[str, ...], list[Node]]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and op_name(node.target).startswith("aten.conv") and len(node.args) > 1:
+            weight = node.args[1]
+            if isinstance(weight, Node) and weight.op == "get_attr":
+                uses.setdefault(str(weight.target), {}).setdefault(_norm_behind(node), []).append(node)
+    for name, groups in uses.items():
+        for number, convolutions in enumerate(group for norm, group in groups.items() if norm):
+            own = f"{name.replace('.', '_')}_of_norm_{number}"
+            if len(groups) > 1:
+                for place in (1, 2):
+                    _give_own(graph, convolutions, place, own + "_bias" * (place == 2))
+            if len(convolutions) > 1:
+                _give_bias(graph, convolutions, f"{own}_bias")
+
+
+def _norm_of(convolution: Node) -> Node | None:
+    """The batch norm that reads it."""
+    return next((user for user in convolution.users if user.op == "call_function" and op_name(user.target) in _NORMS), None)
+
+
+def _norm_behind(convolution: Node) -> tuple[str, ...]:
+    """The parameters of the batch norm that reads it; empty where none does."""
+    norm = _norm_of(convolution)
+    return () if norm is None else tuple(str(arg.target) if isinstance(arg, Node) else str(arg) for arg in norm.args[1:])
+
+
+def _give_own(graph: GraphModule, convolutions: list[Node], place: int, name: str) -> None:
+    """Copy what the convolutions have at a place of their arguments, and let them read the copy, by one node."""
+    first = convolutions[0]
+    source = first.args[place] if len(first.args) > place else None
+    tensor = tensor_of(graph, source) if isinstance(source, Node) else None
+    if tensor is None or not isinstance(source, Node):
+        return
+    graph.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad))
+    with graph.graph.inserting_before(first), torch.no_grad():
+        own = graph.graph.get_attr(name)
+    own.meta = dict(source.meta)
+    for convolution in convolutions:
+        convolution.update_arg(place, own)
+
+
+def _give_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
+    """One bias of zeros for convolutions that have none."""
+    if any(len(convolution.args) > 2 and convolution.args[2] is not None for convolution in convolutions):
+        return
+    norm = _norm_of(convolutions[0])
+    mean = norm.args[3] if norm is not None else None
+    tensor = tensor_of(graph, mean) if isinstance(mean, Node) else None
+    if tensor is None or not isinstance(mean, Node):
+        return
+    graph.register_parameter(name, nn.Parameter(torch.zeros_like(tensor)))
+    with graph.graph.inserting_before(convolutions[0]):
+        bias = graph.graph.get_attr(name)
+    bias.meta = dict(mean.meta)
+    for convolution in convolutions:
+        convolution.args = (*convolution.args[:2], bias, *convolution.args[3:])
 
 
 @contextmanager

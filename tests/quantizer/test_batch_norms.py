@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
+import ethorch
 from ethorch.quantizer.batch_norms import fold_batch_norms
 
 
@@ -59,3 +60,34 @@ def test_a_graph_without_batch_norms_stays_as_it_is() -> None:
     before = copy.deepcopy(ours)
     fold_batch_norms(ours)
     assert ours.code == before.code
+
+
+class Heads(nn.Module):
+    """One convolution for three levels, two of which share a batch norm; and once without any."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norms = nn.Conv2d(4, 4, 1, bias=bias), nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        for norm in self.norms:
+            norm.running_mean.uniform_(-1, 1)
+            norm.running_var.uniform_(0.5, 2)
+            norm.weight.data.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](self.conv(x)).relu()
+        out: Tensor = self.norms[0](self.conv(y)).relu() - self.norms[1](self.conv(y)) + self.conv(y)
+        return out
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions_that_share_a_weight_keep_their_own_batch_norms(bias: bool) -> None:
+    model, data = Heads(bias).eval(), [(torch.randn(1, 4, 6, 6),) for _ in range(4)]
+    folded = torch.export.export(model, data[0]).module(check_guards=False)
+    fold_batch_norms(folded)
+    assert "batch_norm" not in folded.code
+    for inputs in data:
+        torch.testing.assert_close(folded(*inputs), model(*inputs))
+    program = ethorch.compile(model, data[0], calibration=data, progress=False)
+    with torch.no_grad():
+        assert ethorch.sqnr_db([model(*x) for x in data], [program(*x) for x in data]) > 25
