@@ -30,7 +30,10 @@ ALLOWED = {
     ("quantizer/complex_tensors.py", "*"): "what each operator of complex tensors is in real ones; none of those is in OPS",
     ("quantizer/weight_observer.py", "max"): "a calibration method",
     ("quantizer/experts.py", "*"): "a mixture as transformers spells it, and what takes its place",
-    ("accuracy/smoothing_sites.py", "*"): "what leaves each channel of the last axis at its place, in float: flips and pools do not",
+    (
+        "accuracy/smoothing_sites.py",
+        "*",
+    ): "what leaves each channel of the last axis at its place, in float: flips and pools do not",
     ("accuracy/residual_stream.py", "*"): "what orthogonal matrices commute with: no fact about codes",
     ("quantizer/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
