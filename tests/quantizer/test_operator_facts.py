@@ -36,6 +36,8 @@ ALLOWED = {
     ): "what leaves each channel of the last axis at its place, in float: flips and pools do not",
     ("accuracy/residual_stream.py", "*"): "what orthogonal matrices commute with: no fact about codes",
     ("quantizer/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
+    ("backend/products_on_cpu.py", "*"): "products that ExecuTorch's cortex_m kernel computes, and where their operands stand",
+    ("quantizer/batch_norms.py", "*"): "the spellings whose statistics are parameters; a layer's own are none",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
     ("quantizer/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }
