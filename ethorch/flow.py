@@ -29,7 +29,7 @@ from ethorch.quantizer.batch_norms import fold_batch_norms
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, with_own_buffers, write_back
+from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import explained
 from ethorch.vela import artifacts
@@ -166,6 +166,7 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
     with stage("prepare"):
         fold_batch_norms(graph)
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
+    names |= {name for name, _ in state_buffers(prepared)}  # a parameter that it writes is a buffer now
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule, Node
 
-from ethorch.fx.node import op_name
+from ethorch.fx.node import op_name, tensor_of
 
 Shape = Sequence[int]
 
@@ -19,27 +19,29 @@ def macs_of_graph(module: GraphModule) -> int:
     one turn of a loop.
 
     Args:
-        module: an exported graph, quantized or not; its nodes have ``meta["val"]``, or what they read has.
+        module: an exported graph, quantized or not; its nodes have ``meta["val"]`` or are its tensors, or what they read is so.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
-    return sum(_macs(node) for part in graphs for node in part.graph.nodes if node.op == "call_function")
+    return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")
 
 
-def _macs(node: Node) -> int:
+def _macs(graph: GraphModule, node: Node) -> int:
     name = op_name(node.target).split(".")[1] if op_name(node.target).startswith("aten.") else ""
     count = _COUNTED.get(name)
     if count is None:
         return 0
-    shapes = [_shape(arg) for arg in node.args if isinstance(arg, Node)]
+    shapes = [_shape(graph, arg) for arg in node.args if isinstance(arg, Node)]
     transposed = name.startswith("conv_transpose") or (name == "convolution" and node.args[6] is True)
-    return count(_shape(node), shapes, transposed)
+    return count(_shape(graph, node), shapes, transposed)
 
 
-def _shape(node: Node) -> Shape:
+def _shape(graph: GraphModule, node: Node) -> Shape:
     """Of what a node computes; a quantize or dequantize node has that of what it reads."""
     value = node.meta.get("val")
     if value is None and node.all_input_nodes:
-        return _shape(node.all_input_nodes[0])
+        return _shape(graph, node.all_input_nodes[0])
+    if value is None and node.op == "get_attr":
+        value = tensor_of(graph, node)
     return [int(extent) for extent in getattr(value, "shape", ())]
 
 

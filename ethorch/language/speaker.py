@@ -77,12 +77,14 @@ class Speaker:
         modules = {name: module for name in program.methods if (module := program[name].quantized) is not None}
         if not modules:
             raise EthorchError("a .pte does not hold the quantized model: give the program that ethorch.compile returned.")
-        held = [(buffer, buffer.clone()) for module in modules.values() for buffer in module.buffers()]
+        held = {f"decoder.{name}": value for name, value in model.caches.items()}
 
         def reset() -> None:
             """Empty the caches."""
-            for buffer, contents in held:
-                buffer.copy_(contents)
+            for module in modules.values():
+                for name, buffer in module.named_buffers(remove_duplicate=False):
+                    if name in held:
+                        buffer.copy_(held[name])
 
         return cls.of_methods(modules, reset, model, source)
 

@@ -19,6 +19,7 @@ from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_no
 from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
 from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
+from ethorch.quantizer.shared_buffers import written_as_buffers
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
 from ethorch.tosa.limits import Limits
 
@@ -68,6 +69,11 @@ PASSES = (
         "make in-place operators values",
         lambda model, scope: functionalize(model, recompile=False),
         "Before any pass that asks who reads a value: until here a value may change after it was computed.",
+    ),
+    Pass(
+        "let written parameters be buffers",
+        lambda model, scope: None if scope.trains else written_as_buffers(model),
+        "Before constants are folded: a parameter that the model changes is none.",
     ),
     Pass(
         "freeze parameters",

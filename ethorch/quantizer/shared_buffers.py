@@ -40,6 +40,19 @@ def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
     return found
 
 
+def written_as_buffers(graph: GraphModule) -> None:
+    """Let parameters that the graph writes be buffers: a program has a place for state, and a parameter is a constant to it."""
+    parameters = dict(graph.named_parameters())
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
+            name = str(node.args[0].target)
+            if node.args[0].op == "get_attr" and (parameter := parameters.pop(name, None)) is not None:
+                owner, _, leaf = name.rpartition(".")
+                module = graph.get_submodule(owner)
+                del module._parameters[leaf]
+                module.register_buffer(leaf, parameter.data)
+
+
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
     """Let a graph write to these buffers what it read: to all that looks at it, they are no constants then."""
     for name in names:

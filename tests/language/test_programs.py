@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.fx import GraphModule
 
 import ethorch
 from ethorch.cli import main
@@ -35,26 +34,22 @@ def compiled(model: LanguageModel, scheme: str = "int8") -> Program:
     )
 
 
-def near_the_quantized_model(model: LanguageModel, program: Program, ids: list[int]) -> None:
-    """At every token nearly all logits are within one step of those of fake quantization.
+def as_good_as_the_quantized_model(model: LanguageModel, program: Program, ids: list[int]) -> None:
+    """The NPU's logits are as near to the float model's as those of fake quantization, teacher-forced.
 
-    Not all can be: each of some hundred operators may round otherwise, and a row of a cache that is a step off is read by all later
-    tokens. Over 42 tokens 95 to 100 % of the logits are, by family, and the two are 31 dB or more from one another.
+    They cannot be the same: each of some hundred operators may round otherwise, and a row of a cache that is a step off is read by
+    all later tokens. Over 42 tokens of int8, the two were 31 dB or more from one another in models of two layers, and 95 to 100 %
+    of the logits within one step; 23 dB or more in models of four, whose quantization costs 7 to 20 dB.
     """
-    fake, ours = Speaker.of_quantized(program, model), Speaker.of_program(program, model.context, model.source)
-    wanted, found = [fake.read(ids[:10])], [ours.read(ids[:10])]
-    for token in ids[10:]:
-        wanted.append(fake.read([token]))
-        found.append(ours.read([token]))
-    quantized = program["decode"].quantized
-    assert isinstance(quantized, GraphModule)
-    (logits,) = quantized.graph.output_node().all_input_nodes
-    step = float(logits.args[1])  # type: ignore[arg-type]
-    within = [((a - b).abs() < 1.01 * step).float().mean().item() for a, b in zip(wanted, found, strict=True)]
-    assert sum(within) / len(within) > 0.93
-    assert ethorch.sqnr_db(wanted, found) > 30
-    again = Speaker.of_quantized(program, model)
-    assert torch.equal(again.read(ids[:10]), wanted[0])
+    columns = (
+        Speaker.of_model(model),
+        Speaker.of_quantized(program, model),
+        Speaker.of_program(program, model.context, model.source),
+        Speaker.of_quantized(program, model),
+    )
+    exact, fake, found, again = ([column.read(ids[:10]), *(column.read([token]) for token in ids[10:])] for column in columns)
+    assert ethorch.sqnr_db(exact, found) > ethorch.sqnr_db(exact, fake) - 1
+    assert all(torch.equal(one, other) for one, other in zip(fake, again, strict=True))
 
 
 def check(model: LanguageModel, program: Program, generated: int, checked: int, folder: Path) -> None:
@@ -71,7 +66,7 @@ def check(model: LanguageModel, program: Program, generated: int, checked: int, 
         assert equals_reference_model(program[name], call)
     again = Speaker.of_program(ethorch.load(program.save(folder / "model.pte")), model.context, model.source)
     assert list(again.generate(list(range(1, 11)), generated)) == found
-    near_the_quantized_model(model, program, [*range(1, 11), *found])
+    as_good_as_the_quantized_model(model, program, [*range(1, 11), *found])
 
 
 def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_path: Path) -> None:

@@ -106,6 +106,37 @@ def test_accuracy_follows_the_samples_in_order() -> None:
     assert program.accuracy.sqnr_db == pytest.approx(wanted, abs=1e-3)
 
 
+class Fading(nn.Module):
+    """Weights that each call halves, as some networks rescale theirs."""
+
+    def __init__(self, parameter: bool) -> None:
+        super().__init__()
+        weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+        if parameter:
+            self.weight = nn.Parameter(weight)
+        else:
+            self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)  # type: ignore[operator]
+            return torch.relu(nn.functional.linear(x, self.weight))  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_a_model_writes_is_state() -> None:
+    steps = [(torch.randn(1, 8),) for _ in range(4)]
+    found, held = [], []
+    for parameter in (True, False):
+        model = Fading(parameter)
+        program = compiled(model, steps)
+        assert [state.name for state in program.states] == ["weight"]
+        held.append(model.weight.detach().clone())  # type: ignore[union-attr, operator]
+        found.append(run(program, steps))
+    assert torch.equal(*held)  # calibration has put back what it changed
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert ethorch.sqnr_db(run(Fading(True), steps), found[0]) > 15
+
+
 def test_a_file_alone_names_what_it_keeps() -> None:
     case = CASES["streaming"]
     program = compiled(case.model(), case.steps(10), case.target)
