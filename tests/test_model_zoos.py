@@ -31,7 +31,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_timm(timm: ModuleType) -> None:
     user = load_model("timm:tiny_net")
     assert user.example_inputs[0].shape == (1, 3, 24, 32) and not user.module.training
-    with pytest.raises(SpecError, match=r"timm has no model 'tiny_nut'\. Did you mean tiny_net"):
+    with pytest.raises(SpecError, match=r"timm has no model 'tiny_nut'\. Did you mean 'tiny_net'"):
         load_model("timm:tiny_nut")
 
 

@@ -20,6 +20,7 @@ from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantizer.shared_buffers import at_the_beginning
 from ethorch.report.compare import (
     Comparison,
     Recorder,
@@ -85,12 +86,8 @@ class _Outputs(list[list[Any]]):
 
 def _run(module: nn.Module, sample: Inputs) -> Any:
     """What the model returns, its buffers put back behind."""
-    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        return module(*sample)
-    finally:
-        for name, buffer in module.named_buffers():
-            buffer.copy_(state[name])
+    with at_the_beginning(module):
+        return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, module(*sample))
 
 
 def _real(program: Program, number: int, result: Any) -> Any:

@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from ethorch.program.program import Program, load
 from ethorch.program.progress_bar import shown
 from ethorch.program.worker import Task
 from ethorch.progress import stage
-from ethorch.quantizer.shared_buffers import kept
+from ethorch.quantizer.shared_buffers import at_the_beginning
 from ethorch.quiet import quiet
 from ethorch.report.rendered import as_html, as_text
 from ethorch.words import counted
@@ -122,7 +123,7 @@ def evaluate(
 
     Where the float model is known, it and the fake-quantized one run the same samples, and ``sqnr_db`` and ``agreement`` (the
     same answer as the float model's) are among the figures. Where the program keeps state from call to call, the samples are one
-    sequence: each column begins with its buffers' initial contents, which are put back behind the last one.
+    sequence: NPU and quantized model begin with the program's initial contents, the float model with what its buffers hold.
 
     Args:
         program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
@@ -163,8 +164,9 @@ def evaluate(
     count, interrupted, started = 0, False, time.perf_counter()
     total = _length(dataset, limit)
     beside = {column: _beside(program, column) for column in columns[1:]}
-    buffers = kept(buffer for module in beside.values() for buffer in module.buffers())
-    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), buffers:
+    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), ExitStack() as states:
+        for module in beside.values():
+            states.enter_context(at_the_beginning(module))
         try:
             for part, found in _on_npu(program, source, batch, workers):
                 for sample, outputs in zip(part, found, strict=True):

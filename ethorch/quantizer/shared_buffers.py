@@ -13,6 +13,9 @@ from torch.fx import GraphModule, Node
 from ethorch.fx.node import changes_in_place
 from ethorch.quantizer.activation_observer import ActivationObserver
 
+#: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
+INITIAL = "ethorch_initial"
+
 
 def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of each buffer that the model's graph writes."""
@@ -103,6 +106,16 @@ def with_own_buffers(modules: Mapping[str, GraphModule]) -> None:
                     copies[place] = buffer.detach().clone()
                 owner, _, leaf = name.rpartition(".")
                 module.get_submodule(owner)._buffers[leaf] = copies[place]
+                module.meta.setdefault(INITIAL, {})[name] = copies[place].clone()
+
+
+@contextmanager
+def at_the_beginning(module: nn.Module) -> Iterator[None]:
+    """Inside, a quantized model's state is what a program begins with; afterwards it is what it was."""
+    with kept(module.buffers()):
+        for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
+            module.get_buffer(name).copy_(contents)
+        yield
 
 
 @contextmanager

@@ -239,8 +239,9 @@ def test_dis_names_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -
     (stream,) = answer(capsys, "dis", folder / "net.pte", "--dump", folder / "dump")
     conv = next(row for row in stream["operations"] if row["operation"].startswith("NPU_OP_CONV"))
     assert conv["source"]["operator"] == "Conv2D" and "aten.conv2d.default" in conv["source"]["origin"]
+    (folder / "empty").mkdir()
     for command in ("dis", "run"):
-        assert cli.main([command, f"{folder}/net.pte", "--dump", str(folder)]) == 1
+        assert cli.main([command, f"{folder}/net.pte", "--dump", str(folder / "empty")]) == 1
         assert "has no dump of this program" in capsys.readouterr().err
 
 
@@ -361,7 +362,8 @@ def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert cli.main(["run", f"{folder}/net.py", "--json"]) == 1
+    (folder / "text.pte").write_text("this is no program")
+    assert cli.main(["run", f"{folder}/text.pte", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["error"]["type"] == "ProgramError" and "no .pte" in err
 
