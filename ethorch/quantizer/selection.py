@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR
+from ethorch.fx.node import first_value, is_integer
 from ethorch.ops.spec import find
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.words import near
@@ -51,9 +53,11 @@ class Settings:
         node name; node finder (the last one set); node target; module name (the innermost module); module type (the
         innermost module); global.
 
-        A node that a composite operator became is found under that operator's name and target. What only moves data (cat, a
-        view, a permute) and has the global config by that takes the one that all around it have: between two modules in 16
-        bits nothing is to be rounded to 8.
+        A node that a composite operator became is found under that operator's name and target. An operator that would have
+        the global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the
+        config that everything around it has: what gives to it and what takes from it, past others of its kind. Between two
+        modules in 16 bits nothing is rounded to 8. Operators with weights do not follow; they have the global config, and so
+        have those beside them. Inputs and outputs of the program have no config, and do not count.
 
         Args:
             warn: log settings that match nothing, with near misses.
@@ -67,6 +71,8 @@ class Settings:
                 logger.warning("set_node_finder: %s finds no node [selection.no_match]", finder)
         if warn:
             self.warn(model)
+
+        follows = bool(self.names or self.targets or self.finders or self.module_names or self.module_types)
 
         def set_for(node: Node) -> tuple[Config] | None:
             """The config that a setting other than the global one has for the node."""
@@ -89,7 +95,7 @@ class Settings:
 
         def config_of(node: Node) -> Config:
             own = set_for(node)
-            if own is None and _moves_data(node):
+            if own is None and follows and _may_follow(node):
                 own = _of_neighbours(node, set_for)
             return self.everything if own is None else own[0]
 
@@ -116,28 +122,42 @@ class Settings:
                 _nothing("set_node_target", str(target), "node", sorted(map(str, targets)))
 
 
-def _moves_data(node: Node) -> bool:
-    spec = find(node.target) if node.op == "call_function" else None
-    return spec is not None and (spec.rule(node).output == "same" or spec.rule(node).joins)
+def _may_follow(node: Node) -> bool:
+    """Has the operator no constants but single numbers, or does it only move data? Then it has no module to name it by."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    spec = find(node.target)
+    if spec is None:
+        return False
+    rule = spec.rule(node)
+    return rule.output == "same" or rule.joins or not any(_is_table(arg) for arg in node.all_input_nodes)
+
+
+def _is_table(node: Node) -> bool:
+    """Is it a constant of more than one number?"""
+    value = first_value(node)
+    return node.op == "get_attr" and (value is None or value.numel() > 1)
 
 
 def _of_neighbours(node: Node, set_for: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """The config of all that gives to ``node`` and takes from it, past others that only move data; None if they differ.
-
-    What the program returns has none.
-    """
-    seen, waiting, around = {node}, [node], list[tuple[Config] | None]()
+    """The config of all that gives to ``node`` and takes from it, past others that may follow; None if they differ."""
+    seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()
         for neighbour in (*at.all_input_nodes, *at.users):
-            if neighbour in seen or neighbour.op in ("get_attr", "output"):
+            if neighbour in seen or neighbour.op in ("get_attr", "placeholder", "output") or is_integer(neighbour):
                 continue
             seen.add(neighbour)
-            if (found := set_for(neighbour)) is None and _moves_data(neighbour):
+            found = set_for(neighbour)
+            if found is None and _may_follow(neighbour):
                 waiting.append(neighbour)
+            elif found is None or (common is not None and found != common):
+                return None
             else:
-                around.append(found)
-    return around[0] if around and all(other == around[0] for other in around) else None
+                common = found
+    return common
 
 
 def _nothing(setter: str, wanted: str, kind: str, known: Sequence[str]) -> None:

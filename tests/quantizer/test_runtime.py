@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.nn import functional
 
 from ethorch import (
     EthosUCompileSpec,
@@ -122,27 +123,53 @@ def test_two_schemes_in_one_model() -> None:
     assert not built.partition.refusals
 
 
-class Between(nn.Module):
-    """Two modules whose results are joined and turned by code that belongs to neither, and a third."""
+#: What code that belongs to no module makes of two maps of four channels. Each result has eight.
+BETWEEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cat, permute": lambda x, y: torch.cat([x, y], 1).permute(0, 1, 3, 2),
+    "relu": lambda x, y: torch.cat([x.relu(), y], 1),
+    "add, max_pool2d": lambda x, y: functional.max_pool2d(torch.cat([x + y, x], 1), 2),
+    "softmax": lambda x, y: torch.cat([x.softmax(1), 2.5 * y], 1),
+    "matmul": lambda x, y: torch.cat([x @ y.transpose(2, 3), y], 1),
+    "split, where": lambda x, y: torch.cat([torch.where(x > y, x, y), *y.split(2, 1)], 1),
+}
 
-    def __init__(self) -> None:
+
+class Between(nn.Module):
+    """Two modules, whose results ``join`` makes the input of a third."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
+        self.join = join
         self.first, self.second, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(8, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.cat([self.first(x), self.second(x)], 1).permute(0, 1, 3, 2))
+        return self.last(self.join(self.first(x), self.second(x))).relu()
 
 
-@pytest.mark.parametrize(
-    ("modules", "joined"), [(("first", "second", "last"), 16), (("first", "second"), 8), (("first", "last"), 8)]
-)
-def test_what_only_moves_data_takes_the_scheme_of_all_around_it(modules: Sequence[str], joined: int) -> None:
+def in_16_bits(join: Callable[[Tensor, Tensor], Tensor], modules: Sequence[str]) -> GraphModule:
     q = quantizer()
     for name in modules:
         q.set_module_name(name, get_symmetric_a16w8_quantization_config())
-    calibration = samples(IMAGE)
-    graph = quantized(Between(), calibration, q).module
+    return quantized(Between(join), samples(IMAGE), q).module
+
+
+def activation_bits(graph: GraphModule) -> list[int]:
+    """Of each activation that is quantized, in the graph's order."""
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    return [torch.iinfo(node.args[-1]).bits for node in graph.graph.nodes if node.target is quantize]
+
+
+@pytest.mark.parametrize("join", BETWEEN)
+def test_what_belongs_to_no_module_takes_the_scheme_of_all_around_it(join: str) -> None:
+    graph = in_16_bits(BETWEEN[join], ("first", "second", "last"))
+    assert set(activation_bits(graph)) == {16}
+    agree(graph, samples(IMAGE), None)
+
+
+@pytest.mark.parametrize("modules", [("first", "second"), ("first", "last")])
+def test_what_stands_between_two_schemes_has_the_global_one(modules: Sequence[str]) -> None:
+    graph = in_16_bits(BETWEEN["cat, permute"], modules)
     (cat,) = [node for node in graph.graph.nodes if node.target is torch.ops.aten.cat.default]
     (after,) = cat.users
-    assert torch.iinfo(after.args[-1]).bits == joined
-    agree(graph, calibration, None)
+    assert torch.iinfo(after.args[-1]).bits == 8 and 16 in activation_bits(graph)
+    agree(graph, samples(IMAGE), None)
