@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from ethorch.figures.layer import Layer
 from ethorch.figures.layers import Run, ends_of, runs
 from ethorch.figures.stream_layers import works
-from ethorch.figures.stream_tensors import Range, accesses, extent
+from ethorch.figures.stream_tensors import accesses, extent
 from ethorch.figures.subject import Part, Subject
 from ethorch.formats.payload import IoTensor
 from ethorch.formats.pte_types import Move
-from ethorch.npu.memory import Access
+from ethorch.npu.memory import Access, Span
 
 Ends = frozenset[str]
 
@@ -83,52 +85,55 @@ def _through(part: Part, run: Run, writers, written: dict[int, Ends], edges: dic
     memory = _Memory()
     count = len(part.payload.inputs)
     for tensor, number in zip(part.payload.inputs, run.call.args, strict=False):
-        memory.write(tensor.region, _range(tensor), writers(number), dense=True)
+        memory.write(_span(tensor), writers(number))
     for layer, work in zip(run.layers, works(part), strict=True):
         name = str(layer.index)
         for prepared in work.prepared:
             for access in accesses(prepared.reads):
-                ends = memory.read(access.region, extent(access)) - {name}
+                ends = memory.read(access) - {name}
                 edges.update(((end, name), None) for end in sorted(ends))
             for access in accesses(prepared.writes):
-                memory.write(access.region, extent(access), frozenset([name]), _is_dense(access))
+                memory.write(access, frozenset([name]))
     for tensor, number in zip(part.payload.outputs, run.call.args[count:], strict=False):
-        written[number] = memory.read(tensor.region, _range(tensor))
+        written[number] = memory.read(_span(tensor))
 
 
-def _range(tensor: IoTensor) -> Range:
-    return tensor.offset, tensor.offset + tensor.nbytes
+def _span(tensor: IoTensor) -> Span:
+    return Span("IO", tensor.region, tensor.offset, tensor.nbytes)
 
 
-def _is_dense(access: Access) -> bool:
-    """Does it touch each byte between its first and its last?"""
-    low, high = extent(access)
-    return access.size_bytes == high - low
-
-
-@dataclass
 class _Memory:
-    """Who wrote which bytes last. What is written between the bytes of others leaves them there."""
+    """Who wrote each byte last. Bytes between those that a feature map covers are nobody's business of it."""
 
-    spans: list[tuple[int, Range, Ends]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._known: list[Ends] = [frozenset()]  # a number in ``_owners`` -> who that is
+        self._owners: dict[int, npt.NDArray[np.int32]] = {}
+        self._touched: dict[int, npt.NDArray[np.uint8]] = {}  # zeros between the calls
 
-    def read(self, region: int, where: Range) -> Ends:
-        ends: Iterable[Ends] = [by for r, (low, high), by in self.spans if r == region and low < where[1] and where[0] < high]
-        return frozenset().union(*ends)
+    def read(self, access: Access) -> Ends:
+        """Those who wrote what it reads."""
+        owners, touched = self._bytes(access)
+        return frozenset().union(*(self._known[number] for number in np.unique(owners[touched])))
 
-    def write(self, region: int, where: Range, by: Ends, dense: bool) -> None:
-        kept: list[tuple[int, Range, Ends]] = []
-        for span in self.spans:
-            kept += [span] if span[0] != region else [(region, left, span[2]) for left in _left(span[1], where, dense)]
-        self.spans = [*kept, (region, where, by)]
+    def write(self, access: Access, by: Ends) -> None:
+        """From now on its bytes are theirs."""
+        owners, touched = self._bytes(access)
+        owners[touched] = len(self._known)
+        self._known.append(by)
 
-
-def _left(old: Range, new: Range, dense: bool) -> Sequence[Range]:
-    """What is left of a range after another was written."""
-    if new[0] >= old[1] or old[0] >= new[1]:
-        return [old]
-    if new[0] <= old[0] and old[1] <= new[1]:
-        return []
-    if not dense:
-        return [old]
-    return [part for part in ((old[0], new[0]), (new[1], old[1])) if part[0] < part[1]]
+    def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """The owners from its lowest address on, a view; and which of these bytes it touches."""
+        low, high = extent(access)
+        owners = self._owners.get(access.region, np.zeros(0, np.int32))
+        if owners.size < high:
+            more = max(high, 2 * owners.size) - owners.size
+            owners = self._owners[access.region] = np.concatenate([owners, np.zeros(more, np.int32)])
+            self._touched[access.region] = np.zeros(owners.size, np.uint8)
+        memory = self._touched[access.region]
+        if isinstance(access, Span):
+            return owners[low:high], np.ones(high - low, np.bool_)
+        for array in (array for view in access.views(memory) for array in view.arrays):
+            array[...] = ~array.dtype.type(0)
+        touched = memory[low:high] != 0
+        memory[low:high] = 0
+        return owners[low:high], touched

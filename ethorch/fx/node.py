@@ -130,6 +130,10 @@ TOSA_DTYPE = {
 INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
 
 
+#: Key of ``Node.meta["custom"]``, which torch hands on from graph to graph.
+_LEFT_OUT = "ethorch_left_out"
+
+
 def first_value(node: Node) -> torch.Tensor | None:
     """The fake tensor of its result, of the first where it has several; None where that is no tensor."""
     value = node.meta.get("val")
@@ -152,6 +156,16 @@ def is_integer(node: Node) -> bool:
     """Is its (first) result a tensor of integers or truth values?"""
     value = first_value(node)
     return value is not None and not value.dtype.is_floating_point
+
+
+def leave_out(node: Node) -> None:
+    """Mark the operator as one that the user wants in float, on the CPU. The mark stays through torch.export and to_edge."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _LEFT_OUT: True}
+
+
+def is_left_out(node: Node) -> bool:
+    """Does the user want it in float, on the CPU?"""
+    return _LEFT_OUT in (node.meta.get("custom") or {})
 
 
 def is_int64(node: Node) -> bool:

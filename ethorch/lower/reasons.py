@@ -100,6 +100,12 @@ INT64_OUTPUT = Reason(
     "Cast it to int32 in the model.",
 )
 
+LEFT_OUT = Reason(
+    "quantize.left_out",
+    "a setting leaves it out of quantization",
+    "Take its module out of leave_out, or the setter that says None of it.",
+)
+
 OTHER_RESULT = Reason(
     "graph.other_result",
     "of its results the NPU computes the first, and another one (indices, statistics) is read",

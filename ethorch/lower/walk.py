@@ -32,6 +32,7 @@ from ethorch.fx.node import (
     flat,
     is_int64,
     is_integer,
+    is_left_out,
     makes_constant,
     mapped,
     op_name,
@@ -48,6 +49,7 @@ from ethorch.lower.reasons import (
     FLOAT_CONSTANT,
     INT64_INPUT,
     INT64_OUTPUT,
+    LEFT_OUT,
     MOST_RETURNED,
     NOT_OUTPUT_QUANTIZED,
     RETURNED_LATE,
@@ -166,7 +168,7 @@ class Walk(Frame):
         if self.b.floats:
             return self._floats.lower(node, spec)
         if spec.composite:
-            raise Unsupported(WRITTEN_BACK if writes_back(node) else not_decomposed(node))
+            raise Unsupported(LEFT_OUT if is_left_out(node) else WRITTEN_BACK if writes_back(node) else not_decomposed(node))
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
@@ -195,6 +197,8 @@ class Walk(Frame):
         args, kwargs = self.arguments(node)
         if _only_constants(args, kwargs):
             return self.folded(node)
+        if is_left_out(node):
+            raise Unsupported(LEFT_OUT)
         out = result_of(node, self.output_qparams(node))
         source = chain_source(node, spec, self.env, out.shape, quantized=out.q is not None)
         absorbed = spec.lower is not None and spec.absorbs and out.q is not None and not has_chain(args)

@@ -15,6 +15,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
 from ethorch.errors import SpecError
+from ethorch.fx.node import is_float, leave_out
 from ethorch.quantizer.annotate import Scan
 from ethorch.quantizer.calibration_checks import check_shapes
 from ethorch.quantizer.config import QuantizationConfig
@@ -136,6 +137,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Annotate every operator that a config matches and that the table of operators knows."""
         inner = bool(model.meta.get(INNER))
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
+        said = self.settings.said(model)
+        for node in model.graph.nodes:
+            if node.op == "call_function" and said(node) == (None,) and any(map(is_float, (node, *node.all_input_nodes))):
+                leave_out(node)
         return model
 
     def validate(self, model: GraphModule) -> None:

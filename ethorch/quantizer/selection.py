@@ -57,10 +57,31 @@ class Settings:
         the global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the
         config that everything around it has: what gives to it and what takes from it, past others of its kind. Between two
         modules in 16 bits nothing is rounded to 8. Operators with weights do not follow; they have the global config, and so
-        have those beside them. Inputs and outputs of the program have no config, and do not count.
+        have those beside them. Where there is no global config, nothing follows. Inputs and outputs of the program have no
+        config, and do not count.
 
         Args:
             warn: log settings that match nothing, with near misses.
+        """
+        if warn:
+            self.warn(model)
+        set_for = self.said(model, warn)
+        narrower = self.names or self.targets or self.finders or self.module_names or self.module_types
+        follows = bool(narrower) and self.everything is not None
+
+        def config_of(node: Node) -> Config:
+            own = set_for(node)
+            if own is None and follows and _may_follow(node):
+                own = _of_neighbours(node, set_for)
+            return self.everything if own is None else own[0]
+
+        return config_of
+
+    def said(self, model: GraphModule, warn: bool = False) -> Callable[[Node], tuple[Config] | None]:
+        """Node -> (the config that a setting other than the global one has for it,); None where none has.
+
+        Args:
+            warn: log finders that find nothing.
         """
         paths = {node: module_path(node) for node in model.graph.nodes}
         found: dict[str, Config] = {}
@@ -69,10 +90,6 @@ class Settings:
             found.update((node.name, config) for node in nodes)
             if warn and not nodes:
                 logger.warning("set_node_finder: %s finds no node [selection.no_match]", finder)
-        if warn:
-            self.warn(model)
-
-        follows = bool(self.names or self.targets or self.finders or self.module_names or self.module_types)
 
         def set_for(node: Node) -> tuple[Config] | None:
             """The config that a setting other than the global one has for the node."""
@@ -93,13 +110,7 @@ class Settings:
                         return (config,)
             return None
 
-        def config_of(node: Node) -> Config:
-            own = set_for(node)
-            if own is None and follows and _may_follow(node):
-                own = _of_neighbours(node, set_for)
-            return self.everything if own is None else own[0]
-
-        return config_of
+        return set_for
 
     def warn(self, model: GraphModule) -> None:
         """Name each setting that matches nothing in the graph and those its control flow holds, and what comes near it."""

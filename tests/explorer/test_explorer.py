@@ -169,3 +169,17 @@ def test_everything_flows_from_the_inputs(name: str) -> None:
 
 def _ends(flow: Dataflow) -> list[str]:
     return [*flow.inputs, *(str(layer.index) for layer in flow.layers), *flow.outputs]
+
+
+def test_a_layer_of_a_chain_reads_the_layer_before_it_alone() -> None:
+    """Also where memory that one layer wrote is covered by another's map with gaps between its bricks."""
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(1, 24, (10, 4), 2, (5, 1)), nn.ReLU()]
+    for _ in range(2):
+        blocks += [nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.ReLU(), nn.Conv2d(24, 24, 1), nn.ReLU()]
+    model = nn.Sequential(*blocks, nn.AvgPool2d((25, 5)), nn.Flatten(), nn.Linear(24, 12)).eval()
+    flow = dataflow(subject(ethorch.compile(model, torch.randn(1, 1, 49, 10), "ethos-u55-128").pte))
+    place = dict.fromkeys(flow.inputs, 0)
+    for end in _ends(flow):
+        place.setdefault(end, 1 + max((place[a] for a, b in flow.edges if b == end), default=0))
+    assert [(a, b) for a, b in flow.edges if place[b] != place[a] + 1] == []

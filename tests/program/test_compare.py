@@ -229,6 +229,6 @@ def test_what_is_left_in_float_is_not_tried_on_the_npu(images: list[Tensor]) -> 
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)).eval()
     program = ethorch.compile(model, images[0], calibration=images, leave_out=["1"])
     assert program.build is not None
-    assert [(x.origin.module, x.reason.id) for x in program.build.partition.refusals] == [("1", "graph.input_not_quantized")]
+    assert [(x.origin.module, x.reason.id) for x in program.build.partition.refusals] == [("1", "quantize.left_out")]
     found = program.compare(images[0])
     assert found.first_divergence is None and [x.on_npu for x in found.layers if x.module == "1"] == [False]

@@ -123,6 +123,15 @@ def test_two_schemes_in_one_model() -> None:
     assert not built.partition.refusals
 
 
+@pytest.mark.parametrize("left_out", ["1", "2", "3"])
+def test_a_module_without_parameters_stays_on_the_cpu_when_it_is_left_out(left_out: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 4 * 4, 4)).eval()
+    calibration = samples(IMAGE)
+    graph = quantized(model, calibration, quantizer().set_module_name(left_out, None)).module
+    built = agree(graph, calibration, 2, decibels=25)
+    assert [(refusal.origin.module, refusal.reason.id) for refusal in built.partition.refusals] == [(left_out, "quantize.left_out")]
+
+
 #: What code that belongs to no module makes of two maps of four channels. Each result has eight.
 BETWEEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cat, permute": lambda x, y: torch.cat([x, y], 1).permute(0, 1, 3, 2),
