@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.compile import markdown_row, provenance, to_pte_seconds
-from bench.implementation import Recorder, Steps, load_api, memory_for, run_in_child, stdout_for_json
+from bench.implementation import Recorder, Steps, converted_in_steps, load_api, memory_for, run_in_child, stdout_for_json
 
 if TYPE_CHECKING:
     from bench.models.case import ModelCase
@@ -38,8 +38,8 @@ LARGE = "timm/efficientvit_m0"  # 795 operators
 def measure_here(model: str, target: str) -> Record:
     """One network through ethorch in this process: CPU seconds of imports, each step and Vela."""
     import torch
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")  # before time is measured, as torch
     torch.set_num_threads(1)
     recorder = Recorder()
     recorder.watch_vela()
@@ -61,14 +61,7 @@ def measure_here(model: str, target: str) -> Record:
 
     with steps("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
-    with steps("prepare"):
-        fold_batch_norms(graph)  # as flow.quantize does
-        prepared = prepare_pt2e(graph, quantizer)
-    with steps("calibrate"), torch.no_grad():
-        for sample in samples:
-            prepared(*sample)
-    with steps("convert"):
-        converted = convert_pt2e(prepared)
+    converted = converted_in_steps(graph, quantizer, samples, steps, before=fold_batch_norms)  # as flow.quantize does
     with steps("build"):
         built = flow.build(converted, inputs, spec)
     return {

@@ -20,12 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 IMPLEMENTATIONS = ("ethorch", "arm")
 
@@ -201,6 +204,28 @@ class Steps:
         self.peak_bytes[name] = peak_bytes()
 
 
+def converted_in_steps(
+    graph: torch.fx.GraphModule,
+    quantizer: Any,
+    samples: Iterable[tuple[Any, ...]],
+    step: Callable[[str], AbstractContextManager[None]],
+    before: Callable[[torch.fx.GraphModule], object] = lambda graph: None,
+) -> torch.fx.GraphModule:
+    """What ``convert_pt2e`` makes of an exported graph, each of torchao's steps a ``step``; ``before`` is a part of the first."""
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with step("prepare"):
+        before(graph)
+        prepared = prepare_pt2e(graph, quantizer)
+    with step("calibrate"), torch.no_grad():
+        for sample in samples:
+            prepared(*sample)
+    with step("convert"):
+        converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    return converted
+
+
 def peak_bytes() -> int:
     """Peak resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -253,10 +278,10 @@ def run(
     """Compiles `model` for `target` and returns (the record, what was compiled; None where it failed)."""
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     from bench.models import ALL_MODELS
 
+    import_module("torchao.quantization.pt2e.quantize_pt2e")  # before time is measured, as torch
     torch.set_num_threads(1)
     recorder = Recorder()
     recorder.watch_vela()
@@ -293,15 +318,9 @@ def run(
         )
         with step("export"):
             graph_module = torch.export.export(float_model, inputs).module(check_guards=False)
-        with step("prepare"):
-            quantizer = api.EthosUQuantizer(compile_spec)
-            quantizer.set_global(api.get_symmetric_quantization_config(is_per_channel=True))
-            prepared = prepare_pt2e(graph_module, quantizer)
-        with step("calibrate"), torch.no_grad():
-            for sample in samples:
-                prepared(*sample)
-        with step("convert"):
-            converted = convert_pt2e(prepared)
+        quantizer = api.EthosUQuantizer(compile_spec)
+        quantizer.set_global(api.get_symmetric_quantization_config(is_per_channel=True))
+        converted = converted_in_steps(graph_module, quantizer, samples, step)
         with step("reexport"):
             exported = torch.export.export(converted, inputs)
         with step("to_edge_transform_and_lower"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from ethorch.compress.recipe import AS_IS, Recipe
 
@@ -27,14 +28,25 @@ class Option:
 
 @dataclass(frozen=True)
 class Price:
-    """What a cycle and a byte are worth, in any unit: a budget that is far away makes its unit dear."""
+    """What a cycle and a byte are worth, in any unit: a budget that is far away makes its unit dear.
+
+    Attributes:
+        per_cycle, per_byte: of one.
+        wanted: ``cycles`` or ``bytes`` where that alone is to be saved; the other's price then decides between options that save
+            the same, and buys none that takes more of what is wanted. None where both are.
+    """
 
     per_cycle: float
     per_byte: float
+    wanted: Literal["cycles", "bytes"] | None = None
 
     def of(self, option: Option) -> float:
         """Of one option."""
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
+
+    def serves(self, option: Option, as_is: Option) -> bool:
+        """Does it take no more than ``as_is`` of what is wanted?"""
+        return self.wanted is None or getattr(option, self.wanted) <= getattr(as_is, self.wanted)
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
@@ -52,7 +64,7 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
     """
     steps = []
     for number, mine in enumerate(options):
-        hull = _hull(mine, price)
+        hull = _hull([option for option in mine if price.serves(option, mine[0])], price)
         for before, after in pairwise(hull):
             saved, added = price.of(before) - price.of(after), after.noise - before.noise
             steps.append((saved / added if added > 0 else float("inf"), saved, number, after.recipe))

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from torch import nn
 from torch.fx import GraphModule
@@ -30,7 +30,9 @@ from ethorch.target.compile_spec import EthosUCompileSpec
 logger = logging.getLogger(__name__)
 
 #: What can be saved where no limit says it.
-OBJECTIVES = CYCLES, BYTES = "cycles", "bytes"
+CYCLES: Final = "cycles"
+BYTES: Final = "bytes"
+OBJECTIVES = (CYCLES, BYTES)
 _LEAST = 0.02  # of the other unit's price: of two ways that save the same, the one that saves the other too
 _NO_FAST_DECODER = "--disable-fwd"
 
@@ -289,7 +291,10 @@ class _Limits:
         else:
             short_of_flash, short_of_cycles = (1.0, 0.0) if objective == BYTES else (0.0, 1.0)
         least = _LEAST * max(short_of_flash, short_of_cycles, 1e-6)
-        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash)
+        wanted: Literal["cycles", "bytes"] | None = CYCLES if short_of_cycles else BYTES
+        if short_of_cycles and short_of_flash:
+            wanted = None
+        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, wanted)
 
     def cheap(self, found: _Measured) -> bool:
         """Does it keep the limits of flash and cycles?"""

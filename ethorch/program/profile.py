@@ -25,7 +25,21 @@ _SHOWN = 30  # layers that the text lists; JSON has all
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measured:
+    """A figure that was estimated and measured."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over estimated: above 1 where the estimate was too good."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys are the attributes' names, and ``ratio``."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class Figure(Measured):
     """A figure of the whole program.
 
     Attributes:
@@ -48,13 +62,9 @@ class Figure:
         """Measured over estimated: above 1 where the estimate was too good."""
         return self.measured / self.estimated if self.estimated else None
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names, and ``ratio``."""
-        return {**asdict(self), "ratio": self.ratio}
-
 
 @dataclass(frozen=True)
-class LayerTime:
+class LayerTime(Measured):
     """A layer on the NPU, and how often the NPU was met at it.
 
     Attributes:
@@ -83,10 +93,6 @@ class LayerTime:
         if self.measured_cycles is not None and self.estimated_cycles:
             return self.measured_cycles / self.estimated_cycles
         return self.measured_share / self.estimated_share if self.estimated_share else None
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names, and ``ratio``."""
-        return {**asdict(self), "ratio": self.ratio}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -129,6 +130,14 @@ def test_costs_are_shared_out_among_weights(spec: EthosUCompileSpec) -> None:
     convolutions = sum(row.op_cycles for row in rows if "Conv" in row.operator and not row.name.startswith("mean"))
     assert sum(cost.cycles for cost in found.weights) == convolutions
     assert delegate.performance.encoded_weight_bytes <= found.weight_bytes <= len(delegate.compiled.constants)
+
+
+@pytest.mark.parametrize(("wanted", "recipe"), [("cycles", "32-values"), ("bytes", "75%-zeros"), (None, "75%-zeros")])
+def test_what_is_wanted_is_not_sold_for_the_other(wanted: Literal["cycles", "bytes"] | None, recipe: str) -> None:
+    """Zeros that save a hundred bytes and take a cycle more are none of the options where cycles are to be saved."""
+    options = [Option(AS_IS, 100, 200, 0), Option(parse("32-values"), 100, 150, 1), Option(parse("75%-zeros"), 101, 50, 1)]
+    (chosen,) = front([options], Price(1, 0.02, wanted))[-1].values()
+    assert str(chosen) == recipe
 
 
 def test_the_front_takes_the_most_saved_for_the_noise() -> None:

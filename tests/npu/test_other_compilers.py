@@ -19,8 +19,8 @@ import pytest
 from ethorch.npu.plan import layout, library
 from ethorch.npu.weights import compiled as weights
 from tests.npu.replay import write_plan
-from tests.npu.test_plan import EVERY_KIND, ROOT, compiled
-from tests.support.npu_graphs import Refused, fill, make_machine
+from tests.npu.test_plan import EVERY_KIND, ROOT, compiled_cases
+from tests.support.npu_graphs import fill, make_machine
 
 ARM, QEMU, CLANG = "aarch64-linux-gnu-g++", "qemu-aarch64", "clang++"
 REPLAY = Path(__file__).parent / "replay.cpp"
@@ -64,11 +64,7 @@ def test_arm_computes_what_the_plain_build_computes(
             if hasattr(module, attribute):
                 monkeypatch.setattr(module, attribute, lambda value=value: value)
     seen = 0
-    for name in EVERY_KIND:
-        try:
-            program, model, arrays = compiled(name, target)
-        except Refused:
-            continue
+    for name, program, model, arrays in compiled_cases(EVERY_KIND, target):
         machine = make_machine(program, model)
         fill(machine, model, arrays)
         planned = machine.planned()

@@ -9,6 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,15 @@ def compiled(name: str, target: str):
     return Program(model.command_stream, np.frombuffer(model.read_only.data, np.uint8)), model, draw(graph, 3)
 
 
+def compiled_cases(names: Iterable[str], target: str):
+    """(name, program, model, arrays) of each operator graph that Vela takes for a target."""
+    for name in names:
+        try:
+            yield name, *compiled(name, target)
+        except Refused:
+            continue
+
+
 @needs_compiler
 @pytest.mark.parametrize("level", library.levels())
 @pytest.mark.parametrize("target", ["u55-128", "u85-256"])
@@ -57,11 +67,7 @@ def test_every_instruction_set(level, target, monkeypatch):
         if hasattr(module, "buffers"):
             monkeypatch.setattr(module, "buffers", lambda: work)
     seen = set()
-    for name in EVERY_KIND:
-        try:
-            program, model, arrays = compiled(name, target)
-        except Refused:
-            continue
+    for name, program, model, arrays in compiled_cases(EVERY_KIND, target):
         plan = run_both_ways(
             lambda c, p=program, m=model: make_machine(p, m, compiled=c), lambda m, a=arrays, d=model: fill(m, d, a)
         )
@@ -227,11 +233,7 @@ else:
 def run_cases(target: str) -> int:
     """Every operator graph that Vela takes for a target, both ways; how many there are."""
     count = 0
-    for name in CASES:
-        try:
-            program, model, arrays = compiled(name, target)
-        except Refused:
-            continue
+    for _, program, model, arrays in compiled_cases(CASES, target):
         run_both_ways(lambda c, p=program, m=model: make_machine(p, m, compiled=c), lambda m, a=arrays, d=model: fill(m, d, a))
         count += 1
     return count

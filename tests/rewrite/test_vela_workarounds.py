@@ -23,7 +23,8 @@ from ethorch.target.npus import TARGETS
 from ethorch.tosa.ir import Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
-from tests.rewrite.vela_bug_graphs import GRAPHS, UNSHOWN, findings, led_around
+from tests.rewrite.vela_bug_findings import findings, led_around
+from tests.rewrite.vela_bug_graphs import GRAPHS, UNSHOWN
 from tests.support.tosa_runs import machine, reference
 
 VERSIONS = sorted({number for bug in VELA_BUGS for number in bug.versions})

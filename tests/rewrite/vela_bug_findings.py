@@ -1,0 +1,111 @@
+"""What the installed Vela makes of the graphs in ``GRAPHS``, as they stand and as ethorch gives them to it.
+
+``python -m tests.rewrite.vela_bug_findings [ID ...]`` prints it.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch import EthosUCompileSpec, vela
+from ethorch.builder.builder import Builder
+from ethorch.errors import MachineFault, VelaError
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.rewrite.vela_bugs import BY_ID, VELA_BUGS, VelaBug
+from ethorch.target.npus import TARGETS
+from ethorch.tosa.ir import Graph, Value
+from ethorch.tosa.serialize import serialize
+from ethorch.vela.compiler import compile_as_it_stands
+from tests.rewrite.vela_bug_graphs import GRAPHS
+from tests.rewrite.vela_bug_makers import Avoided, Make
+from tests.support.tosa_runs import reference, run_compiled
+
+#: The NPU that stands for its family.
+NPUS = {"u55": "ethos-u55-128", "u65": "ethos-u65-256", "u85": "ethos-u85-256"}
+
+
+def built(make: Make, family: str) -> Graph:
+    b = Builder(tuning=TARGETS[NPUS[family]].tuning)
+    made = make(b)
+    b.graph.outputs += made if isinstance(made, tuple) else (made,)
+    return b.graph
+
+
+def as_it_stands(graph: Make | Avoided, family: str) -> str:
+    """What Vela makes of a graph: "right", or what is wrong with it. In a child process: it may die."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(False)
+    made = built(graph.make if isinstance(graph, Avoided) else graph, family)
+    child = context.Process(target=_send_outcome, args=(send, made, family))
+    child.start()
+    send.close()
+    try:
+        return str(receive.recv())
+    except EOFError:
+        return "the process died"
+    finally:
+        child.join()
+
+
+def _send_outcome(send: Connection, graph: Graph, family: str) -> None:
+    faulthandler.disable()  # pytest has it print where the process died
+    send.send(_outcome(graph, family, compile_as_it_stands))
+
+
+def led_around(graph: Make | Avoided, family: str) -> tuple[str, int]:
+    """As ``as_it_stands``, of what ethorch gives Vela instead; and how many operators that has more."""
+    before = built(graph.instead if isinstance(graph, Avoided) else graph, family)
+    after = rewrite(copy.deepcopy(before), TARGETS[NPUS[family]].tuning)
+    return _outcome(after, family, vela.compile), len(after.ops) - len(before.ops)
+
+
+def _outcome(graph: Graph, family: str, compile: Callable[[bytes, EthosUCompileSpec], vela.CompiledModel]) -> str:
+    tosa, codes = serialize(graph), [_codes(value, seed) for seed, value in enumerate(graph.inputs)]
+    try:
+        model = compile(tosa, EthosUCompileSpec(NPUS[family]))
+    except VelaError as error:
+        return str(error)
+    for kind, values, tensors in (("input", graph.inputs, model.inputs), ("output", graph.outputs, model.outputs)):
+        if [(*(1,) * (6 - value.rank), *value.shape) for value in values] != [tensor.shape for tensor in tensors]:
+            return f"{kind}s of other shapes: {[tensor.shape for tensor in tensors]} for {values}"
+    try:
+        found = run_compiled(model, codes)
+    except MachineFault as error:
+        return str(error)
+    wanted = [array.ravel().astype(np.int64) for array in reference(tosa, codes)]
+    different = sum(int((a != b.ravel()).sum()) for a, b in zip(wanted, found, strict=True))
+    return f"{different} elements differ" if different else "right"
+
+
+def _codes(value: Value, seed: int) -> npt.NDArray[np.generic]:
+    kinds: Mapping[str, type[np.generic]] = {"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
+    low, high = (0, 2) if value.dtype == "BOOL" else (-60, 60)
+    return np.random.default_rng(seed + 3).integers(low, high, value.shape).astype(kinds[value.dtype])
+
+
+def findings(bug: VelaBug) -> Iterator[tuple[str, str, str]]:
+    """Family, graph, and what the installed Vela makes of it as it stands."""
+    for family in bug.families:
+        for name, graph in GRAPHS[bug.id].items():
+            yield family, name, as_it_stands(graph, family)
+
+
+def main(ids: list[str]) -> None:
+    print(f"ethos-u-vela {version('ethos-u-vela')}")
+    for bug in [BY_ID[id] for id in ids] or VELA_BUGS:
+        for family, name, found in findings(bug) if bug.id in GRAPHS else ():
+            avoided, _ = led_around(GRAPHS[bug.id][name], family)
+            print(f"{bug.id:40} {name:24} {family}  as it stands: {found[:60]:60}  led around: {avoided[:60]}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
