@@ -57,11 +57,11 @@ def measure_here(model: str, target: str) -> Record:
     )
     quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
     steps = Steps()
-    from ethorch.quantizer.batch_norms import fold_batch_norms
+    from ethorch.quantizer.preparing import prepare
 
     with steps("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
-    converted = converted_in_steps(graph, quantizer, samples, steps, before=fold_batch_norms)  # as flow.quantize does
+    converted = converted_in_steps(graph, quantizer, samples, steps, prepare)  # as flow.quantize does
     with steps("build"):
         built = flow.build(converted, inputs, spec)
     return {

@@ -209,15 +209,14 @@ def converted_in_steps(
     quantizer: Any,
     samples: Iterable[tuple[Any, ...]],
     step: Callable[[str], AbstractContextManager[None]],
-    before: Callable[[torch.fx.GraphModule], object] = lambda graph: None,
+    prepare: Callable[[torch.fx.GraphModule, Any], torch.fx.GraphModule] | None = None,
 ) -> torch.fx.GraphModule:
-    """What ``convert_pt2e`` makes of an exported graph, each of torchao's steps a ``step``; ``before`` is a part of the first."""
+    """What ``convert_pt2e`` makes of an exported graph, each of torchao's steps a ``step``; ``prepare`` in place of torchao's."""
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     with step("prepare"):
-        before(graph)
-        prepared = prepare_pt2e(graph, quantizer)
+        prepared = (prepare or prepare_pt2e)(graph, quantizer)
     with step("calibrate"), torch.no_grad():
         for sample in samples:
             prepared(*sample)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.direct import NotWhole, lower_whole, program_of
 from ethorch.direct.build import Build
@@ -25,9 +25,9 @@ from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
-from ethorch.quantizer.batch_norms import fold_batch_norms
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
+from ethorch.quantizer.preparing import prepare
 from ethorch.quantizer.quantizer import EthosUQuantizer
 from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -164,8 +164,7 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"):
-        fold_batch_norms(graph)
-        prepared: GraphModule = prepare_pt2e(graph, quantizer)
+        prepared = prepare(graph, quantizer)
     names |= {name for name, _ in state_buffers(prepared)}  # a parameter that it writes is a buffer now
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
 

@@ -25,7 +25,7 @@ from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
-from ethorch.fx.control_flow import nodes_everywhere
+from ethorch.fx.control_flow import is_control_flow, nodes_everywhere
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.diagnose import STREAM_TOO_LONG
@@ -125,8 +125,9 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
             found = {**walk.refusals, **_unread(walk)}
             found |= _incomplete(walk, found)
-            if found.keys() == refused.keys():
-                return {node for node in walk.supported | walk.inside if node not in refused}, refused
+            walked = found.keys() == walk.refusals.keys() and not any(map(is_control_flow, program.graph.nodes))
+            if found.keys() == refused.keys() or walked:  # the walk took what it refused as being on the CPU from there on
+                return {node for node in walk.supported | walk.inside if node not in found}, found
             refused = found
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:

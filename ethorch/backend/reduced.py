@@ -29,6 +29,7 @@ from ethorch.backend.handover import attach
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import READY, EthosUBackend, check_only_backend, register_quantized_kernels
 from ethorch.backend.root_causes import root_causes
+from ethorch.direct.mixed import DELEGATE
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
 from ethorch.fx.node import Converted, changes_in_place, constants_of, op_name, origin_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
@@ -40,7 +41,6 @@ from ethorch.tosa.verify import verify
 logger = logging.getLogger(__name__)
 
 _TAG = "delegation_tag"
-_DELEGATE = "ethorch.delegate.default"
 _numbers = itertools.count()
 _results: dict[int, list[Tensor]] = {}  # number of a delegate -> what it returns, on the meta device
 
@@ -210,7 +210,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
         for node in exported_program.graph.nodes:
             if node.op != "call_function":
                 continue
-            if op_name(node.target) == _DELEGATE:
+            if op_name(node.target) == DELEGATE:
                 number: Any = node.args[1]
                 read = {item.args[1] for item in node.users if item.users}
                 if len(read) < len(self.delegates[number].payload.outputs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,12 @@ from torch.fx import GraphModule
 
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
-from ethorch.backend.reduced import ReadyPartitioner, reduced
+from ethorch.backend.reduced import ReadyPartitioner, Reduced, reduced
 from ethorch.direct.build import Build
+from ethorch.direct.mixed import program_of_calls
+from ethorch.direct.whole import NotWhole, structure_of
 from ethorch.errors import EthorchError
+from ethorch.formats.pte_writer import write
 from ethorch.fx.export import exported
 from ethorch.fx.states import with_reads_first
 from ethorch.lower.delegate import Lowered
@@ -25,12 +29,15 @@ from ethorch.lower.partition_report import PartitionReport
 from ethorch.progress import stage
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import at, first_sentence, raised_in
+from ethorch.vela import artifacts
+
+logger = logging.getLogger(__name__)
 
 
 def built_reduced(
     quantized: GraphModule, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec, *, shared: bool = False
 ) -> Build:
-    """A program of which ExecuTorch is shown the CPU's part alone.
+    """A program of which ExecuTorch is shown the CPU's part alone, and nothing where it would write that part as it stands.
 
     Args:
         shared: buffers that are kept lie in a memory of their own, with their names.
@@ -40,9 +47,28 @@ def built_reduced(
         EthorchError: ExecuTorch cannot make a program of it.
     """
     with reduced(with_reads_first(quantized), spec) as made:
+        try:
+            return _written(made, quantized, spec)
+        except NotWhole as error:
+            logger.debug("not written as it stands: %s", error)
         delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner, shared=shared)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates, spec)
+
+
+def _written(made: Reduced, quantized: GraphModule, spec: EthosUCompileSpec) -> Build:
+    """The program of the reduced graph without ExecuTorch.
+
+    Raises:
+        NotWhole: as of ``program_of_calls``.
+    """
+    delegates = made.partitioner.delegates
+    program = write(program_of_calls(made.module, delegates, spec, structure_of(quantized)))
+    if spec.path_for_intermediates:
+        for lowered in delegates.values():
+            artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+    made.partitioner.log()
+    return Build(program, made.partitioner.report, tuple(delegates.values()), spec)
 
 
 def built_by_executorch(

@@ -108,7 +108,7 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
     outputs = _flat(next(node for node in graph.nodes if node.op == "output"))
     builder = builder_for(spec.target)
-    walk = Walk(graph, constants_of(Converted(module)), builder, strict=False).run()
+    walk = _WholeWalk(graph, constants_of(Converted(module)), builder, strict=False).run()
     written = {node for state in states.values() for node in state.given}
     _check_all_there(walk, written | {state.copied for state in states.values() if state.copied is not None})
     places = {node: number for number, node in enumerate(graph.nodes)}
@@ -130,7 +130,16 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     report.delegated["ethosu_0"] = [node.name for node in graph.nodes if node in walk.supported and not _plumbing(node)]
     report.refusals = [Refusal(node.name, origin_of(node), reason) for node, reason in walk.refusals.items()]
     lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
-    return Whole(lowered, inputs, taken, tuple(given), outputs, report, _structure(module), states)
+    return Whole(lowered, inputs, taken, tuple(given), outputs, report, structure_of(module), states)
+
+
+class _WholeWalk(Walk):
+    """A walk that ends where an operator would have to run on the CPU."""
+
+    def call(self, node: Node) -> None:
+        super().call(node)
+        if node in self.refusals and not _narrows_input(node):
+            raise NotWhole(f"{node.name}: {self.refusals[node]}")
 
 
 def _states_apart(module: GraphModule) -> tuple[Graph, dict[str, State]]:
@@ -192,7 +201,7 @@ def _is_input(node: Node) -> bool:
     return isinstance(source, Node) and source.op == "placeholder"
 
 
-def _structure(module: GraphModule) -> tuple[str, str]:
+def structure_of(module: GraphModule) -> tuple[str, str]:
     """As ExecuTorch writes it: torch's own words for the nests of inputs and outputs; nothing where torch did not keep them."""
     specs = (getattr(module, "_in_spec", None), getattr(module, "_out_spec", None))
     inputs, outputs = ("" if spec is None else torch.utils._pytree.treespec_dumps(spec) for spec in specs)
@@ -240,10 +249,7 @@ def check_layouts(module: GraphModule) -> None:
 
 
 def _check_all_there(walk: Walk, written: Set[Node]) -> None:
-    """No operator was refused, and none computes something that nobody is given and that is not ``written`` to a buffer."""
-    for node, reason in walk.refusals.items():
-        if not _narrows_input(node):
-            raise NotWhole(f"{node.name}: {reason}")
+    """No operator computes something that nobody is given and that is not ``written`` to a buffer."""
     for node in walk.graph.nodes:
         if node.op == "call_module" and node.users:
             raise NotWhole(f"{node.name} is a module")

@@ -152,6 +152,21 @@ def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> 
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["embedded", "topk", "through"])
+def test_a_cpus_part_that_is_written_as_it_stands_needs_no_executorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = REDUCED[name]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    taken = pytest.fail
+    monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
+    build = flow.build(quantized(model, [inputs]).module, inputs, spec)
+    usual = by_executorch(quantized(model, [inputs]), "ethos-u55-128")
+    ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
+    assert ours.structure == theirs.structure
+    assert sum(ours.memories) <= sum(theirs.memories)
+    for a, b in zip(host.load(build.pte)(*inputs), host.load(usual)(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def by_executorch(q: Quantized, target: str) -> bytes:
     return lower(q.module, q.example, EthosUPartitioner(EthosUCompileSpec(target)))
 
