@@ -187,7 +187,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
                 low = min(low, float(self.min_val) - (ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16))
-            self._qparams = self._calculate_qparams(torch.tensor(max(low, least)), torch.tensor(min(high, most)))
+            low, high = max(low, least), min(high, most)
+            self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # a softmax of one place is 1
         return self._qparams
 
     def fills(self, known: tuple[float, float]) -> bool:

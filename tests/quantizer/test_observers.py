@@ -105,6 +105,21 @@ def test_extremes_that_hardly_vary_need_little_room(count: int) -> None:
         assert high - low > 0.95 * seen
 
 
+def test_one_outlying_input_of_few_elements_does_not_stretch_the_range_fivefold() -> None:
+    """GhostNetV3's last stages: the range was four times the largest value seen, and the Arm backend 2 dB ahead."""
+    tensors = normal(4, 320)
+    tensors[2] = 5 * tensors[2]
+    largest = max(float(x.abs().max()) for x in tensors)
+    low, high = ends(observed(tensors))
+    assert -2.6 * largest < low < -largest and 0.8 * largest < high < 2.6 * largest
+
+
+@pytest.mark.parametrize("method", ["mse", "minmax"])
+def test_a_softmax_of_one_place_has_a_range(method: str) -> None:
+    observer = observed([torch.ones(8)] * 4, method=method, known=(0.0, 255 / 256))
+    assert ends(observer)[1] == pytest.approx(255 / 256, abs=1e-3)
+
+
 def test_histograms_of_growing_reach_stay_exact() -> None:
     observer = observed([torch.full((10,), 0.3), torch.full((20,), 5.0), torch.full((5,), -700.0)])
     assert float(observer.histogram.sum()) == 35 and observer.seen.reach == 1024
