@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import ethorch
+from tests.support import examples
 
 REFERENCE = (Path(__file__).parent.parent / "docs" / "reference" / "api.md").read_text()
 #: Packages that the pages under "Inside" and "Targets" describe.
@@ -23,3 +25,10 @@ def test_a_public_name_is_documented_and_typed(name: str) -> None:
         assert {*inspect.signature(value).parameters, "return"} == set(value.__annotations__)
     if name not in ELSEWHERE:
         assert re.search(rf"\b{'errors' if name == 'EthorchError' else name}\b", REFERENCE)
+
+
+def test_every_public_name_has_an_example_that_tests_run() -> None:
+    """In a page, the README, a script or a notebook. Of a class that functions return: an example of such a function."""
+    values = {name: value for name, value in examples.public().items() if not isinstance(value, ModuleType)}
+    assert len(values) > 100
+    assert sorted(values.keys() - examples.shown(values, examples.used())) == []
