@@ -31,22 +31,25 @@ def firmware(
     compiler: options.Compiler,
     name: Annotated[str, typer.Option(help="Stands before each symbol and file of the model.")] = "model",
     data: Annotated[str, typer.Option(help="incbin (files of bytes) or arrays (C arrays, for any compiler).")] = "incbin",
-    method: options.Method = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", metavar="NAME", help="Only this entry point; several may be named. Default: all of the program."),
+    ] = None,
     inputs: options.Inputs = None,
 ) -> Answer:
     """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it.
 
-    Without --board it is for corstone-300, or of a U85 for corstone-320.
+    Without --board it is for corstone-300, or of a U85 for corstone-320. A program of several methods becomes one project: a
+    function for each (model_prefill_run, model_decode_run), the state that they share in one place, weights stored once. With
+    --method NAME that method is alone in it, and its function is model_run.
     """
     chosen = options.settings_of(quantization, compiler)
     if model.endswith(".pte") or Path(model).is_dir():
         given = {**vars(quantization), **vars(compiler)}
         wrong = [f"--{key.replace('_', '-')}" for key, value in given.items() if value and key not in ("board", "settings")]
         if wrong:
-            raise SpecError(
-                f"{model} is compiled already, for {_target(model, method)}: {', '.join(wrong)} would have no effect on it."
-            )
-        program = options.load_program(Path(model), method)
+            raise SpecError(f"{model} is compiled already, for {_target(model)}: {', '.join(wrong)} would have no effect on it.")
+        program = options.load_program(Path(model), method[0] if method else None)
     else:
         program = compiled(chosen, model, samples)
     from ethorch.embedded.firmware import firmware as write
@@ -55,15 +58,21 @@ def firmware(
     if inputs:
         from ethorch.program.model_options import inputs_for
 
-        samples_given = [inputs_for(program, inputs)]
-    made = write(program, output, board=quantization.board, name=name, inputs=samples_given, data=data)
-    others = [name for name in program.methods if name != program.method]
-    note = f"\nIt is of method {program.method}; {', '.join(others)} is not in it." if others else ""
-    return Answer({**made.to_json(), "method": program.method}, lambda: f"{made}{note}")
+        chosen_methods = method or program.methods
+        if len(chosen_methods) > 1:
+            raise SpecError(
+                f"--inputs are of one method, and the project is of {', '.join(chosen_methods)}: say --method NAME, or call "
+                "ethorch.firmware(program, folder, inputs=[(method, inputs), ...])."
+            )
+        samples_given = [inputs_for(program[chosen_methods[0]], inputs)]
+    made = write(program, output, board=quantization.board, name=name, method=method, inputs=samples_given, data=data)
+    others = [name for name in program.methods if name not in made.methods]
+    note = f"\nMethods that are not in it: {', '.join(others)}." if others else ""
+    return Answer(made.to_json(), lambda: f"{made}{note}")
 
 
-def _target(model: str, method: str | None) -> str:
-    return options.load_program(Path(model), method).target or "the CPU"
+def _target(model: str) -> str:
+    return options.load_program(Path(model)).target or "the CPU"
 
 
 @command("delegate", PANEL)

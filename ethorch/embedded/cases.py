@@ -1,8 +1,8 @@
-"""The self-test's inputs, and the outputs that ExecuTorch's runtime gives on the desk, as the bytes that firmware has."""
+"""The self-test's calls: inputs, and the outputs that ExecuTorch's runtime gives on the desk, as the bytes that firmware has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One run: the bytes of each input, and of each output."""
+class Call:
+    """A call of the self-test.
 
+    Attributes:
+        method: by name.
+        inputs: as ``ethorch.host`` takes them.
+        reset: is the state put back to its initial contents before it?
+    """
+
+    method: str
+    inputs: Sequence[Any]
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call as bytes: those of each input, and of each output."""
+
+    call: Call
     inputs: tuple[bytes, ...] = field(repr=False)
     outputs: tuple[bytes, ...] = field(repr=False)
 
@@ -27,25 +43,46 @@ class Case:
         return b"".join(data + bytes(-len(data) % 16) for data in (*self.inputs, *self.outputs))
 
 
-def cases(pte: bytes, method: Method, samples: Sequence[Sequence[Any]]) -> list[Case]:
-    """Run samples one after the other from the beginning, state kept between them.
+def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
+    """Make calls one after the other from the beginning, state kept between them.
 
     Raises:
         HostError, MachineFault: a sample does not fit, or the simulator stopped.
     """
-    if not samples:
+    if not calls:
         raise HostError("the self-test needs at least one sample.")
-    runtime = host.load(pte, method.name)
+    loaded: dict[str, host.HostProgram] = {}
+    for name in methods:
+        if name not in loaded:
+            first = host.load(pte, name)
+            loaded |= {other: first[other] for other in first.methods}
     found = []
-    for sample in samples:
-        outputs = runtime(*sample)
+    for call in calls:
+        if call.reset:
+            for one in loaded.values():
+                one.reset()
+        method = methods[call.method]
+        outputs = loaded[call.method](*call.inputs)
         found.append(
             Case(
-                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(_flat(sample), method.inputs, strict=True)),
+                call,
+                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(_flat(call.inputs), method.inputs, strict=True)),
                 tuple(tensor_bytes(x, method.values[i]) for x, i in zip(outputs, method.outputs, strict=True)),
             )
         )
     return found
+
+
+def placed(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
+    """The bytes of all cases, equal ones once; and where each begins."""
+    data, known = bytearray(), dict[bytes, int]()
+    places = []
+    for case in cases:
+        if case.padded not in known:
+            known[case.padded] = len(data)
+            data += case.padded
+        places.append(known[case.padded])
+    return bytes(data), places
 
 
 def _flat(sample: Sequence[Any]) -> list[Any]:

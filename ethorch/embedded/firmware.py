@@ -5,28 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ethorch import model_files
 from ethorch.board.description import Board
 from ethorch.board.loading import load as load_board
 from ethorch.board.loading import names as board_names
 from ethorch.embedded import project_run
-from ethorch.embedded.cases import Case, cases
+from ethorch.embedded.cases import Case, cases, placed
 from ethorch.embedded.data import Blob, blob, fnv1a
 from ethorch.embedded.kernels import SOURCE_FOLDER
 from ethorch.embedded.layout import STACK_BYTES, Layout, Part, layout, parts
-from ethorch.embedded.plan import Plan, plan
-from ethorch.embedded.source import SECTIONS, Source, kernel_headers, model_source, prefix, templates
+from ethorch.embedded.methods import Whole, whole
+from ethorch.embedded.opened import STATEFUL_RUNS, Opened, opened_of
+from ethorch.embedded.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
 from ethorch.embedded.streams import Attributes, attributes, config_word, driver_stream
 from ethorch.errors import EthorchError
 from ethorch.figures.boundary import boundary_of
-from ethorch.figures.layer import NPU
-from ethorch.figures.subject import Subject, subject
+from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.stream import parse_header
@@ -39,7 +38,6 @@ _DRIVER = ("ethosu.c", "ethosu.h", "ethosu_text.c", "ethosu_model.h")
 _FIRMWARE = (
     "startup.c", "console.c", "console.h", "cortex_m.c", "cortex_m.h", "support.c", "freestanding/string.h", "ziglang.cmake",
 )  # fmt: skip
-_STATEFUL_RUNS = 3  # of the self-test of a model that keeps state: the first, one after it, and one more
 _DEFAULT_BOARDS = {"u55": "corstone-300", "u65": "corstone-300", "u85": "corstone-320"}
 DATA_FORMS = ("incbin", "arrays")
 
@@ -55,6 +53,8 @@ class Firmware:
         board: the board that the self-test is for.
         sizes: bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: names of the operators on the CPU that have C kernels in it.
+        methods: for each method, the sizes that are its own: ``arena``, ``tensors``, ``weights``, ``commands``, ``cycles`` of the
+            NPU (0 where unknown). Methods share what ``sizes`` says: the larger arena, weights that both read.
     """
 
     folder: Path
@@ -63,6 +63,7 @@ class Firmware:
     board: str
     sizes: dict[str, int]
     operators: tuple[str, ...]
+    methods: dict[str, dict[str, int]]
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -70,22 +71,15 @@ class Firmware:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size)
+        own = [
+            f"Method {method}: " + ", ".join(f"{name} {size}" for name, size in found.items() if size) + ".\n"
+            for method, found in self.methods.items()
+        ]
         return (
             f"{self.folder}: {counted(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
+            f"{''.join(own) if len(own) > 1 else ''}"
             f"Build and run it: python {self.folder / 'run.py'}"
         )
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What a project is made from."""
-
-    pte: bytes
-    subject: Subject
-    samples: tuple[tuple[Any, ...], ...]
-    given: bool
-    cycles: dict[int, int]  # by delegate, where they are known
-    explain: Callable[[str], str] = field(repr=False)
 
 
 def firmware(
@@ -94,8 +88,8 @@ def firmware(
     *,
     board: str | os.PathLike[str] | Board | None = None,
     name: str = "model",
-    method: str | None = None,
-    inputs: Sequence[Sequence[Any]] | None = None,
+    method: str | Sequence[str] | None = None,
+    inputs: Sequence[Any] | None = None,
     data: str = "incbin",
 ) -> Firmware:
     """Write a C project that runs a program on a Cortex-M with an Ethos-U, without ExecuTorch.
@@ -105,19 +99,24 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
+    Of a program with several methods all are in it, each with functions of its own (``model_prefill_run``, ``model_decode_run``):
+    buffers that they share lie in one place, constants are stored once, their arenas overlap.
+
     Args:
         source: a Program, or the path or the contents of a .pte, of ethorch's or of ExecuTorch's Arm backend.
         folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
         board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
         name: stands before every symbol and file of the model, so that several can be linked together.
-        method: the entry point; None is ``forward``, or the first of a file without it.
-        inputs: of the self-test: one or several samples, each with all inputs. None takes the program's own calibration samples,
-            random ones where there are none.
+        method: the entry point, or several of them; None is all that the program has.
+        inputs: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
+            ``(method, inputs)``. None takes the program's own calibration samples, random ones where there are none. A session is
+            made twice, with a reset between.
         data: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: an operator on the CPU has no kernel in C, or the program does what firmware without ExecuTorch cannot; the
-            message names it and the way out. Or a name is wrong, the model does not fit the board, the folder cannot be written.
+        EthorchError: an operator on the CPU has no kernel in C, methods cannot be in one project, or the program does what firmware
+            without ExecuTorch cannot; the message names it and the way out. Or a name is wrong, the model does not fit the board,
+            the folder cannot be written.
         SpecError: no such board, or the board cannot have this NPU.
         HostError: the samples are not the program's inputs.
     """
@@ -129,49 +128,15 @@ def firmware(
     return writer.write(Path(folder))
 
 
-def opened_of(source: Any, method: str | None, inputs: Sequence[Sequence[Any]] | None) -> Opened:
-    program = source if hasattr(source, "pte") else None  # ethorch.Program, or flow.Build, which this package may not import
-    if program is not None:
-        method = getattr(program, "method", method)
-        found = subject(getattr(program, "build", None) or program.pte, method)
-    else:
-        found = subject(source, method)
-    model = getattr(program, "model", None)
-    samples: Sequence[Sequence[Any]]
-    if inputs is not None:
-        samples = inputs
-    elif model is not None:
-        calibrated = model.calibration or [model.example_inputs]
-        assert program is not None
-        samples = [program.as_taken(sample) for sample in calibrated[:_STATEFUL_RUNS]]
-    else:
-        samples = [model_files.random_inputs(found.method, seed) for seed in range(_STATEFUL_RUNS)]
-    known: dict[int, int] = {}
-    for layer in getattr(program, "layers", ()):
-        if layer.where == NPU and layer.cycles is not None:
-            known[layer.delegate] = known.get(layer.delegate, 0) + int(layer.cycles)
-    refusals = getattr(found.partition, "refusals", ())
-
-    def explain(operator: str) -> str:
-        plain = operator.split("::")[-1].split(".")[0]
-        places = [r.origin for r in refusals if "." in r.origin.target and r.origin.target.split(".")[1].strip("_") in plain]
-        return f" ({places[0]})" if places else ""
-
-    return Opened(found.pte, found, tuple(tuple(sample) for sample in samples), inputs is not None, known, explain)
-
-
 class Project:
     """A project in the making: everything that is known of it, and its files."""
 
     def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.opened, self.name, self.data = opened, name, data
-        self.plan: Plan = plan(opened.subject.program, opened.subject.method)
-        meanings = {
-            key: (codes.scale, codes.zero_point)
-            for key, codes in boundary_of(opened.subject.program, opened.subject.method.name).items()
-        }
-        self.source: Source = model_source(self.plan, name, meanings, opened.explain)
-        streams = [driver_stream(payload) for payload in self.plan.payloads.values()]
+        self.whole: Whole = whole(pte.read(opened.pte), list(opened.methods))
+        known = {name: (self._meanings(name), one.explain) for name, one in opened.methods.items()}
+        self.source: Source = model_source(self.whole, name, known)
+        streams = [driver_stream(payload) for one in self.whole.plans.values() for payload in one.payloads.values()]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
         if len(targets) > 1:
             raise EthorchError(f"the delegates are for different NPUs: {', '.join(targets)}. Compile the whole model for one.")
@@ -179,12 +144,17 @@ class Project:
         self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
         self.target = targets[0] if targets else self.board.targets[0]
         self.slot, _ = self.board.npu(self.target)
-        self.system = next((part.memory_system for part in opened.subject.parts if part.memory_system), None)
+        delegates = [part for one in opened.methods.values() for part in one.subject.parts]
+        self.system = next((part.memory_system for part in delegates if part.memory_system), None)
         self.attributes: Attributes | None = attributes(config_word(streams[0]), self.system) if streams else None
-        self.fast_bytes = max((part.staging_bytes for part in opened.subject.parts if part.payload), default=0)
-        runs = _STATEFUL_RUNS if self.plan.keeps_state else 1
-        self.cases: list[Case] = cases(opened.pte, opened.subject.method, self._samples(runs))
-        self.selftest = blob("selftest_data", "SELFTEST_SECTION", b"".join(case.padded for case in self.cases))
+        self.fast_bytes = max((part.staging_bytes for part in delegates if part.payload), default=0)
+        calls = opened.calls
+        if not opened.given and not self.whole.several:
+            calls = calls[: STATEFUL_RUNS if self.whole.keeps_state else 1]
+        methods = {name: one.subject.method for name, one in opened.methods.items()}
+        self.cases: list[Case] = cases(opened.pte, methods, calls)
+        content, self.case_places = placed(self.cases)
+        self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
         self.made_by = _made_by()
         self.files: dict[str, bytes] = {}
 
@@ -193,8 +163,15 @@ class Project:
         """Where the board has room for what; EthorchError where it has none."""
         return layout(self.board, self._parts())
 
-    def _samples(self, runs: int) -> Sequence[Sequence[Any]]:
-        return self.opened.samples if self.opened.given else self.opened.samples[:runs]
+    def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
+        found = boundary_of(self.opened.methods[name].subject.program, name)
+        return {key: (codes.scale, codes.zero_point) for key, codes in found.items()}
+
+    def _calls_on_cpu(self) -> list[str]:
+        return [call.operator for one in self.whole.plans.values() for call in one.method.calls if call.delegate is None]
+
+    def _cycles(self, name: str) -> int:
+        return sum(self.opened.methods[name].cycles.values())
 
     def _size(self, part: str) -> int:
         return sum(one.bytes for one in self.source.blobs if part in one.section)
@@ -202,12 +179,31 @@ class Project:
     @property
     def sizes(self) -> dict[str, int]:
         return {
-            "arena": _padded(self.plan.arena_bytes),
+            "arena": _padded(self.whole.arena_bytes),
             "fast": _padded(self.fast_bytes),
-            "tensors": _padded(self.plan.tensors_bytes),
+            "tensors": _padded(self.whole.tensors_bytes),
             "weights": self._size("WEIGHTS"),
             "commands": self._size("COMMANDS"),
             "constants": self._size("CONSTANTS"),
+        }
+
+    @property
+    def by_method(self) -> dict[str, dict[str, int]]:
+        """The sizes that are each method's own."""
+        sizes = {one.symbol: (one.section, one.bytes) for one in self.source.blobs}
+
+        def size(method: MethodSource, part: str) -> int:
+            return sum(sizes[symbol][1] for symbol in method.blobs if part in sizes[symbol][0])
+
+        return {
+            method.method: {
+                "arena": _padded(self.whole.plans[method.method].arena_bytes),
+                "tensors": _padded(self.whole.plans[method.method].tensors_bytes),
+                "weights": size(method, "WEIGHTS"),
+                "commands": size(method, "COMMANDS"),
+                "cycles": self._cycles(method.method),
+            }
+            for method in self.source.methods
         }
 
     def _parts(self) -> tuple[Part, ...]:
@@ -226,8 +222,8 @@ class Project:
                 write_whole(folder / path, content)
         except OSError as error:
             raise EthorchError(f"cannot write the project to {folder}: {error.strerror}.") from None
-        operators = tuple(sorted({call.operator for call in self.plan.method.calls if call.delegate is None}))
-        return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators)
+        operators = tuple(sorted(set(self._calls_on_cpu())))
+        return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
         """The model alone, as a layer of a CMSIS solution for that processor: files by path."""
@@ -235,11 +231,13 @@ class Project:
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
         more = {"model_sources": paths, "model_folders": folders, "incbin": self.data == "incbin" and bool(self.source.blobs)}
-        self._text("model/model_params.h", "model_params.h.jinja", processor=processor)
+        (method,) = self.source.methods
+        ends = {"inputs": method.inputs, "outputs": method.outputs}
+        self._text("model/model_params.h", "model_params.h.jinja", processor=processor, **ends)
         self._text("ai_layer.clayer.yml", "clayer.yml.jinja", **more)
         facts = self._report() | {"rows": [], "memory_mode": _mode(self.system)}
         facts["rows"] = [{"title": p.title, "nbytes": p.nbytes, "name": p.name} for p in self._parts() if "selftest" not in p.name]
-        self._text("REPORT.md", "layer_report.md.jinja", **more, **facts)
+        self._text("REPORT.md", "layer_report.md.jinja", **more, **facts, **ends)
         return self.files
 
     def _text(self, path: str, template: str, **more: Any) -> None:
@@ -261,36 +259,27 @@ class Project:
             "arena_bytes": sizes["arena"],
             "fast_bytes": sizes["fast"],
             "tensors_bytes": sizes["tensors"],
-            "codes_tensors_bytes": _padded(self.plan.codes_tensors_bytes),
+            "codes_tensors_bytes": _padded(self.whole.codes_tensors_bytes),
             "weights_bytes": sizes["weights"],
             "commands_bytes": sizes["commands"],
             "constants_bytes": sizes["constants"],
             "sections": SECTIONS,
-            "inputs": list(self.source.inputs),
-            "outputs": list(self.source.outputs),
-            "has_codes": self.plan.has_codes,
-            "keeps_state": self.plan.keeps_state,
-            "kept_in_arena": self.plan.kept_in_arena,
+            "methods": self.source.methods,
+            "several": self.whole.several,
+            "state_bytes": self.whole.state_bytes,
+            "has_codes": self.whole.has_codes,
+            "keeps_state": self.whole.keeps_state,
+            "kept_in_arena": self.whole.kept_in_arena,
             "kernel_sources": self.source.kernels,
         }
 
     def _model(self) -> None:
-        initials = [
-            {
-                "size": len(content),
-                "text": ", ".join(map(str, content)),
-                "place": f"self->{place.buffer} + {place.offset}u",
-            }
-            for place, content in self.plan.initial
-        ]
         more = {
             "kernel_headers": kernel_headers(self.source),
             "blobs": self.source.blobs,
-            "constants": self.source.constants,
-            "initials": list(enumerate(initials)),
-            "functions": self.source.functions,
-            "delegates": self.plan.payloads,
-            "estimated_cycles": min(sum(self.opened.cycles.values()), 2**32 - 1),
+            "initials": self.source.initials,
+            "contents": self.source.contents,
+            "estimated_cycles": {name: min(self._cycles(name), 2**32 - 1) for name in self.opened.methods},
             "attributes": self.attributes,
             "memory_mode": _mode(self.system),
         }
@@ -326,9 +315,14 @@ class Project:
             "npu_base": f"0x{address(self.slot.base, self.slot.aliases):08X}",
         }
         self._text("firmware/board.h", "board.h.jinja", **places)
-        self._text("firmware/main.c", "main.c.jinja", run=f"{self.name}_run")
+        self._text("firmware/main.c", "main.c.jinja")
         section = ".rodata.selftest"
-        self._text("firmware/selftest.h", "selftest.h.jinja", cases=len(self.cases), bytes=self.selftest.bytes, section=section)
+        numbers = {name: number for number, name in enumerate(self.opened.methods)}
+        rows = [
+            {"method": numbers[case.call.method], "reset": case.call.reset, "data": place}
+            for case, place in zip(self.cases, self.case_places, strict=True)
+        ]
+        self._text("firmware/selftest.h", "selftest.h.jinja", cases=rows, bytes=self.selftest.bytes, section=section)
         self._data("firmware/selftest_data", [self.selftest], "selftest.h", "the self-test")
         self._text("firmware/link.ld", "link.ld.jinja", **self._linker())
 
@@ -368,9 +362,14 @@ class Project:
             "board": self._board_place(),
             "sources": [*model_sources, *firmware_sources],
             "include": include,
-            "outputs": [f"{end.dtype}{list(end.shape)}" for end in self.source.outputs],
+            "calls": [case.call.method for case in self.cases],
+            "outputs": {one.method: [f"{end.dtype}{list(end.shape)}" for end in one.outputs] for one in self.source.methods},
             "expected": [[f"0x{fnv1a(output):08x}" for output in case.outputs] for case in self.cases],
-            "cycles": {_stream_hash(self.plan.payloads[number]): cycles for number, cycles in self.opened.cycles.items()},
+            "cycles": {
+                _stream_hash(self.whole.plans[name].payloads[number]): cycles
+                for name, one in self.opened.methods.items()
+                for number, cycles in one.cycles.items()
+            },
             "made_by": self.made_by,
         }
         self._copy(Path(project_run.__file__), "run.py")
@@ -395,14 +394,15 @@ class Project:
         self._text("REPORT.md", "REPORT.md.jinja", **more, **self._report(), rows=self._rows())
 
     def _report(self) -> dict[str, Any]:
-        names = [call.operator for call in self.plan.method.calls if call.delegate is None]
+        names = self._calls_on_cpu()
         blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
-        cycles = sum(self.opened.cycles.values())
+        cycles = sum(map(self._cycles, self.opened.methods))
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
             "cycles": f"{cycles} cycles of the NPU by Vela{time}" if cycles else "unknown: a .pte does not hold Vela's cycles",
-            "delegates": len(self.plan.payloads),
+            "delegates": sum(one.delegates for one in self.source.methods),
+            "by_method": [{"method": name, **sizes} for name, sizes in self.by_method.items()],
             "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],
             "hashes": blobs,
         }

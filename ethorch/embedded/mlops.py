@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from ethorch.embedded.firmware import Project, opened_of
+from ethorch.embedded.firmware import Project
+from ethorch.embedded.opened import opened_of
 from ethorch.embedded.source import prefix
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
@@ -143,7 +144,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     Raises:
         EthorchError: as of ``ethorch.firmware``.
     """
-    project = Project(opened_of(program, "forward", None), mlops.name, "incbin", None)
+    project = Project(opened_of(program, getattr(program, "method", "forward"), None), mlops.name, "incbin", None)
     files = project.layer(mlops.processor)
     target = Path(folder)
     try:

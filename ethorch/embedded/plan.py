@@ -6,6 +6,8 @@ The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Four t
 - state that a sole delegate takes and gives lies there between runs, and is copied once, not twice;
 - quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
 - inputs and outputs that the plan leaves to the application get a place behind it.
+
+``methods.whole`` plans several methods of a program into the same buffers.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from itertools import accumulate
 
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
+from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Call, JumpFalse, Method, Move, Program
 
 TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
@@ -99,6 +102,35 @@ class Boundary:
 Step = Kernel | Run | Copied
 
 
+class Constants:
+    """Contents of constant tensors one after the other, each 16-aligned; several methods of a program share them."""
+
+    def __init__(self, program: Program):
+        self.program, self.data = program, b""
+        self._known: dict[int, int] = {}
+
+    def offset(self, number: int) -> int:
+        """Where the program's constant of this number lies."""
+        if number not in self._known:
+            self._known[number] = len(self.data)
+            content = bytes(self.program.constants[number])
+            self.data += content + bytes(aligned(len(content)) - len(content))
+        return self._known[number]
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Where the CPU's buffer has the memories of a method that shares it with others.
+
+    Attributes:
+        own: the first byte of memory 1, which is the method's own.
+        shared: the first bytes of memories 2, 3, ..., which hold what is kept from call to call.
+    """
+
+    own: int
+    shared: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A method as firmware runs it.
@@ -111,9 +143,9 @@ class Plan:
         inputs, outputs: in order.
         arena_bytes: of the NPU's feature maps (region 1): of the largest delegate.
         tensors_bytes: of the CPU's tensors; ``codes_tensors_bytes`` where the firmware gives and takes codes.
-        constants: contents of constant tensors one after the other, each 16-aligned.
+        end: of what the method's own memory and its inputs and outputs take of the CPU's buffer.
         initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
-        keeps_state: does a run depend on runs before it?
+        states: tensors that are kept from run to run, as indices of values.
         kept_in_arena: states that lie in the arena between runs, as indices of values.
     """
 
@@ -128,10 +160,15 @@ class Plan:
     arena_bytes: int
     tensors_bytes: int
     codes_tensors_bytes: int
-    constants: bytes
+    end: int
     initial: tuple[tuple[Place, bytes], ...]
-    keeps_state: bool
+    states: tuple[int, ...]
     kept_in_arena: tuple[int, ...] = ()
+
+    @property
+    def keeps_state(self) -> bool:
+        """Does a run depend on runs before it?"""
+        return bool(self.states)
 
     @property
     def has_codes(self) -> bool:
@@ -139,35 +176,39 @@ class Plan:
         return any(end.codes for end in (*self.inputs, *self.outputs))
 
 
-def plan(program: Program, method: Method) -> Plan:
+def plan(program: Program, method: Method, constants: Constants | None = None, bases: Bases | None = None) -> Plan:
     """Read a method.
+
+    Args:
+        constants: collects the contents of constant tensors.
+        bases: of a method that shares the buffers with others; nothing is kept in the arena then, as they overwrite it.
 
     Raises:
         EthorchError: the method has what firmware cannot do: control flow, inputs that are no tensors, shapes that change,
             delegates of other backends.
         PayloadError, ProgramError: a delegate is malformed.
     """
-    return _Planner(program, method).plan()
+    return _Planner(program, method, constants or Constants(program), bases).plan()
 
 
 class _Planner:
-    def __init__(self, program: Program, method: Method):
+    def __init__(self, program: Program, method: Method, constants: Constants, bases: Bases | None):
         self.program, self.method, self.values = program, method, method.values
+        self.constants, self.bases = constants, bases
         self.payloads = {n: d.payload for n, d in enumerate(method.delegates) if d.id == BACKEND_ID}
         self.places: dict[int, Place] = {}
-        self.constants = b""
 
     def plan(self) -> Plan:
         self._check()
-        tensors_bytes = self._place_all()
+        end = self._place_all()
         calls = [step for chain in self.method.chains for step in chain.instructions if isinstance(step, (Call, Move))]
         numbered = list(enumerate(calls))
         first, body, last = self._split(numbered)
         inputs = tuple(self._boundary("input", n, i, first) for n, i in enumerate(self.method.inputs))
         outputs = tuple(self._boundary("output", n, i, last) for n, i in enumerate(self.method.outputs))
         states = self._states(calls)
-        self._into_arena(inputs, outputs, body, last, set(states))
-        kept = self._keep_in_arena(states, body)
+        self._into_arena(inputs, outputs, body, last, {*states, *self._shared_values()})
+        kept = self._keep_in_arena(states, body) if self.bases is None else ()
         steps = tuple(step for number, call in body for step in self._steps(number, call))
         used = self._extent(calls)
         initial = tuple(
@@ -185,11 +226,11 @@ class _Planner:
             inputs,
             outputs,
             max((payload.scratch_bytes for payload in self.payloads.values()), default=0),
-            used if tensors_bytes else 0,
+            used if end else 0,
             self._extent([call for _, call in body]),
-            self.constants,
+            end,
             initial,
-            bool(states),
+            tuple(states),
             kept,
         )
 
@@ -233,10 +274,14 @@ class _Planner:
     # places ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Places by the plan; of constants; of what the plan leaves out. Returns the bytes of the CPU's buffer."""
-        starts = [0, *accumulate(aligned(size) for size in self.method.memories[1:])]
-        end = starts[-1]
-        shared: dict[int, int] = {}
+        """Places by the plan; of constants; of what the plan leaves out. Returns the end of the method's own."""
+        memories = self.method.memories[1:]
+        if self.bases is None:
+            starts = [0, *accumulate(aligned(size) for size in memories)]
+            end = starts[-1]
+        else:
+            starts = [self.bases.own, *self.bases.shared]
+            end = self.bases.own + aligned(memories[0] if memories else 0)
         for index, value in enumerate(self.values):
             if value.kind != "tensor":
                 continue
@@ -248,11 +293,7 @@ class _Planner:
                     f"inside. {_WAY_OUT}"
                 )
             elif value.data:
-                if value.data not in shared:
-                    shared[value.data] = len(self.constants)
-                    content = bytes(self.program.constants[value.data])
-                    self.constants += content + bytes(aligned(len(content)) - len(content))
-                self.places[index] = Place(CONSTANTS, shared[value.data])
+                self.places[index] = Place(CONSTANTS, self.constants.offset(value.data))
         for index in dict.fromkeys((*self.method.inputs, *self.method.outputs)):
             if index not in self.places and not self._is_view(index):
                 self.places[index] = Place(TENSORS, end)
@@ -263,6 +304,10 @@ class _Planner:
             elif isinstance(step, Move) and self.values[step.target].kind == "tensor" and step.target not in self.places:
                 self.places[step.target] = self.places[step.source]
         return end
+
+    def _shared_values(self) -> list[int]:
+        """Tensors in memories that other methods of the program have too."""
+        return [i for i, value in enumerate(self.values) if value.place is not None and value.place[0] >= SHARED_MEMORY]
 
     def _is_view(self, index: int) -> bool:
         return any(call.operator == VIEW and call.args[-1] == index for call in self.method.calls)

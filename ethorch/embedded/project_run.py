@@ -250,7 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed = done.ok and "PASS" in done.text.split() and all(output.equal for output in compared)
     size = code_bytes(elf)
     if options.json:
-        rows = [{"run": o.run, "output": o.number, "equal": o.equal, "largest": o.largest} for o in compared]
+        rows = [
+            {"run": o.run, "method": facts["calls"][o.run], "output": o.number, "equal": o.equal, "largest": o.largest}
+            for o in compared
+        ]
         data = {
             "passed": passed,
             "code_bytes": size,
@@ -269,7 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cycles of the NPU: {done.measured_cycles} measured, {done.measured_ratio:.2f} of the estimate")
     for output in compared:
         said = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
-        print(f"run {output.run}, output {output.number} ({facts['outputs'][output.number]}) {said}")
+        method = facts["calls"][output.run]
+        name = f"run {output.run}, {method}" if len(facts["outputs"]) > 1 else f"run {output.run}"
+        print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {said}")
     print("PASS" if passed else "FAIL", f"({options.platform}, {options.compiler}, {'polled' if options.polled else 'interrupt'})")
     return 0 if passed else 1
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,8 @@ import jinja2
 
 from ethorch.embedded.data import Blob, blob
 from ethorch.embedded.kernels import HEADERS, kernel_call
-from ethorch.embedded.plan import CONSTANTS, Boundary, Copied, Kernel, Place, Plan, Run, Step
+from ethorch.embedded.methods import Whole, refused
+from ethorch.embedded.plan import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
 from ethorch.embedded.streams import driver_stream
 from ethorch.errors import EthorchError, Reason
 from ethorch.formats.pte_types import ITEM_BYTES, Call, Value
@@ -109,52 +110,118 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A model's C text, but for what depends on the project.
+class MethodSource:
+    """A method's C text.
 
     Attributes:
+        method: its name in the program.
+        p: stands before its functions and types: the model's prefix, of one among several methods with the method's name.
+        own: stands before what is static in model.c; empty of a sole method.
         inputs, outputs: in order.
         functions, constants: of model.c.
-        kernels: files of the kernels' folder that it needs.
-        blobs: bytes that it needs.
+        delegates: how many command streams it runs.
+        has_codes: are there floats at the boundary whose codes can be given instead?
+        blobs: symbols of what it reads.
     """
 
+    method: str
+    p: str
+    own: str
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     functions: tuple[Function, ...]
     constants: tuple[str, ...]
+    delegates: int
+    has_codes: bool
+    blobs: tuple[str, ...]
+
+    @property
+    def P(self) -> str:
+        """In capitals."""
+        return self.p.upper()
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """Inputs and outputs."""
+        return (*self.inputs, *self.outputs)
+
+
+@dataclass(frozen=True)
+class Initial:
+    """How a buffer begins that does not begin with zeros.
+
+    Attributes:
+        place: in C.
+        bytes: how many.
+        byte: the one that it is filled with; -1 where it is a copy of ``symbol``.
+    """
+
+    place: str
+    bytes: int
+    byte: int
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's C text, but for what depends on the project.
+
+    Attributes:
+        methods: in order.
+        initials: what the reset writes besides zeros; ``contents``: the arrays that it copies, by symbol.
+        kernels: files of the kernels' folder that it needs.
+        blobs: bytes that it needs.
+    """
+
+    methods: tuple[MethodSource, ...]
+    initials: tuple[Initial, ...]
+    contents: Mapping[str, bytes] = field(repr=False)
     kernels: tuple[str, ...]
     blobs: tuple[Blob, ...]
 
 
 #: The scale and zero point of integer inputs and outputs, by ``input0``, ``output1``: what the file says of them.
-Meanings = dict[str, tuple[float, int]]
+Meanings = Mapping[str, tuple[float, int]]
+#: What is known of an operator on the CPU by its name: a sentence with its place in the user's code, or nothing.
+Explain = Callable[[str], str]
 
 
-def model_source(plan: Plan, name: str, meanings: Meanings, explain: Callable[[str], str]) -> Source:
-    """The C text of a plan.
+def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Explain]]) -> Source:
+    """The C text of methods.
 
     Args:
         name: the prefix.
-        meanings: of integer inputs and outputs.
-        explain: what is known of an operator on the CPU by its name, a sentence with its place in the user's code, or nothing.
+        known: of each method, the meanings of integer inputs and outputs, and what is known of operators on the CPU.
 
     Raises:
         EthorchError: an operator on the CPU has no kernel in C.
     """
-    writer = _Writer(plan, name, explain)
+    blobs = _Blobs(name)
+    methods, kernels = [], set[str]()
+    for method, plan in found.plans.items():
+        meanings, explain = known[method]
+        made, used = _method_source(plan, name, f"{method}_" if found.several else "", meanings, explain, blobs)
+        methods.append(made)
+        kernels |= used
+    if found.constants:
+        blobs.symbol("CONSTANTS", f"{name}_constants", found.constants)
+    initials, contents = [], dict[bytes, str]()
+    for place, content in found.initial:
+        same = len(set(content)) == 1
+        if same and not content[0] and place.buffer == TENSORS:
+            continue  # the reset begins with zeros
+        symbol = "" if same else contents.setdefault(content, f"initial_{len(contents)}")
+        initials.append(Initial(f"self->{place.buffer} + {place.offset}u", len(content), content[0] if same else -1, symbol))
+    by_symbol = {symbol: content for content, symbol in contents.items()}
+    return Source(tuple(methods), tuple(initials), by_symbol, tuple(sorted(kernels)), tuple(blobs.blobs))
+
+
+def _method_source(
+    plan: Plan, name: str, own: str, meanings: Meanings, explain: Explain, blobs: _Blobs
+) -> tuple[MethodSource, set[str]]:
+    """The C text of one method, and the files of the kernels' folder that it needs."""
+    writer = _Writer(plan, name, own, explain, blobs)
     ends = [writer.end(boundary, meanings) for boundary in (*plan.inputs, *plan.outputs)]
-    inputs, outputs = tuple(ends[: len(plan.inputs)]), tuple(ends[len(plan.inputs) :])
-    blobs = []
-    delegates = sorted({step.delegate for step in plan.body if isinstance(step, Run)})
-    macros = {part: f"{name.upper()}_{part}_SECTION" for part in ("WEIGHTS", "COMMANDS", "CONSTANTS")}
-    for number in delegates:
-        payload = plan.payloads[number]
-        blobs.append(blob(f"{name}_commands_{number}", macros["COMMANDS"], driver_stream(payload)))
-        if payload.weights:
-            blobs.append(blob(f"{name}_weights_{number}", macros["WEIGHTS"], payload.weights))
-    if plan.constants:
-        blobs.append(blob(f"{name}_constants", macros["CONSTANTS"], plan.constants))
     functions = []
     constants: list[str] = []
     for title, steps, comment in (
@@ -168,13 +235,55 @@ def model_source(plan: Plan, name: str, meanings: Meanings, explain: Callable[[s
         lines, declared = writer.body(steps)
         functions.append(Function(title, comment, tuple(lines), guard))
         constants += [f"#if {name.upper()}_FLOATS", *declared, "#endif"] if guard and declared else declared
-    return Source(inputs, outputs, tuple(functions), tuple(constants), tuple(sorted(writer.sources)), tuple(blobs))
+    made = MethodSource(
+        plan.method.name,
+        f"{name}_{plan.method.name}" if own else name,
+        own,
+        tuple(ends[: len(plan.inputs)]),
+        tuple(ends[len(plan.inputs) :]),
+        tuple(functions),
+        tuple(constants),
+        len(plan.payloads),
+        plan.has_codes,
+        tuple(writer.used),
+    )
+    return made, writer.sources
+
+
+class _Blobs:
+    """Bytes of a model under symbols; equal ones of a section are stored once."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.blobs: list[Blob] = []
+        self._known: dict[tuple[str, bytes], str] = {}
+
+    def count(self, part: str) -> int:
+        """How many a part has."""
+        return sum(known == part for known, _ in self._known)
+
+    def symbol(self, part: str, symbol: str, content: bytes) -> str:
+        """The symbol of the bytes in a part: the given one, where they are new."""
+        if (part, content) not in self._known:
+            self._known[part, content] = symbol
+            self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
+        return self._known[part, content]
 
 
 class _Writer:
-    def __init__(self, plan: Plan, name: str, explain: Callable[[str], str]):
-        self.plan, self.name, self.explain = plan, name, explain
+    def __init__(self, plan: Plan, name: str, own: str, explain: Explain, blobs: _Blobs):
+        self.plan, self.name, self.own, self.explain = plan, name, own, explain
         self.sources: set[str] = set()
+        self.used: dict[str, None] = {}
+        self.streams: dict[int, str] = {}
+        self.weights: dict[int, str] = {}
+        for number in sorted({step.delegate for step in plan.body if isinstance(step, Run)}):
+            payload = plan.payloads[number]
+            self.streams[number] = blobs.symbol("COMMANDS", f"{name}_{own}commands_{number}", driver_stream(payload))
+            self.weights[number] = "NULL"
+            if payload.weights:
+                self.weights[number] = blobs.symbol("WEIGHTS", f"{name}_weights_{blobs.count('WEIGHTS')}", payload.weights)
+            self.used |= dict.fromkeys(one for one in (self.streams[number], self.weights[number]) if one != "NULL")
 
     def address(self, place: Place) -> str:
         if place.buffer == CONSTANTS:
@@ -236,8 +345,7 @@ class _Writer:
 
     def _run(self, step: Run) -> list[str]:
         payload = self.plan.payloads[step.delegate]
-        weights = f"{self.name}_weights_{step.delegate}" if payload.weights else "NULL"
-        commands = f"{self.name}_commands_{step.delegate}"
+        commands, weights = self.streams[step.delegate], self.weights[step.delegate]
         size = len(driver_stream(payload))
         arguments = f"{commands}, {size}u, {weights}, {len(payload.weights)}u, {payload.scratch_bytes}u"
         return [
@@ -252,10 +360,10 @@ class _Writer:
 
     def _kernel(self, step: Kernel) -> tuple[list[str], list[str]]:
         call = Call(step.operator, None, step.args)
-        found = kernel_call(self.plan.method, call, self.place, f"k{step.number}", "return ETHOSU_BAD_VALUE;")
+        found = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
         if isinstance(found, Reason):
             where = self.explain(step.operator)
-            raise EthorchError(f"{found.text}{where} [{found.id}]. {found.way_out}")
+            raise refused(replace(found, text=f"{found.text}{where}"))
         self.sources.update(found.sources)
         return [f"/* {step.operator} */", *found.lines], list(found.constants)
 
@@ -269,4 +377,5 @@ def _ctype(title: str, value: Value) -> str:
 
 def kernel_headers(source: Source) -> tuple[str, ...]:
     """Headers that model.c includes."""
-    return HEADERS if source.kernels or any("etk_" in line for line in source.constants) else ()
+    declared = (line for method in source.methods for line in method.constants)
+    return HEADERS if source.kernels or any("etk_" in line for line in declared) else ()

@@ -32,6 +32,7 @@ typedef struct ethosu_tensor {
 
 typedef struct ethosu_model_info {
   const char *name;
+  const char *method;     /* "forward": of the program; sizes are of all methods together */
   const char *target;     /* "ethos-u55-128" */
   const char *made_by;    /* versions */
   const char *sha256;     /* of the .pte */
@@ -41,7 +42,7 @@ typedef struct ethosu_model_info {
   uint32_t weights_bytes;
   uint32_t commands_bytes;
   uint32_t constants_bytes;
-  uint32_t delegates;     /* command streams, run in order */
+  uint32_t delegates;     /* command streams of the method, run in order */
   uint32_t estimated_cycles; /* of the NPU in one run, by Vela; 0 where unknown */
   uint32_t input_count;
   uint32_t output_count;
