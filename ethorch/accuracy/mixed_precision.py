@@ -164,6 +164,8 @@ def mixed_precision(
     if not goal.accurate(step):
         with said_already():
             order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
+            if order.interrupted:
+                raise KeyboardInterrupt
         for row in order.rows:
             with said_already():
                 candidate, step = attempt([*raised, row.module])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ethorch import tables
 from ethorch.accuracy.sample_runs import FAKE, NPU, Inputs, check_judge
 from ethorch.accuracy.switched_graph import Switched
 from ethorch.errors import QuantizationError
@@ -20,6 +22,9 @@ from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+_INTERRUPTED = "Interrupted: the modules so far."
 
 
 @dataclass(frozen=True)
@@ -46,31 +51,33 @@ class Sensitivity:
     Attributes:
         whole: the metric with everything quantized.
         rows: one per module.
+        interrupted: somebody stopped it; the rows are of the modules so far.
     """
 
     whole: float
     rows: tuple[ModuleSensitivity, ...]
+    interrupted: bool = False
 
     def table(self) -> str:
         """As Markdown."""
         lines = [f"whole model: {self.whole:.2f}", "", "| module | only it | all but it | gain |", "|---|--:|--:|--:|"]
         lines += [f"| {r.module} | {r.only:.2f} | {r.all_but:.2f} | {r.gain:+.2f} |" for r in self.rows]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(["", _INTERRUPTED] if self.interrupted else [])])
 
     __str__ = table
 
     def rich(self) -> RenderableType:
         """A table of Rich."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         table.add_column("module")
         for name in ("only it, dB", "all but it, dB", "gain, dB"):
             table.add_column(name, justify="right")
         for row in self.rows:
             table.add_row(row.module, f"{row.only:.2f}", f"{row.all_but:.2f}", f"{row.gain:+.2f}")
-        return Group(f"The whole model quantized: {self.whole:.2f} dB. Gain: what leaving the module in float brings.", "", table)
+        first = f"The whole model quantized: {self.whole:.2f} dB. Gain: what leaving the module in float brings."
+        return Group(first, "", table, *(["", _INTERRUPTED] if self.interrupted else []))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -106,7 +113,8 @@ def sensitivity(
 ) -> Sensitivity:
     """How much accuracy each module's quantization costs.
 
-    The model is calibrated once; then each module's quantization is switched on alone and off alone.
+    The model is calibrated once; then each module's quantization is switched on alone and off alone. Ctrl-C between stops that and
+    gives the modules so far.
 
     Args:
         model: in eval mode, or a graph module from torch.export.
@@ -152,15 +160,16 @@ def sensitivity(
 
     switched.switch(lambda path: True)
     whole = judged()
-    rows = []
-    for number, name in enumerate(names):
-        if progress:
-            progress(number, len(names), name)
-        figures = []
-        for only in (True, False):
-            switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
-            figures.append(judged())
-        rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole))
-    if progress:
+    rows: list[ModuleSensitivity] = []
+    with suppress(KeyboardInterrupt):
+        for number, name in enumerate(names):
+            if progress:
+                progress(number, len(names), name)
+            figures = []
+            for only in (True, False):
+                switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
+                figures.append(judged())
+            rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole))
+    if progress and len(rows) == len(names):
         progress(len(names), len(names), "")
-    return Sensitivity(whole, tuple(sorted(rows, key=lambda row: -row.gain)))
+    return Sensitivity(whole, tuple(sorted(rows, key=lambda row: -row.gain)), interrupted=len(rows) < len(names))

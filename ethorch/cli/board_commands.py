@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ethorch import tables
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.words import counted
@@ -49,7 +50,6 @@ def _described(board: BoardType, whole: bool) -> dict[str, Any]:
 
 def _listed(found: list[BoardType], whole: bool) -> Group:
     from rich.console import Group
-    from rich.table import Table
 
     from ethorch.board.measured import MEASURED
     from ethorch.board.memory_roles import roles
@@ -60,7 +60,7 @@ def _listed(found: list[BoardType], whole: bool) -> Group:
         parts.append(f"  {board.cpu.core}, {board.cpu.clock_hz / 1e6:g} MHz; {', '.join(board.targets)}")
         if not whole:
             continue
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         for name in ("memory", "kind", "address", "KiB", "NPU's ports", "MB/s", "source"):
             table.add_column(name)
         for memory in board.memories:

@@ -202,7 +202,7 @@ def sensitivity(
         found = measured(
             user.module, quantizer_for(chosen), list(user.calibration) or [user.example_inputs], progress=lambda *_: step()
         )
-    return Answer(found.to_json(), found.rich)
+    return Answer(found.to_json(), found.rich, Status.INTERRUPTED if found.interrupted else Status.DONE)
 
 
 def _values(text: str | None) -> list[str] | None:

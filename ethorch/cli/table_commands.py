@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ethorch import tables
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.errors import SpecError
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+
 PANEL = "What there is"
 _MARKS = {"ok": "ok", "warning": "?", "missing": "-", "wrong": "WRONG"}
 
 
 def _table(*names: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = tables.table()
     for name in names:
         table.add_column(name)
     return table

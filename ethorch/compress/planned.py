@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
+from ethorch import tables
 from ethorch.compress.recipe import AS_IS
 from ethorch.words import counted
 
@@ -128,9 +129,8 @@ class Plan:
     def rich(self) -> RenderableType:
         """A table of Rich."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         for number, name in enumerate(_HEAD):
             table.add_column(name, justify="left" if number < 3 else "right")  # names, then numbers
         for row in self.rows():

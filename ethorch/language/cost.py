@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.figures import Layer
 from ethorch.language.speaker import states
@@ -79,9 +80,9 @@ class DecodeCost:
     def rich(self) -> RenderableType:
         """A table of Rich: a row for each operator, and the bytes."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table("operator", box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
+        table.add_column("operator")
         for name in ("cycles", "floor", "weights, bytes"):
             table.add_column(name, justify="right")
         for name, cost in self.operators.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.language.sampling import Choice
 from ethorch.language.speaker import Speaker
@@ -95,9 +96,9 @@ class Scores:
 
     def rich(self) -> RenderableType:
         """A table of Rich: a row for each column."""
-        from rich.table import Table
-
-        table = Table("", "perplexity", "free running", "same token", box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
+        for name in ("", "perplexity", "free running", "same token"):
+            table.add_column(name)
         for name, value in self.perplexity.items():
             free = self.free_running.get(name)
             table.add_row(name, f"{value:.4g}", "" if free is None else f"{free:.4g}", f"{self.agreement[name]:.1%}")

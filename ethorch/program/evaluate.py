@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ethorch import host
+from ethorch import host, tables
 from ethorch.data.samples import Sample, samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.host.many import keeps_state
@@ -79,10 +79,9 @@ class Evaluation:
     def rich(self) -> RenderableType:
         """A table of Rich: a row for each column, a column for each figure."""
         from rich.console import Group
-        from rich.table import Table
 
         names = list(dict.fromkeys(name for figures in self.results.values() for name in figures))
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         table.add_column("")
         for name in names:
             table.add_column(name, justify="right")

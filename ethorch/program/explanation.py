@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ethorch import tables
 from ethorch.errors import SpecError
 from ethorch.figures import Layer
 from ethorch.figures.layer import CPU
@@ -106,9 +107,8 @@ class Explanation:
     def rich(self) -> RenderableType:
         """A table of Rich, and a paragraph for each reason."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         for name, justify in (("where", "left"), ("operator", "left"), ("module", "left"), ("source", "left")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for name in ("cycles", "share"):
@@ -136,9 +136,7 @@ class Explanation:
         return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *kept, "", last)
 
     def _states(self) -> RenderableType:
-        from rich.table import Table
-
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         for name in ("buffer", "holds", "by"):
             table.add_column(name)
         for name in ("scale", "RAM bytes", "to the NPU", "from it"):

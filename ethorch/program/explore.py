@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import joblib
 import torch
 
+from ethorch import tables
 from ethorch.errors import EthorchError, SpecError, unknown_name
 from ethorch.formats.files import write_whole
 from ethorch.model_files import UserModel, in_eval_mode
@@ -108,9 +109,8 @@ class Exploration:
     def rich(self) -> RenderableType:
         """A table of Rich: a row for each variant; ``*`` marks the Pareto front."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         axes = list(dict.fromkeys(axis for variant in self.variants for axis in variant.settings))
         for name in ("", *axes):
             table.add_column(name)

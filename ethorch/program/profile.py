@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ethorch import tables
 from ethorch.errors import FormatError, SpecError
 from ethorch.figures.commands import CommandMap, command_maps
 from ethorch.figures.layer import NPU, Layer
@@ -18,6 +19,7 @@ from ethorch.report.rendered import as_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from ethorch.program.program import Program  # the 2 seconds of torch, for a type
 
@@ -123,10 +125,9 @@ class Profile:
     def rich(self) -> RenderableType:
         """Tables: figures, the layers with most samples, counters."""
         from rich.console import Group
-        from rich.table import Table
 
         def table(*names: str, text: tuple[str, ...]) -> Table:
-            made = Table(box=None, header_style="bold", pad_edge=False)
+            made = tables.table()
             for name in names:
                 made.add_column(name, justify="left" if name in text else "right")
             return made

@@ -7,27 +7,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from ethorch.progress import heard, listening
+from ethorch.tables import NARROW
+
+
+class _HowFar(ProgressColumn):
+    """``3/8  0:00:06, 0:00:10 left``; of a stage whose end nobody knows, ``0:00:06``."""
+
+    def render(self, task: Task) -> Text:
+        """See Rich."""
+        passed = _clock(task.elapsed)
+        if task.total is None:
+            return Text(passed)
+        left = "" if task.time_remaining is None else f", {_clock(task.time_remaining)} left"
+        return Text(f"{task.completed:.0f}/{task.total:.0f}  {passed}{left}")
+
+
+def _clock(seconds: float | None) -> str:
+    minutes, rest = divmod(int(seconds or 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 class ProgressBar:
     """A Listener: one line for each stage that runs; it goes when the stage is over."""
 
     def __init__(self) -> None:
-        figures = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *figures
-        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        bar = [BarColumn()] if console.width >= NARROW else []
+        self._bars = Progress(SpinnerColumn(), name, *bar, _HowFar(Column(no_wrap=True)), console=console, transient=True)
         self._tasks: list[TaskID] = []
 
     def __enter__(self) -> ProgressBar:

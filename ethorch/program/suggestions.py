@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.figures.layer import NPU, Layer
 from ethorch.model_files import UserModel
@@ -83,9 +84,8 @@ class Suggestions:
     def rich(self) -> RenderableType:
         """A table: change, RAM, flash, milliseconds, budgets."""
         from rich.console import Group
-        from rich.table import Table
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table = tables.table()
         for name in ("tried", "RAM", "flash", "ms", "budgets", ""):
             table.add_column(name, justify="right" if name in ("RAM", "flash", "ms") else "left")
         for entry in self.entries:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
+from ethorch import tables
 from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.report import markdown
@@ -131,11 +132,10 @@ class BuildComparison:
     def rich(self) -> RenderableType:
         """Tables of Rich."""
         from rich.console import Group
-        from rich.table import Table
 
         parts: list[Any] = []
         for heads, body, right in self._tables():
-            grid = Table(box=None, header_style="bold", pad_edge=False)
+            grid = tables.table()
             for number, name in enumerate(heads):
                 grid.add_column(name, justify="right" if number in right else "left")
             for row in body:

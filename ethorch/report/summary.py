@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ethorch import tables
 from ethorch.figures.estimate import CALLS, COPIES, END_TRANSPOSES
 from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import placed
@@ -25,14 +26,13 @@ def summary(data: Data) -> RenderableType:
         data: of ``Program.to_json``.
     """
     from rich.console import Group
-    from rich.table import Table
 
-    figures = Table(box=None, show_header=False, pad_edge=False)
+    figures = tables.table(show_header=False)
     for name, value, note in rows(data):
         figures.add_row(name, value, note)
     parts: list[Any] = [head(data), "", figures]
     if data["budgets"]:
-        budgets = Table(box=None, header_style="bold", pad_edge=False)
+        budgets = tables.table()
         for name in ("budget", "limit", "found", ""):
             budgets.add_column(name, justify="left" if name in ("budget", "") else "right")
         for row in data["budgets"]:

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from torch.fx import GraphModule, Node
 
+from ethorch import tables
 from ethorch.backend.preprocess import lowered_graphs
 from ethorch.fx.node import first_value, op_name
 from ethorch.lower.partition_report import PartitionReport
@@ -52,7 +53,7 @@ def _counted(found: Iterable[tuple[str, str]], dtypes: bool) -> list[Row]:
 
 
 def _drawn(rows: list[Row]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = tables.table()
     for name in rows[0] if rows else ("operator", "count"):
         table.add_column(name, justify="right" if name == "count" else "left")
     for row in rows:

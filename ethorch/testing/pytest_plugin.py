@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.testing.recording import record, recording
 
@@ -116,11 +117,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = [(report.nodeid, figures) for report in reports for name, figures in report.user_properties if name == _PROPERTY]
     if not rows:
         return
-    from rich.table import Table  # 20 ms of Rich
-
     from ethorch.report.rendered import as_text  # 20 ms of Rich
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = tables.table()
     table.add_column("test")
     table.add_column("target")
     for name in ("on the NPU", "on the CPU", "cycles", "ms", "RAM", "flash", "SQNR"):

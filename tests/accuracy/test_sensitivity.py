@@ -42,6 +42,15 @@ def test_plot_and_metric_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_an_interruption_gives_the_modules_so_far() -> None:
+    def stop(done: int, total: int, module: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=MODULES, progress=stop)
+    assert found.interrupted and [row.module for row in found.rows] == MODULES[:1] and "Interrupted" in found.table()
+
+
 def test_refusals() -> None:
     with pytest.raises(
         QuantizationError, match=r"nothing is quantized in nowhere; quantized modules: first, middle.*\[sensitivity\.module\]"

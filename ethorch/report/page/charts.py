@@ -336,7 +336,7 @@ def _figure(traces: Sequence[Any], x: str, y: str, height: int = 340) -> go.Figu
     return go.Figure(list(traces)).update_layout(
         template="none",
         height=height,
-        margin={"l": 56, "r": 12, "t": 12, "b": 44},
+        margin={"l": 56, "r": 12, "t": 32, "b": 44},
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
         paper_bgcolor="#fff",
         plot_bgcolor="#fff",

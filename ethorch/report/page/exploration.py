@@ -80,11 +80,11 @@ def _plot(go: Any, variants: list[Data]) -> Any:
     figure = go.Figure(traces).update_layout(
         template="none",
         height=460,
-        margin={"l": 60, "r": 16, "t": 16, "b": 48},
+        margin={"l": 60, "r": 16, "t": 32, "b": 48},
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
         showlegend=len(traces) > 1,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        xaxis=_axis("milliseconds by the estimate"),
+        xaxis={**_axis("milliseconds by the estimate"), "range": [0, 1.25 * max(one["milliseconds"] for one in variants)]},  # names
         yaxis=_axis("RAM of the whole application, KiB"),
     )
     return json.loads(figure.to_json())
