@@ -107,7 +107,7 @@ def firmware(
         folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
         board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
         name: stands before every symbol and file of the model, so that several can be linked together.
-        method: the entry point, or several of them; None is all that the program has.
+        method: the entry point, or several of them; None is all that the program has, whichever of them a Program stands for.
         inputs: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
             ``(method, inputs)``. None takes the program's own calibration samples, random ones where there are none. A session is
             made twice, with a reset between.

@@ -85,8 +85,8 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """A computed index makes it an index_put."""
-    if index.op == "get_attr" or s.absent("SCATTER"):
+    """A computed index makes it an index_put; of several rows where there is SCATTER."""
+    if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
         return None
     return s(aten.index_put.default, x, [*[None] * (dim % len(shape_of(x))), index], source)
 
@@ -142,7 +142,8 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     - one constant index of rank 1: it stays;
     - a mask and one value: a choice between x and that value;
     - constants, masks among them: one index of rank 1;
-    - computed indices, and a target with SCATTER: one int32 index of rank 1.
+    - computed indices, and a target with SCATTER: one int32 index of rank 1;
+    - a computed index of one row, and a target without: as int32, which the row is told by.
     """
     given = [k for k, one in enumerate(indices) if one is not None]
     first, shape = indices[given[0]], shape_of(x)
@@ -165,6 +166,8 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
         flat_x, dim, number = known
         if not math.prod(shape_of(number)):
             return x
+    elif s.absent("SCATTER") and len(given) == 1 and first.meta["val"].dtype == torch.int64 and math.prod(shape_of(first)) == 1:
+        return s(aten.index_put.default, x, [*indices[: given[0]], s(aten.to.dtype, first, torch.int32)], values)
     elif s.absent("SCATTER") or any(indices[k].meta["val"].dtype == torch.bool for k in given):
         return None
     else:

@@ -32,18 +32,33 @@ _TRIES = 3  #: draws of positions with which a table is held against what it sta
 
 
 def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
-    """Cast each int64 input that is read as an index to int32 once. In place.
+    """Cast each int64 input and state that is read as an index to int32 once. In place.
 
-    What moves it, adds to it and compares it reads that. Where the NPU has no GATHER nothing is changed: the kernels of the CPU
-    take int64.
+    What moves it, adds to it and compares it reads that. What is written to a state, as a counter's sum, stays int64. Where the NPU
+    has no GATHER the kernels of the CPU take int64; casts that there are for the NPU become one.
     """
     inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
-    for source in inputs:
+    states = [node for node in model.graph.nodes if _reads_state(node)]
+    for source in inputs + states:
         if is_int64(source) and any(True for _ in _extents(source)) and inputs[-1].next.op != "output":
-            s = AtenBuilder(model, inputs[-1].next, limits)
-            if s.absent("GATHER"):
-                return
-            _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
+            s = AtenBuilder(model, source.next if source in states else inputs[-1].next, limits)
+            casts = [user for user in source.users if find(user.target) is to and user.meta["val"].dtype == torch.int32]
+            if not s.absent("GATHER"):
+                _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
+            elif len(casts) > 1:
+                cast = s(aten.to.dtype, source, torch.int32)
+                for other in casts:
+                    other.replace_all_uses_with(cast)
+
+
+def _reads_state(node: Node) -> bool:
+    """Is it what a tensor that the model writes holds at first? A clone is all that reads such a tensor (functionalize)."""
+    sources = node.all_input_nodes
+    return node.op == "call_function" and not is_in_place(node) and len(sources) == 1 and _is_written(sources[0])
+
+
+def _is_written(node: Node) -> bool:
+    return node.op == "get_attr" and any(is_in_place(user) and user.args and user.args[0] is node for user in node.users)
 
 
 def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node], bool]) -> None:
@@ -177,7 +192,7 @@ def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], train
 
 
 def _is_constant(model: GraphModule, node: Node, trains: bool) -> bool:
-    if node.op != "get_attr" or any(is_in_place(user) and user.args and user.args[0] is node for user in node.users):
+    if node.op != "get_attr" or _is_written(node):
         return False
     tensor = tensor_of(model, node)
     return tensor is not None and not (trains and isinstance(tensor, torch.nn.Parameter))

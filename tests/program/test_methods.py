@@ -200,13 +200,16 @@ def test_a_dump_is_of_the_payloads_in_the_file(tmp_path: Path) -> None:
         knows_its_operators(ethorch.load(tmp_path / "model.pte", name, sources=tmp_path), program[name])
 
 
-def test_firmware_is_of_one_method(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
+def test_firmware_is_of_one_method_where_one_is_named(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
     program = both[1]
-    made = {name: ethorch.firmware(program[name], tmp_path / name) for name in program.methods}
+    made = {name: ethorch.firmware(program, tmp_path / name, method=name) for name in program.methods}
     sizes = {name: made[name].sizes for name in made}
     assert sizes["steps"]["commands"] > sizes["step"]["commands"]
     program.save(tmp_path / "two.pte")
     assert ethorch.firmware(tmp_path / "two.pte", tmp_path / "file", method="step").sizes == sizes["step"]
+    every = ethorch.firmware(program["step"], tmp_path / "all")
+    assert every.sizes["commands"] == sizes["step"]["commands"] + sizes["steps"]["commands"]
+    assert every.sizes["weights"] == sizes["step"]["weights"] == sizes["steps"]["weights"]
 
 
 def test_inputs_and_outputs_can_be_codes() -> None:

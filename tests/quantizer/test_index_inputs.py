@@ -87,7 +87,48 @@ def test_each_index_is_cast_once() -> None:
 
 
 def test_an_npu_without_gather_leaves_indices_to_the_cpu() -> None:
-    assert "aten.to.dtype" not in names(passed(lambda position: torch.ones(WIDTH), 1, "ethos-u55-128"))
+    assert "aten.to.dtype" not in names(passed(lambda position: torch.ones(WIDTH), 2, "ethos-u55-128"))
+
+
+class Counted(nn.Module):
+    """Each call writes one more row of a cache, by a counter that it keeps, and sums the rows so far."""
+
+    def __init__(self, dtype: torch.dtype, write: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.write, self.key, self.head = write, nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("cache", torch.zeros(1, 16, 8))
+        self.register_buffer("count", torch.zeros(1, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self.cache, self.count, self.key(x))
+        seen = (torch.arange(16) <= self.count).float().view(1, 16, 1)
+        self.count += 1
+        return self.head((self.cache * seen).sum(1))
+
+
+def put(cache: Tensor, place: Tensor, row: Tensor) -> None:
+    cache[:, place] = row
+
+
+def copied(cache: Tensor, place: Tensor, row: Tensor) -> None:
+    cache.index_copy_(1, place.to(torch.int64), row)
+
+
+@pytest.mark.parametrize(("write", "target"), [(put, "ethos-u85-256"), (copied, "ethos-u55-128")])
+def test_a_counter_of_int64_is_cast_once_and_splits_no_delegate(write: Callable[..., object], target: str) -> None:
+    calls = [(torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(k)),) for k in range(12)]
+    found = {}
+    for dtype in (torch.int32, torch.int64):
+        torch.manual_seed(0)
+        program = ethorch.compile(Counted(dtype, write).eval(), calls[0], target, calibration=[calls], progress=False)
+        assert len(program.payloads) == 1
+        found[dtype] = [program(*call).clone() for call in calls]
+        left = {call.operator.split(".")[0] for call in program.description.calls if call.delegate is None}
+        if dtype == torch.int64:
+            assert "aten::add" in left and "aten::index_put" not in left and "aten::index_copy" not in left
+            assert ("aten::le" in left) == (target == "ethos-u55-128")  # there indices stay what the CPU's kernels take
+    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
+    assert len({tuple(one.flatten().tolist()) for one in found[torch.int64]}) > 6
 
 
 def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
