@@ -31,7 +31,7 @@ def operators_page() -> str:
         "- **a / b**: int8 and int16, where they differ.",
         "",
         "`ethorch ops NAME` shows one operator with limits, cost and an example.",
-        "[targets.md](targets.md) has the limits of each NPU.",
+        "[Targets](targets.md) has the limits of each NPU.",
         "",
         "An operator that is not here stays on the CPU; `ethorch explain` says what to use instead.",
         "",
