@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -78,7 +79,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     capsys.readouterr()
     assert cli.main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    assert undocumented(str(arguments[0]), found) == []
+    return found
+
+
+def undocumented(command: str, data: Any) -> list[str]:
+    """Keys of a subcommand's answer, and of the rows in it, that its section of docs/json.md does not have."""
+    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "json.md").read_text()
+    sections = dict(re.findall(r"^## (\S.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    known = set(re.findall(r"`([^`\n]+)`", sections.get(command, "")))
+    first = data[0] if isinstance(data, list) else data
+    if command not in sections:  # as of the program, and tested with the report
+        return []
+    rows = [value[0] for value in first.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    return sorted({key for row in (first, *rows) for key in row} - known)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 1) -> str:
