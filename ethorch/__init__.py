@@ -9,6 +9,7 @@ from typing import Any
 
 import lazy_loader
 
+from ethorch.garbage import collected_later
 from ethorch.quiet import quiet
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -16,7 +17,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> Any:
     """A public name, imported now; without the noise that torch's extensions make on import."""
-    with quiet():
+    with quiet(), collected_later():
         return _load(name)
 
 

@@ -22,6 +22,7 @@ from ethorch.errors import EthorchError, VelaError
 from ethorch.formats.pte_writer import write
 from ethorch.fx.export import described, exported
 from ethorch.fx.states import StateBuffer, with_codes
+from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
 from ethorch.progress import stage
@@ -130,7 +131,7 @@ def quantize_together(
                 for place, (name, inputs) in enumerate(session):
                     _observe(prepared[name], inputs, models[name], f"call {place} of calibration session {number}, of {name!r}")
                     step()
-    with stage("convert"):
+    with stage("convert"), collected_later():
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
         with_own_buffers(converted)
     return converted
@@ -159,11 +160,11 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
     Args:
         changed: buffers that it reads and somebody else writes: no constants.
     """
-    with stage("export"):
+    with stage("export"), collected_later():
         graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
-    with stage("prepare"):
+    with stage("prepare"), collected_later():
         prepared = prepare(graph, quantizer)
     names |= {name for name, _ in state_buffers(prepared)}  # a parameter that it writes is a buffer now
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]
@@ -188,7 +189,7 @@ def build(
         EthorchError: ExecuTorch cannot make a program of it.
     """
     states: tuple[StateBuffer, ...] = ()
-    with stage("compile"):
+    with stage("compile"), collected_later():
         if isinstance(quantized, GraphModule):
             quantized, states = with_codes(quantized)
         return replace(_built(quantized, example_inputs, spec, etrecord, shared), states=states)

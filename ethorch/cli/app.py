@@ -21,6 +21,7 @@ import typer
 
 from ethorch.cli.answers import Answer, Status, give
 from ethorch.errors import EthorchError, SpecError
+from ethorch.garbage import collected_seldom
 from ethorch.quiet import quiet
 
 app = typer.Typer(
@@ -219,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ethorch.cli.aot_arm_compiler import with_mode
 
     try:
-        app(args=_joined(sys.argv[1:] if arguments is None else arguments, with_mode))
+        with collected_seldom():
+            app(args=_joined(sys.argv[1:] if arguments is None else arguments, with_mode))
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else Status.DONE if error.code is None else Status.COULD_NOT
     except KeyboardInterrupt:

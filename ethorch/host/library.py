@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ethorch import native
 from ethorch.errors import HostError
+from ethorch.garbage import collected_later
 
 #: The C++ module behind ``executorch.runtime``, as 1.4 and as 1.5 calls it.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
@@ -47,7 +48,7 @@ def executorch_copies() -> list[Core]:
     of imports; registering with each makes the order irrelevant. In 1.5 they share one, which is found through each.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), collected_later():
             warnings.simplefilter("ignore")  # "this API is experimental"
             import_module("executorch.runtime")
             bindings = [sys.modules[name] for name in _BINDINGS if name in sys.modules]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,9 +109,7 @@ def _weights(c: Context, w: Window, f: Filter) -> Weights:
 def _conv(c: Context, form: Convolution, weights: Weights) -> layout.Conv:
     w = form.window
     window = pack_window(c, w)
-    stage = pack_stage(c, form.stage, weights.sums, (w.ifm,))
-    if weights.chunk:
-        stage.mode = layout.SCALE_INTEGER
+    stage = pack_stage(c, form.stage, replace(weights.sums, wide=weights.chunk > 0), (w.ifm,))
     group = 4 if weights.kind == BYTES else 2
     depth = -(-w.ifm.depth // group) * group
     start = c.hold(weights.start(stage.mode, form.stage.shape[2] + 4 * LANES, "int32"))
@@ -133,9 +131,7 @@ def _depthwise_weights(c: Context, w: Window, f: Filter) -> Weights:
 def _depthwise(c: Context, form: Convolution, weights: Weights) -> layout.Depthwise:
     w = form.window
     window = pack_window(c, w)
-    stage = pack_stage(c, form.stage, weights.sums, (w.ifm,))
-    if weights.kind == layout.SUM_INT64:
-        stage.mode = layout.SCALE_INTEGER
+    stage = pack_stage(c, form.stage, replace(weights.sums, wide=weights.kind == layout.SUM_INT64), (w.ifm,))
     start = c.hold(weights.start(stage.mode, _padded(w), SUM_TYPES[weights.kind]))
     return layout.Depthwise(window, stage, weights.address, start, weights.kind, _padded(w))
 
@@ -151,8 +147,6 @@ def pack_product(c: Context, form: Product) -> layout.Product:
     window, weights = pack_window(c, w), c.read(form.weights)
     a, b = of_map(w.ifm), of_map(form.weights)
     largest = magnitude(a) * magnitude(b) * w.ifm.depth
-    stage = pack_stage(c, form.stage, Sums(form.scaling, largest), (w.ifm, form.weights))
     wide = not (within(a, INT16) and within(b, INT16)) or largest >= INT32[1]
-    if wide:
-        stage.mode = layout.SCALE_INTEGER
+    stage = pack_stage(c, form.stage, Sums(form.scaling, largest, wide=wide), (w.ifm, form.weights))
     return layout.Product(window, weights, stage, wide, PAIRS, 0, w.ifm.depth + w.ifm.depth % 2)

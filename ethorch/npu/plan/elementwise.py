@@ -12,7 +12,7 @@ from ethorch.npu.forms import Elementwise
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.library import buffers
 from ethorch.npu.plan.packing import Context, NotKnown
-from ethorch.npu.plan.ranges import INT32, Range, combined, exact_in_double, magnitude, scaled, within
+from ethorch.npu.plan.ranges import INT32, Range, combined, magnitude, one_exact_in_double, scaled, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 
 LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes pays, where int32 will not do
@@ -33,7 +33,7 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
         result = _result(form, before)
     narrow = result is not None
     largest = magnitude(result) if result is not None else 1 << 62
-    sums = Sums(form.scaling, largest, element_wise=True)
+    sums = Sums(form.scaling, largest, element_wise=True, wide=not narrow)
     e = layout.Elementwise()
     e.stage = pack_stage(c, stage, sums, maps)
     for place, operand, scale in zip((e.a, e.b), form.operands, scales, strict=False):
@@ -49,10 +49,8 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
         low, high = (bound + stage.ofm.zero_point for bound in result)
         if within((low, high), stage.ofm.value_range):
             c.computed = stage.ofm, (low, high)
-    if not narrow:
-        e.stage.mode = layout.SCALE_INTEGER
-        if _pays(form, e):
-            e.pairs = _pairs(c, e)
+    if not narrow and _pays(form, e):
+        e.pairs = _pairs(c, e)
     return e
 
 
@@ -79,7 +77,7 @@ def _result(form: Elementwise, before: list[Range]) -> Range | None:
 
 
 def _is_exact(r: Range, s: Scaling) -> bool:
-    return s.is_identity or (np.ndim(s.shift) == 0 and bool(exact_in_double(magnitude(r), s, 0)))
+    return s.is_identity or (np.ndim(s.shift) == 0 and one_exact_in_double(magnitude(r), s, 0))
 
 
 def _pack_operand(
@@ -100,8 +98,9 @@ def _pack_operand(
 def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool) -> None:
     if np.ndim(scale.shift):
         raise NotKnown("operand scales per channel")
-    place.scale = c.scale(scale)
-    if narrow and not scale.is_identity:
+    if scale.is_identity or not narrow:
+        place.scale = c.scale(scale)
+    else:
         place.scaled = c.double_scale(scale, 0)
 
 

@@ -29,11 +29,11 @@ def pack_pool(c: Context, form: Pool) -> layout.Pool | layout.Move:
     window = pack_window(c, w)
     reach = magnitude(c.range_of(w.ifm))
     terms = {"SUM": w.taps, "AVERAGE": w.taps, "REDUCE_SUM": w.ifm.depth}.get(form.kind, 1)
-    sums = Sums(scaling, terms * reach + (0 if bias is None else int(np.abs(bias).max())), bias=bias)
+    wide = terms * reach >= INT32[1] or abs(w.ifm.zero_point) > INT32[1] or not within(w.ifm.value_range, INT32)
+    wide = wide or form.kind.startswith("ARGMAX")
+    sums = Sums(scaling, terms * reach + (0 if bias is None else int(np.abs(bias).max())), bias=bias, wide=wide)
     pool = layout.Pool(window, pack_stage(c, form.stage, sums, (w.ifm,)), layout.POOLS.index(form.kind))
-    pool.wide = terms * reach >= INT32[1] or abs(w.ifm.zero_point) > INT32[1] or not within(w.ifm.value_range, INT32)
-    if pool.wide or form.kind.startswith("ARGMAX"):
-        pool.wide, pool.stage.mode = 1, layout.SCALE_INTEGER
+    pool.wide = wide
     if form.kind == "AVERAGE":
         multiplier, shift = arithmetic.reciprocal(valid_positions(w).ravel())
         pool.multiplier, pool.shift = c.hold(multiplier), c.hold(shift)
@@ -70,8 +70,7 @@ def _changes_nothing(form: Pool, w: Window, scaling: Scaling | None, bias: Ints 
 
 
 def pack_resize(c: Context, form: Resize) -> layout.Resize:
-    stage = pack_stage(c, form.stage, Sums(form.scaling, 1 << 62), (form.ifm,))
-    stage.mode = layout.SCALE_INTEGER
+    stage = pack_stage(c, form.stage, Sums(form.scaling, 1 << 62, wide=True), (form.ifm,))
     (row_n, *rows), (column_n, *columns) = form.rows, form.columns
     arrays = [c.hold(a.astype(np.int64)) for a in (*rows, *columns)]
     return layout.Resize(c.read(form.ifm), stage, form.mode, 0, row_n, column_n, *arrays)

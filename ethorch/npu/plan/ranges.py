@@ -71,6 +71,13 @@ def combined(name: str, a: Range, b: Range, mask: int) -> Range | None:
     return None
 
 
+def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
+    """As ``exact_in_double``, of one scaling for all."""
+    shift = int(s.shift)
+    moved = max(abs(int(addend)) for addend in s.addends) + (abs(zero_point) << shift)
+    return abs(largest * int(s.multiplier)) < FLOAT64_EXACT / 2 and moved < FLOAT64_EXACT / 2
+
+
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
     """Whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling, per channel.
 

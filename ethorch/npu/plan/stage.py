@@ -14,7 +14,7 @@ from ethorch.npu.filters import FLOAT64_EXACT
 from ethorch.npu.output import ACC_IFM2, ACC_KEEP, ACC_RESET, Activation, OutputStage
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.packing import Context, NotKnown, same_place
-from ethorch.npu.plan.ranges import INT16, INT32, Range, exact_in_double, magnitude, within
+from ethorch.npu.plan.ranges import INT16, INT32, Range, exact_in_double, magnitude, one_exact_in_double, within
 
 _FORMULAS: dict[object, int] = {
     arithmetic.interpolate_16: layout.TABLE_16_16,
@@ -33,6 +33,7 @@ class Sums:
         largest: a bound on |sum + offset + bias|, one or one per channel.
         offset, bias: int64, one per channel, or None: added before and after what is kept.
         element_wise: each OFM element depends on one element of each input, at the same place of the box.
+        wide: they are int64, and scaled as integers.
     """
 
     scaling: Scaling | None
@@ -40,6 +41,7 @@ class Sums:
     offset: Ints | None = None
     bias: Ints | None = None
     element_wise: bool = False
+    wide: bool = False
 
 
 def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
@@ -66,9 +68,10 @@ def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureM
         s.whole = s.turned or not apart
     s.out.zero_point = stage.ofm.zero_point
     _pack_activation(c, stage.activation, s)
-    s.scale = c.scale(sums.scaling)
     s.offset, s.bias = (0 if a is None else c.hold(a) for a in (sums.offset, sums.bias))
-    s.mode = _mode(c, stage, sums, s)
+    s.mode = layout.SCALE_INTEGER if sums.wide else _mode(c, stage, sums, s)
+    if s.mode != layout.SCALE_DOUBLE:
+        s.scale = c.scale(sums.scaling)
     return s
 
 
@@ -129,7 +132,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
         parts = scaling and (int(scaling.multiplier), int(scaling.shift), scaling.rounding, scaling.double)
         key = sums.largest, parts, zero_point, stage.activation.clamp, sums.bias is None and sums.offset is None
         if key not in c.modes:
-            c.modes[key] = _mode_of(stage.activation.clamp, zero_point, sums)
+            c.modes[key] = _mode_of_one(stage.activation.clamp, zero_point, sums, sums.largest)
         mode, ends = c.modes[key]
     else:
         mode, ends = _mode_of(stage.activation.clamp, zero_point, sums)
@@ -164,6 +167,27 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
         return layout.SCALE_DOUBLE, ends
     is_long = bool(np.all(np.abs(scaling.multiplier) <= INT32[1]) and np.max(scaling.shift) < 62)
     return layout.SCALE_LONG if is_long else layout.SCALE_INTEGER, ends
+
+
+def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
+    """As ``_mode_of``, where one scaling and one bound are for all channels: in Python's integers, without arrays."""
+    scaling = sums.scaling
+    if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
+        return layout.SCALE_INTEGER, None
+    if scaling is None or scaling.is_identity:
+        fits = largest + 1 + abs(zero_point) < INT32[1]
+        return layout.SCALE_NOTHING if fits and sums.bias is None and sums.offset is None else layout.SCALE_INTEGER, None
+    multiplier, shift = int(scaling.multiplier), int(scaling.shift)
+    exact, ends = one_exact_in_double(largest, scaling, zero_point), None
+    if clamp is not None:
+        exact = exact or bool(_saturates(scaling, zero_point, max(abs(clamp[0]), abs(clamp[1]))))
+    else:
+        if largest * abs(multiplier) / 2.0**shift + abs(zero_point) + 2 >= INT32[1]:
+            return layout.SCALE_INTEGER, None
+        ends = INT32
+    if exact:
+        return layout.SCALE_DOUBLE, ends
+    return layout.SCALE_LONG if abs(multiplier) <= INT32[1] and shift < 62 else layout.SCALE_INTEGER, ends
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
