@@ -19,7 +19,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from bench.compile import markdown_row, provenance, to_pte_seconds
@@ -57,12 +58,18 @@ def measure_here(model: str, target: str) -> Record:
     )
     quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
     steps = Steps()
+    from ethorch.garbage import collected_later
     from ethorch.quantizer.preparing import prepare
 
-    with steps("export"):
+    @contextmanager
+    def step(name: str) -> Iterator[None]:  # as flow.quantize has them
+        with steps(name), nullcontext() if name == "calibrate" else collected_later():
+            yield
+
+    with step("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
-    converted = converted_in_steps(graph, quantizer, samples, steps, prepare)  # as flow.quantize does
-    with steps("build"):
+    converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as flow.quantize does
+    with step("build"):
         built = flow.build(converted, inputs, spec)
     return {
         "import_seconds": import_seconds,

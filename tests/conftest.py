@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes a third of a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 

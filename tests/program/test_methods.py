@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import npu
+from ethorch import flow, npu
+from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats import pte
 from tests.support.pte_files import check_round_trip
@@ -94,6 +97,24 @@ def run(models: dict[str, nn.Module], program: ethorch.Program, calls: Calls) ->
     for buffer, contents in buffers.items():
         buffer.copy_(contents)
     return exact, [program[name](*inputs) for name, inputs in calls]
+
+
+def test_each_methods_payloads_are_those_of_executorchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, as ``to_edge_transform_and_lower`` makes them of the graph whose buffers hold codes."""
+    made: list[tuple[tuple[Any, ...], dict[str, Any], Build]] = []
+    built = flow._built
+
+    def watched(*args: Any, **kwargs: Any) -> Build:
+        made.append((args, kwargs, built(*args, **kwargs)))
+        return made[-1][2]
+
+    monkeypatch.setattr(flow, "_built", watched)
+    program = ethorch.compile(models(), INPUTS, TARGET, calibration=[session(0)])
+    assert len(made) == len(program.methods) == 2
+    for (graph, inputs, spec, etrecord, shared), _, build in made:
+        assert shared and not etrecord
+        usual = built_by_executorch(graph, inputs, spec, shared=True)
+        assert [part.payload for part in build.delegates] == [part.payload for part in usual.delegates]
 
 
 def test_methods_share_their_state(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
