@@ -75,6 +75,14 @@ def test_report_of_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+def test_explain_of_a_saved_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_folder, of_file = (
+        json.loads(run(capsys, "explain", source, "--json")) for source in (folder / "int8", folder / "int8" / "model.pte")
+    )
+    assert [row["where"] for row in of_folder["operators"]] == [row["where"] for row in of_file["operators"]]
+    assert any(row["cycles"] for row in of_folder["operators"] if row["where"] == "NPU"), "the folder knows Vela's cycles"
+
+
 def test_markdown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
