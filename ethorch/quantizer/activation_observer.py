@@ -10,8 +10,8 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.errors import QuantizationError
-from ethorch.quantizer.attention_masks import HUGE
 from ethorch.quantizer.calibration_checks import InputStatistics, check_method, warn_about
+from ethorch.quantizer.mask_tensors import HUGE
 from ethorch.quantizer.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
 
 #: How an activation's range is found.

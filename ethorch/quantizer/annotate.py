@@ -24,9 +24,9 @@ from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import is_float, is_in_place
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.spec import OpSpec, find
-from ethorch.quantizer.attention_masks import is_mask_fill
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.joins import join
+from ethorch.quantizer.mask_tensors import is_mask_fill
 from ethorch.quantizer.specs import ANNOTATION, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantizer.states import share_states
 

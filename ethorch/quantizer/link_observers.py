@@ -12,7 +12,7 @@ from ethorch.fx.node import tensor_of
 from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
 from ethorch.quantizer.activation_observer import ROOM_INT8, ActivationObserver, Follower
-from ethorch.quantizer.attention_masks import HUGE, is_mask_fill
+from ethorch.quantizer.mask_tensors import HUGE, is_mask_fill
 from ethorch.quantizer.weight_observer import PerChannelWeightObserver
 
 #: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
