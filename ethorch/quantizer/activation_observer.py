@@ -11,7 +11,7 @@ from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.calibration_checks import InputStatistics, check_method, warn_about
-from ethorch.quantizer.mask_tensors import HUGE
+from ethorch.quantizer.mask_tensors import SUNK, is_mask
 from ethorch.quantizer.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
 
 #: How an activation's range is found.
@@ -40,6 +40,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         name: FX node whose value is watched, for messages.
         domain: reals the reader is defined for (asin: -1..1); the range does not go beyond.
         masked: an attention mask overwrites some of it with the lowest code, which therefore lies well below all that was seen.
+        may_mask: some of it is masked if calibration shows numbers far below all others (``is_mask``).
+        sums: of an input that may mask, the observers of the sums that it is part of.
         is_input: it watches an input of the program, of whose calibration tensors statistics are kept.
         statistics: of the program input's tensors, one for each.
         seen: what was observed, apart from the buffers: assigning to a module's attribute is slow.
@@ -79,7 +81,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.name = ""
         self.known = known
         self.domain = known or (-math.inf, math.inf)
-        self.masked = False
+        self.masked = self.may_mask = False
+        self._sums: list[ActivationObserver] = []
         self.is_input = False
         self.statistics: list[InputStatistics] = []
         self.seen = Seen()
@@ -95,6 +98,11 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def leader(self) -> ActivationObserver | Follower | None:
         """The observer whose qparams this one takes; None where it has its own."""
         return self._leaders[0] if self._leaders else None
+
+    @property
+    def sums(self) -> list[ActivationObserver]:
+        """Of an input that may mask: the observers of the sums that it is part of."""
+        return self._sums
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe ``x`` and return it, without its gradient: what calibrates does not train.
@@ -116,8 +124,10 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     def _observe_finite(self, values: Tensor) -> None:
         """Observe what is neither infinite nor masked."""
+        if self.may_mask and not self.masked:
+            self.masked = is_mask(values, SUNK)
         if self.masked:
-            values = values[~(values <= HUGE)]
+            values = values[~(values <= SUNK)]
             if values.numel() == 0:
                 return
         low, high = (float(v) for v in torch.aminmax(values))
@@ -186,10 +196,16 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 warn_about(self.name, self.statistics)
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
-                low = min(low, float(self.min_val) - (ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16))
+                low = min(low, self._below())
             low, high = max(low, least), min(high, most)
             self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # a softmax of one place is 1
         return self._qparams
+
+    def _below(self) -> float:
+        """What the lowest code stands for where some is masked. It is less than all that was seen, and takes sums below it too."""
+        room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
+        reach = max((float(total.max_val - total.min_val) for total in self.sums if total.seen.lows), default=0.0)
+        return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, known: tuple[float, float]) -> bool:
         """Is all of the known range to be covered, or is nothing known of what is? A symmetric range is filled from one side."""
@@ -262,3 +278,10 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
     def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The leader's."""
         return self.leader.calculate_qparams(**kwargs)
+
+
+def leading(observer: Any) -> Any:
+    """The observer whose qparams this one has, through those that follow others; itself where it follows none."""
+    while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
+        observer = observer.leader
+    return observer

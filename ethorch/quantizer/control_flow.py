@@ -15,9 +15,8 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from ethorch.errors import QuantizationError
 from ethorch.fx.control_flow import held, is_control_flow
 from ethorch.fx.node import is_in_place, tensor_of
-from ethorch.quantizer.activation_observer import ActivationObserver, Follower
+from ethorch.quantizer.activation_observer import ActivationObserver, Follower, leading
 from ethorch.quantizer.annotate import BRANCHES
-from ethorch.quantizer.link_observers import leading
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
 
 

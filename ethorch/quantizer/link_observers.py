@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
 from ethorch.fx.node import tensor_of
 from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
-from ethorch.quantizer.activation_observer import ROOM_INT8, ActivationObserver, Follower
-from ethorch.quantizer.mask_tensors import HUGE, is_mask_fill
+from ethorch.quantizer.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantizer.mask_inputs import lift_masked, tell_mask_inputs
+from ethorch.quantizer.mask_tensors import is_mask_fill
 from ethorch.quantizer.weight_observer import PerChannelWeightObserver
 
 #: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
@@ -56,6 +56,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
             _tell_bias(model, node, rule.layer, observers)
         elif rule.output == "same":
             _follow(node, observers)
+    tell_mask_inputs(model, observers)
 
 
 def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
@@ -72,13 +73,6 @@ def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
                 waiting.append(user)
 
 
-def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Scores for a fake-quantize in training: masked ones lie just below the others, which keeps the range small."""
-    x = inputs[0]
-    seen = x.detach()[x.detach() > HUGE]
-    return (torch.where(x <= HUGE, seen.min() - ROOM_INT8, x), *inputs[1:]) if seen.numel() else inputs
-
-
 def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
     """Let the weight's observer know the bias and the input's observer: their scales have to fit together."""
     args: list[Any] = [*node.args, *[None] * 3]
@@ -88,13 +82,6 @@ def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
     value = tensor_of(model, args[layer.bias])
     if isinstance(watcher, PerChannelWeightObserver) and isinstance(source, (ActivationObserver, Follower)) and value is not None:
         watcher.uses.append((value, [source]))
-
-
-def leading(observer: Any) -> Any:
-    """The observer whose qparams this one has, through those that follow others; itself where it follows none."""
-    while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
-        observer = observer.leader
-    return observer
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:

@@ -28,10 +28,13 @@ from ethorch.ops.spec import OPS, find
 aten = torch.ops.aten
 
 HUGE = -1e4  #: a number to mask with, not to compute with
+SUNK = HUGE / 2  #: what is masked stays below it once scores were added
 _APART = 100.0  #: a mask's numbers are at least that many times as large as all else that is added
-_MOVERS = (view, permute, expand, slice_, select, flip, roll)
+#: What changes no element, and where masks are looked for behind it.
+MOVERS = (view, permute, expand, slice_, select, flip, roll)
 _RSUB = OPS["aten.rsub.Scalar"]
-_SOFTMAX = (softmax, log_softmax, OPS["aten.exp.default"])
+#: What makes about 0 of masked scores.
+SOFTMAX = (softmax, log_softmax, OPS["aten.exp.default"])
 
 #: Truth values: of a node, or constant.
 Truth = Node | torch.Tensor
@@ -104,10 +107,16 @@ def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
             return None
         value = found.float()
     hidden = value <= HUGE
-    rest = value.masked_fill(hidden, 0.0)
-    if hidden.any() and value[hidden].max() > -_APART * max(1.0, float(rest.abs().max())):
-        return None
-    return Mask(hidden, rest)
+    return Mask(hidden, value.masked_fill(hidden, 0.0)) if is_mask(value) or not hidden.any() else None
+
+
+def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
+    """Are there numbers below ``below``, and do they lie apart from all others?"""
+    hidden = values <= below
+    if not hidden.any():
+        return False
+    rest = values.masked_fill(hidden, 0.0)
+    return float(values[hidden].max()) <= -_APART * max(1.0, float(rest.abs().max()))
 
 
 def chosen(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
@@ -147,18 +156,28 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def moved(s: AtenBuilder, node: Node) -> Node | None:
-    """A mask somewhere else or under another shape. It is moved before it masks, so that scores meet it where they are."""
+    """A mask somewhere else or under another shape. It is moved before it masks, so that scores meet it where they are.
+
+    Scores that are masked stay where they are, unless the program makes a mask as large as they are.
+    """
     source = node.args[0] if node.args else None
-    if find(node.target) is identity and is_ours(source):
-        return cast(Node, source)
-    mask = mask_of(s, source) if is_ours(source) and find(node.target) in _MOVERS else None
-    if mask is None:
+    if not is_ours(source):
         return None
-    shape = shape_of(cast(Node, source))
-    rest = mask.rest if mask.rest.numel() == 1 else _move(s, node, mask.rest.expand(shape))
-    if find(node.target) is expand:  # whatever it is added to does that again
-        return drawn(s, node, Mask(mask.masked, cast(torch.Tensor, rest)))
-    return drawn(s, node, Mask(_move(s, node, expanded(s, mask.masked, shape)), cast(torch.Tensor, rest)))
+    assert isinstance(source, Node)
+    spec, shape = find(node.target), shape_of(source)
+    if spec is identity:
+        return source
+    mask = mask_of(s, source) if spec in MOVERS else None
+    if mask is not None:
+        rest = mask.rest if mask.rest.numel() == 1 else _move(s, node, mask.rest.expand(shape))
+        assert isinstance(rest, torch.Tensor)
+        if spec is expand:  # whatever it is added to does that again
+            return drawn(s, node, Mask(mask.masked, rest))
+        return drawn(s, node, Mask(_move(s, node, expanded(s, mask.masked, shape)), rest))
+    base, where = cast(tuple[Node, Node], source.args[:2])
+    if spec not in MOVERS or isinstance(truth_of(s, where), torch.Tensor) or shape_of(where) != shape:
+        return None
+    return masked(s, cast(Node, _move(s, node, base)), _move(s, node, where))
 
 
 def drawn(s: AtenBuilder, node: Node, mask: Mask) -> Node:
@@ -189,10 +208,10 @@ def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
     if spec is mul:
         factors = [_is_one(s, arg, softens=softens) if isinstance(arg, Node) else None for arg in x.args[:2]]
         return None if factors[0] is None or factors[1] is None else both(s, factors[0], factors[1])
-    source = x.args[0] if spec is to or spec is identity or spec in _MOVERS else None
+    source = x.args[0] if spec is to or spec is identity or spec in MOVERS else None
     if isinstance(source, Node):
         inner = _is_one(s, source, softens=softens)
-        if inner is None or spec not in _MOVERS:
+        if inner is None or spec not in MOVERS:
             return inner
         return _move(s, x, expanded(s, inner, shape_of(source)))
     if x.op != "placeholder" or not softens:
@@ -219,9 +238,9 @@ def _reaches_softmax(node: Node) -> bool:
     while waiting:
         for user in waiting.pop().users:
             spec = find(user.target) if user.op == "call_function" else None
-            if spec in _SOFTMAX:
+            if spec in SOFTMAX:
                 return True
-            if spec is not None and user not in seen and (spec.pointwise or spec in _MOVERS):
+            if spec is not None and user not in seen and (spec.pointwise or spec in MOVERS):
                 seen.add(user)
                 waiting.append(user)
     return False
