@@ -132,7 +132,7 @@ table_op(
 
 # --- exponentials, logarithms, powers --------------------------------------------------------------------------------------
 
-table_op("aten.exp.default", doc="e**x", bound16=2, floats="EXP")
+exp = table_op("aten.exp.default", doc="e**x", bound16=2, floats="EXP")
 table_op("aten.exp2.default", doc="2**x", bound16=2, floats=lambda x: 2.0**x)
 table_op("aten.expm1.default", doc="e**x - 1", bound16=2, floats=lambda x: x.expm1())
 table_op("aten.log.default", doc="natural logarithm of x", low=0.05, high=4.0, bound16=22, floats="LOG")
@@ -204,7 +204,9 @@ table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, 
 # --- signs ---------------------------------------------------------------------------------------------------------------------
 
 table_op("aten.positive.default", doc="x", floats=lambda x: x)
-table_op("aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], floats=lambda x, other, alpha=1: other - x * alpha)
+rsub = table_op(
+    "aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], floats=lambda x, other, alpha=1: other - x * alpha
+)
 table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)], floats=lambda x, other: x / other)
 table_op("aten.nan_to_num.default", doc="x, with numbers in place of NaN and infinities", floats=f.nan_to_num)
 table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True, floats=lambda x: x.sign())

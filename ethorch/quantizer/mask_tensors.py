@@ -23,7 +23,8 @@ from ethorch.ops.selection import masked_fill
 from ethorch.ops.shape import identity, permute, view
 from ethorch.ops.slicing import flip, roll, select, slice_
 from ethorch.ops.softmax import log_softmax, softmax
-from ethorch.ops.spec import OPS, find
+from ethorch.ops.spec import find
+from ethorch.ops.unary import exp, rsub
 
 aten = torch.ops.aten
 
@@ -32,9 +33,8 @@ SUNK = HUGE / 2  #: what is masked stays below it once scores were added
 _APART = 100.0  #: a mask's numbers are at least that many times as large as all else that is added
 #: What changes no element, and where masks are looked for behind it.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
-_RSUB = OPS["aten.rsub.Scalar"]
 #: What makes about 0 of masked scores.
-SOFTMAX = (softmax, log_softmax, OPS["aten.exp.default"])
+SOFTMAX = (softmax, log_softmax, exp)
 
 #: Truth values: of a node, or constant.
 Truth = Node | torch.Tensor
@@ -225,7 +225,7 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
     if spec is sub:
         (one, other, *_), settings = spec.canonical(op_name(node.target), *arguments(node))
         alpha = settings.get("alpha", 1)
-    elif spec is _RSUB:
+    elif spec is rsub:
         other, one, alpha = arguments(node)[0]
     else:
         return None
