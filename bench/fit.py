@@ -1,10 +1,11 @@
-"""What a smaller arena, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, network by network.
+"""What a smaller arena, int8 inputs, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, by network.
 
 ``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--json]``
 
-Each network is quantized once and compiled four times: with the arena that Vela likes, with the smallest one that costs hardly
-more cycles, with the weights in SRAM, and with those in SRAM that are read several times in a call. One input runs through all
-four in the simulator, and the outputs have to be the same.
+Each network is quantized once and compiled six times, by ``VARIANTS``: with the arena that Vela likes, with the smallest one that
+costs hardly more cycles, that one with int8 inputs and outputs, with the weights in SRAM, with those in SRAM that are read several
+times in a call, and with ``constants="auto"`` under the RAM of one memory of an Alif E7. One input runs through all of them in the
+simulator, and the outputs have to be the same.
 
 With ``--compress``, its weights are compressed in one shot besides: all by one recipe, and each by its own. Each of these programs
 has to give the bits of the TOSA reference model. The networks are not trained: their weights are as random as they were drawn, so
@@ -32,8 +33,32 @@ from bench.models import ALL_MODELS, models_named
 from ethorch import compress
 from ethorch.model_files import UserModel
 from ethorch.program.compile import compile_once, quantized_for
+from ethorch.program.facts import TensorInfo
+from ethorch.program.fitting import fitted
 from ethorch.program.program import Program
 from ethorch.program.settings import Settings
+
+#: Bytes for weights that are read several times.
+_ROOM = 256 * 1024
+#: RAM of one memory of an Alif Ensemble E7 (SRAM0): what ``constants="auto"`` may use.
+_E7_RAM = 4 << 20
+#: The program as Vela likes it, and what is compared with it.
+FAST, FREE, INT8, SRAM, REPEATED, AUTO = VARIANTS = ("fast", "free", "free, int8", "weights in SRAM", "repeated in SRAM", "auto")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One network compiled in one way.
+
+    Attributes:
+        cycles: of the NPU.
+        arena_bytes: the NPU's arena in fast memory.
+        ram_bytes: of the whole application.
+    """
+
+    cycles: int
+    arena_bytes: int
+    ram_bytes: int
 
 
 @dataclass(frozen=True)
@@ -41,9 +66,7 @@ class Row:
     """One network on one target.
 
     Attributes:
-        arena_bytes: the NPU's arena, as Vela likes it and without waste.
-        ram_bytes: of the whole application, likewise, with weights in SRAM, and with those that are read several times.
-        cycles: of the NPU, likewise.
+        variants: by the names of ``VARIANTS``.
         arm_cycles: of the Arm backend's program; None where it was not compiled.
         arm_sram_bytes: of its arena, likewise.
         laid_cycles: of the fastest with channels last at both ends or as the model has them; None where that was not tried.
@@ -52,13 +75,20 @@ class Row:
 
     model: str
     target: str
-    arena_bytes: tuple[int, int]
-    ram_bytes: tuple[int, int, int, int]
-    cycles: tuple[int, int, int, int]
+    variants: dict[str, Variant]
     arm_cycles: int | None = None
     arm_sram_bytes: int | None = None
     laid_cycles: int | None = None
     compressed: dict[str, Compressed] = field(default_factory=dict)
+
+    @property
+    def cycles(self) -> int:
+        """Of the program as Vela likes it."""
+        return self.variants[FAST].cycles
+
+    def ratio(self, variant: str, what: str) -> float:
+        """``what`` of a variant, divided by that of the program as Vela likes it."""
+        return float(getattr(self.variants[variant], what) / getattr(self.variants[FAST], what))
 
 
 @dataclass(frozen=True)
@@ -77,8 +107,6 @@ class Compressed:
     sqnr_db: float
 
 
-#: Bytes for weights that are read several times.
-_ROOM = 256 * 1024
 #: Recipes by family that all weights get, and what the choice for each weight may lose, of the program that is not compressed.
 RECIPES = {"u55": ("32-values", "16-values"), "u85": ("15-values", "2:4", "2:4+15-values")}
 CHOSEN, CHOSEN_DB = "each its own", 20.0
@@ -110,27 +138,50 @@ def measure(model: str, target: str, *, with_compression: bool = False, with_arm
     system_config, memory_mode = memory_for(target)
     plain = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
     quantized = quantized_for(user, plain)
-    chosen = (
-        plain,
-        plain.with_(arena="free"),
-        Settings(target, system_config=system_config, constants="sram"),
-        plain.with_(constants=_ROOM),
-    )
-    programs = [compile_once(user, quantized, settings) for settings in chosen]
-    outputs = [torch.utils._pytree.tree_leaves(program(*user.example_inputs)) for program in programs]
-    for other in outputs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(outputs[0], other, strict=True)), f"{model} on {target}: other bits"
+    settings = {
+        FAST: plain,
+        FREE: plain.with_(arena="free"),
+        INT8: plain.with_(arena="free", io="int8"),
+        SRAM: Settings(target, system_config=system_config, constants="sram"),
+        REPEATED: plain.with_(constants=_ROOM),
+        AUTO: Settings(target, system_config=system_config, constants="auto", ram=_E7_RAM, arena="fast"),
+    }
+    programs = {name: _program(user, quantized, chosen) for name, chosen in settings.items()}
+    wanted = _outputs(programs[FAST], user)
+    for name, program in programs.items():
+        found = _outputs(program, user)
+        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{model} on {target}, {name}: other bits"
     arm = _of_arm(model, target) if with_arm else (None, None)
     return Row(
         model,
         target,
-        (_arena(programs[0]), _arena(programs[1])),
-        _of_four([program.memory.ram_bytes for program in programs]),
-        _of_four([program.total_cycles or 0 for program in programs]),
+        {name: Variant(program.total_cycles or 0, _arena(program), program.memory.ram_bytes) for name, program in programs.items()},
         *arm,
-        _laid(user, plain, programs[0]) if with_layout else None,
+        _laid(user, plain, programs[FAST]) if with_layout else None,
         compressed(user, quantized, plain) if with_compression else {},
     )
+
+
+def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
+    """The program by these settings; ``auto`` and budgets are searched for."""
+    return fitted(settings, lambda tried, _: compile_once(user, quantized, tried), user)
+
+
+def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:
+    """What the example inputs give in the simulator, in float: codes at the program's ends are converted."""
+    inputs = [_codes(x, info) for x, info in zip(user.example_inputs, program.inputs, strict=True)]
+    outputs = torch.utils._pytree.tree_leaves(program(*inputs))
+    return [_floats(y, info) for y, info in zip(outputs, program.outputs, strict=True)]
+
+
+def _codes(x: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    codes = info.codes
+    return x if codes is None else torch.quantize_per_tensor(x, codes.scale, codes.zero_point, torch.qint8).int_repr()
+
+
+def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    codes = info.codes
+    return y if codes is None else (y.float() - codes.zero_point) * codes.scale
 
 
 def _of_arm(model: str, target: str) -> tuple[int | None, int | None]:
@@ -148,11 +199,6 @@ def _laid(user: UserModel, plain: Settings, usual: Program) -> int:
     return min(cycles, compile_once(user, quantized_for(user, settings), settings).total_cycles or cycles)
 
 
-def _of_four(values: Sequence[int]) -> tuple[int, int, int, int]:
-    first, second, third, fourth = values
-    return first, second, third, fourth
-
-
 def _arena(program: Program) -> int:
     assert program.build is not None
     return max((d.compiled.scratch_fast_bytes or d.compiled.scratch_bytes for d in program.build.delegates), default=0)
@@ -160,47 +206,43 @@ def _arena(program: Program) -> int:
 
 def table(rows: Sequence[Row], target: str) -> str:
     """Markdown, with geometric means of the ratios."""
-    head = ["model", "arena, KiB", "RAM, KiB", "cycles", "cycles, weights in SRAM", "RAM then, KiB"]
-    head += ["cycles, those read several times in SRAM", "RAM then, KiB"]
+    head = ["model", "arena, KiB", "RAM, KiB", "cycles", "RAM with int8 inputs and outputs, KiB"]
+    head += ["cycles, weights in SRAM", "RAM then, KiB", "cycles, those read several times in SRAM", "RAM then, KiB"]
     lines = [f"### {target}, {', '.join(memory_for(target))}", "", markdown_row(head), markdown_row(["---"] * len(head))]
     mine = [row for row in rows if row.target == target]
     for row in mine:
-        arena, ram, cycles = row.arena_bytes, row.ram_bytes, row.cycles
-        lines.append(
-            markdown_row(
-                [
-                    row.model,
-                    f"{arena[0] / 1024:.0f} -> {arena[1] / 1024:.0f} ({arena[1] / arena[0]:.2f})",
-                    f"{ram[0] / 1024:.0f} -> {ram[1] / 1024:.0f} ({ram[1] / ram[0]:.2f})",
-                    f"{cycles[1] / cycles[0]:.3f}",
-                    f"{cycles[2] / cycles[0]:.2f}",
-                    f"{ram[2] / 1024:.0f}",
-                    f"{cycles[3] / cycles[0]:.2f}",
-                    f"{ram[3] / 1024:.0f}",
-                ]
-            )
-        )
-    means = [
-        geometric_mean([row.arena_bytes[1] / row.arena_bytes[0] for row in mine]),
-        geometric_mean([row.ram_bytes[1] / row.ram_bytes[0] for row in mine]),
-        geometric_mean([row.cycles[1] / row.cycles[0] for row in mine]),
-        geometric_mean([row.cycles[2] / row.cycles[0] for row in mine]),
-    ]
-    resident = geometric_mean([row.cycles[3] / row.cycles[0] for row in mine])
-    lines.append(markdown_row(["geometric mean of ratios", *(f"**{mean:.2f}**" for mean in means), "", f"**{resident:.2f}**", ""]))
+        ram = {name: f"{variant.ram_bytes / 1024:.0f}" for name, variant in row.variants.items()}
+        arena = [row.variants[name].arena_bytes / 1024 for name in (FAST, FREE)]
+        cells = [
+            f"{arena[0]:.0f} -> {arena[1]:.0f} ({row.ratio(FREE, 'arena_bytes'):.2f})",
+            f"{ram[FAST]} -> {ram[FREE]} ({row.ratio(FREE, 'ram_bytes'):.2f})",
+            f"{row.ratio(FREE, 'cycles'):.3f}",
+            f"{ram[INT8]} ({row.ratio(INT8, 'ram_bytes'):.2f})",
+        ]
+        cells += [cell for name in (SRAM, REPEATED) for cell in (f"{row.ratio(name, 'cycles'):.2f}", ram[name])]
+        lines.append(markdown_row([row.model, *cells]))
+
+    def mean(variant: str, what: str) -> str:
+        return f"**{geometric_mean([row.ratio(variant, what) for row in mine]):.2f}**"
+
+    means = [mean(FREE, "arena_bytes"), mean(FREE, "ram_bytes"), mean(FREE, "cycles"), mean(INT8, "ram_bytes")]
+    means += [mean(SRAM, "cycles"), "", mean(REPEATED, "cycles"), ""]
+    lines.append(markdown_row(["geometric mean of ratios", *means]))
     return "\n".join(lines)
 
 
 def arm_table(rows: Sequence[Row], target: str) -> str:
     """Markdown: what ethorch's programs take, divided by what the Arm backend's takes."""
-    head = ["model", "cycles", "channels last where faster", "weights in SRAM", "SRAM of the arena that costs nothing"]
+    head = ["model", "cycles", "channels last where faster", 'constants="auto", 4 MB', "weights in SRAM"]
+    head.append("SRAM of the arena that costs nothing")
     lines = [f"{target}, divided by the Arm backend's", "", markdown_row(head), markdown_row(["---"] * len(head))]
     mine = [row for row in rows if row.target == target and row.arm_cycles]
     ratios = []
     for row in mine:
         arm, sram = row.arm_cycles or 1, row.arm_sram_bytes or 1
-        laid = row.cycles[0] if row.laid_cycles is None else row.laid_cycles
-        ratios.append((row.cycles[0] / arm, laid / arm, row.cycles[2] / arm, row.arena_bytes[1] / sram))
+        laid = row.cycles if row.laid_cycles is None else row.laid_cycles
+        cycles = [row.cycles, laid, row.variants[AUTO].cycles, row.variants[SRAM].cycles]
+        ratios.append((*(each / arm for each in cycles), row.variants[FREE].arena_bytes / sram))
         lines.append(markdown_row([row.model, *(f"{ratio:.2f}" for ratio in ratios[-1])]))
     means = [f"**{geometric_mean(list(column)):.2f}**" for column in zip(*ratios, strict=True)]
     return "\n".join([*lines, markdown_row(["geometric mean", *means])])
@@ -214,14 +256,14 @@ def compression_table(rows: Sequence[Row], target: str) -> str:
     lines = [markdown_row(head), markdown_row(["---"] * len(head))]
     for row in mine:
         cells = [
-            f"{found.cycles / row.cycles[0]:.3f}, {found.pte_bytes / found.pte_bytes_before:.2f}, {found.sqnr_db:.1f} dB"
+            f"{found.cycles / row.cycles:.3f}, {found.pte_bytes / found.pte_bytes_before:.2f}, {found.sqnr_db:.1f} dB"
             for found in (row.compressed[label] for label in labels)
         ]
         own = row.compressed[CHOSEN].cycles
-        arm = "" if row.arm_cycles is None else f"{row.cycles[0] / row.arm_cycles:.2f}, {own / row.arm_cycles:.2f}"
+        arm = "" if row.arm_cycles is None else f"{row.cycles / row.arm_cycles:.2f}, {own / row.arm_cycles:.2f}"
         lines.append(markdown_row([row.model, *cells, arm]))
     means = [
-        f"**{geometric_mean([row.compressed[label].cycles / row.cycles[0] for row in mine]):.3f}, "
+        f"**{geometric_mean([row.compressed[label].cycles / row.cycles for row in mine]):.3f}, "
         f"{geometric_mean([row.compressed[label].pte_bytes / row.compressed[label].pte_bytes_before for row in mine]):.2f}**"
         for label in labels
     ]
@@ -232,7 +274,7 @@ def compression_table(rows: Sequence[Row], target: str) -> str:
 
 
 def _as_is(row: Row) -> int:
-    return row.cycles[0]
+    return row.cycles
 
 
 def _own(row: Row) -> int:
