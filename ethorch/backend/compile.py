@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
+from ethorch.lower.delegate import Lowered, builder_for, compile_lowered, rewritten
 from ethorch.lower.walk import lower_program
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
@@ -18,7 +18,8 @@ def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowere
         Unsupported: an operator cannot run on the target.
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
     """
-    return compile_graph(tosa_graph(program, spec), spec)
+    builder = builder_for(spec.target)
+    return compile_lowered(lower_program(program, builder), builder.tuning, spec)
 
 
 def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSpec) -> Graph:

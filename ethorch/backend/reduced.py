@@ -32,7 +32,7 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.direct.mixed import DELEGATE
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
 from ethorch.fx.node import Converted, changes_in_place, constants_of, op_name, origin_of
-from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
+from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -171,7 +171,7 @@ def _put_in_place(program: Converted, nodes: Sequence[Node], number: int, spec: 
     walk.give([(copies[node], tuple(range(node.meta["val"].dim()))) for node in outputs])
     order = [next(k for k, arg in enumerate(inputs) if walk.inputs.get(copies[arg]) is value) for value in builder.graph.inputs]
     verify(builder.graph)
-    lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
+    lowered = compile_lowered(builder.graph, builder.tuning, spec)
     _results[number] = [torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype, device="meta") for node in outputs]
     with program.graph.inserting_after(nodes[-1]):
         call = program.graph.call_function(_delegate_operator()[1], ([inputs[k] for k in order], number))

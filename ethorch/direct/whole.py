@@ -30,7 +30,7 @@ from ethorch.fx.node import (
     tensor_of,
 )
 from ethorch.fx.states import writes_of
-from ethorch.lower.delegate import Lowered, builder_for, compile_graph, rewritten
+from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -129,7 +129,7 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     report = PartitionReport(spec.target.name)
     report.delegated["ethosu_0"] = [node.name for node in graph.nodes if node in walk.supported and not _plumbing(node)]
     report.refusals = [Refusal(node.name, origin_of(node), reason) for node, reason in walk.refusals.items()]
-    lowered = compile_graph(rewritten(builder.graph, builder.tuning, spec), spec)
+    lowered = compile_lowered(builder.graph, builder.tuning, spec)
     return Whole(lowered, inputs, taken, tuple(given), outputs, report, structure_of(module), states)
 
 

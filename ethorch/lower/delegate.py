@@ -16,6 +16,7 @@ from ethorch.npu import Sources
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
+from ethorch.rewrite.planes import shallow_copy, turned_inputs, without_turned_inputs
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
@@ -25,6 +26,7 @@ from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import arena, artifacts
 from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
+from ethorch.vela.planes import with_planes
 from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class Lowered:
 
     Attributes:
         graph: the TOSA graph.
-        tosa: the flatbuffer of it, which Vela compiled.
+        tosa: the flatbuffer of it, which Vela compiled, but for how inputs in planes are read (``vela.planes``).
         compiled: what Vela made of that.
     """
 
@@ -118,6 +120,46 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
         )
 
 
+def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
+    """A TOSA graph as it was lowered: rewritten, and through Vela.
+
+    An input in planes is read as it lies (``rewrite.planes``) where that takes fewer cycles; which way is better is kept in the
+    user's cache.
+
+    Args:
+        graph: is changed.
+
+    Raises:
+        VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
+    """
+    usual = replace(tuning, most_planes_read=None)
+    if not turned_inputs(graph, tuning.most_planes_read):
+        return compile_graph(rewritten(graph, usual, spec), spec)
+    known = arena.Known(serialize(graph), *arena.keys(spec), "planes")
+    found, answer = known.get()
+    read = _reading_planes(graph, tuning, spec) if answer or not found else None
+    if found and answer and read is not None:
+        return read
+    other = compile_graph(rewritten(graph, usual, spec), spec)
+    better = read is not None and read.performance.total_cycles < other.performance.total_cycles
+    known.put(int(better))
+    return read if read is not None and better else other
+
+
+def _reading_planes(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered | None:
+    """The program in which convolutions read what comes in planes; None where Vela leaves no way to."""
+    meant = rewrite(shallow_copy(graph), tuning)
+    given, planes = without_turned_inputs(meant, tuning.most_planes_read or 0)
+    if not planes:
+        return None
+    try:
+        with stage(f"Vela, {len(given.ops)} TOSA operators"):
+            compiled = with_planes(arena.searched(serialize(given), spec), given, meant, planes, spec)
+    except VelaError:
+        return None
+    return None if compiled is None else _finished(meant, serialize(meant), compiled, spec)
+
+
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     """A rewritten TOSA graph through Vela.
 
@@ -141,6 +183,10 @@ def _compiled(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     tosa = serialize(graph)
     with stage(f"Vela, {len(graph.ops)} TOSA operators"):
         compiled = arena.searched(tosa, spec)
+    return _finished(graph, tosa, compiled, spec)
+
+
+def _finished(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCompileSpec) -> Lowered:
     _check_arena(compiled, spec)
     if spec.resident_bytes:
         compiled = with_resident_weights(compiled, spec, spec.resident_bytes)

@@ -88,6 +88,8 @@ class FoldSquares:
     #: Places (height times width) of an INT8 and of an INT16 input from which it pays.
     least_places_int8: int
     least_places_int16: int
+    #: How columns alone are folded where a convolution reads planes, so that nothing is transposed. None: they are not.
+    columns: FoldColumns | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ class Tuning:
     fewest_results_of_wide_stride: int | None = None
     #: Which strided convolutions of few channels fold places into channels (``rewrite.fold_strides``). None: none.
     fold_strides: FoldColumns | FoldSquares | None = None
+    #: Most planes of an input that a convolution turns to NHWC by itself (``rewrite.planes``). None: TRANSPOSEs turn all.
+    most_planes_read: int | None = None
     #: Most channels that a convolution reads to pick some of them by its weights (``rewrite.select_channels``). None: none picks.
     largest_selection: int | None = None
     #: A pixel shuffle whose result is wanted as NCHW makes NHWC first (``rewrite.order_channels``).

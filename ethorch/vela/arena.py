@@ -106,7 +106,7 @@ def _tried(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class Known:
-    """Wishes that earlier searches ended with, in the user's cache: the same graph is compiled once then.
+    """What earlier searches ended with (a wish, or which of two ways), in the user's cache: the same graph is compiled once then.
 
     Args:
         parts: all that the result depends on.
@@ -137,6 +137,11 @@ class Known:
             return
 
 
+def keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
+    """All besides a graph that the cache's answers depend on."""
+    return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
+
+
 def searched(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
     """What Vela makes of a TOSA flatbuffer with the arena that ``spec.arena`` asks for.
 
@@ -151,7 +156,7 @@ def searched(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
         other.flags = {**spec.flags, **({"--optimise": "Size"} if wish is None else {"--arena-cache-size": wish})}
         return compile(tosa, other)
 
-    known = Known(tosa, system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT))
+    known = Known(tosa, *keys(spec))
     found, wish = known.get()
     if found:
         return compile(tosa, spec) if wish is None else again(wish or None)

@@ -8,7 +8,6 @@ that all other operations are as they were.
 from __future__ import annotations
 
 import math
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Operation
-from ethorch.npu.stream_writer import operation, with_commands, written
+from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers, written
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
@@ -29,7 +28,6 @@ _REGISTERS = {
     **{name: ("WEIGHT_REGION", f"{name}_BASE") for name in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3")},
     **{name: ("SCALE_REGION", f"{name}_BASE") for name in ("SCALE", "SCALE1")},
 }
-_DMA = ("DMA0_SRC_REGION", "DMA0_DST_REGION", "DMA0_SRC", "DMA0_DST", "DMA0_LEN")
 
 _Run = tuple[int, int]  # first byte in region 0, bytes
 
@@ -157,28 +155,13 @@ def _rewritten(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
     """The driver payload with the copies and with their readers, and the new byte offset of each command's old one."""
-    npu, header = program.config, program.header
-    words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)
-    readers: dict[int, list[_Reader]] = defaultdict(list)
+    settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
-        readers[reader.offset].append(reader)
-    made = _copies(npu, places)
-    offsets = {}
-    for command in program.commands:
-        at = command.offset // 4
-        length = 2 if command.row.cmd1 else 1
-        mine = readers.get(command.offset, [])
-        for reader in mine:
-            shift = places[reader.run] - reader.run[0]
-            for span in reader.spans:
-                region, base = _REGISTERS[span.name]
-                made += written(npu, region, _SCRATCH) + written(npu, base, span.base + shift)
-        offsets[command.offset] = 4 * len(made)
-        made += words[at : at + length]
-        for reader in mine:
-            for name, value in sorted(reader.state.items()):
-                made += written(npu, name, value)
-    return with_commands(payload, made), offsets
+        shift = places[reader.run] - reader.run[0]
+        for span in reader.spans:
+            region, base = _REGISTERS[span.name]
+            settings[reader.offset] |= {region: _SCRATCH, base: span.base + shift}
+    return with_registers(payload, program, settings, _copies(program.config, places))
 
 
 def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
@@ -186,10 +169,10 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
     made: list[int] = []
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)
-        for name, value in zip(_DMA, values, strict=True):
+        for name, value in zip(DMA_REGISTERS, values, strict=True):
             made += written(npu, name, value)
         made += [*operation(npu, "NPU_OP_DMA_START"), *operation(npu, "NPU_OP_DMA_WAIT")]
-    for name in _DMA:
+    for name in DMA_REGISTERS:
         made += written(npu, name, 0)
     return made
 

@@ -1,0 +1,179 @@
+"""Commands that read an input in planes (NCHW) as a map in the NPU's brick format (see ``ethorch.rewrite.planes``).
+
+Vela takes the input for a map whose channels lie together. Each command that reads it is given the strides of planes, and what
+the registers held is put back behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.formats.payload import IoTensor
+from ethorch.npu import Program, stream
+from ethorch.npu.stream import Operation
+from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers
+from ethorch.rewrite.planes import BRICK, Planes
+from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.serialize import serialize_with_positions
+from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
+
+_NHWC, _BRICKS = 0, 1 << 6  # of IFM_PRECISION.format, and of the parameter that holds it (npu-reference 2.3)
+
+
+@dataclass(frozen=True)
+class _Map:
+    """Where the map lies that a convolution reads: the input, or a copy of it.
+
+    Attributes:
+        copies: the operations that make the copy.
+    """
+
+    region: int
+    offset: int
+    copies: tuple[Operation, ...] = ()
+
+
+def with_planes(
+    model: CompiledModel, given: Graph, meant: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
+) -> CompiledModel | None:
+    """The program that reads its inputs in planes; None where the commands that do so are not what they should be.
+
+    Where Vela copies an input into faster memory by a pool, a DMA does it.
+
+    Args:
+        model: what Vela made of ``given``.
+        given: the graph with convolutions that read planes.
+        meant: the graph with TRANSPOSEs. The model's tables speak of its operators then.
+        planes: the inputs.
+        spec: what the model was made for.
+    """
+    if model.command_stream[:4] != stream.COP1:
+        return None
+    program = Program(model.command_stream, model.constants)
+    if program.has_branches:
+        return None
+    settings: dict[int, Mapping[str, int | Bits]] = {}
+    instead: dict[int, list[int]] = {}
+    copied: dict[str, int] = {}
+    for each, rows in zip(planes, _made_from(model, given, planes), strict=True):
+        source = model.inputs[each.input]
+        readers = [op for op in program.operations() if op.name != "NPU_OP_DMA_START" and model.op_at(op.offset) in rows]
+        where = _map_of(readers, source)
+        seen = np.zeros(each.rows * each.columns, bool)
+        found = None if where is None else [_in_planes(op, where, each, source.element_size, seen) for op in readers]
+        if where is None or found is None or None in found[len(where.copies) :] or not seen.all():
+            return None
+        settings |= {op.offset: own for op, own in zip(readers, found, strict=True) if own is not None}
+        for number, op in enumerate(where.copies):
+            row = model.op_at(op.offset)
+            assert row is not None
+            copied[row.name] = source.nbytes
+            instead[op.offset] = [] if number else _dma(program)
+            if not number:
+                values = source.region, where.region, source.offset, where.offset, source.nbytes
+                settings[op.offset] = dict(zip(DMA_REGISTERS, values, strict=True))
+    commands, offsets = with_registers(model.command_stream, program, settings, instead=instead)
+    tables = with_offsets(_of_meant(model.tables, given, meant, planes), offsets.__getitem__)
+    tables, saved = _with_copies(tables, copied, spec)
+    total = model.performance.total_cycles - saved
+    performance = replace(model.performance, total_cycles=total)
+    return replace(model, command_stream=commands, performance=performance, load_tables=lambda: tables)
+
+
+def _dma(program: Program) -> list[int]:
+    """A transfer that waits for what ran before, and for which all that follows waits."""
+    names = ("NPU_OP_KERNEL_WAIT", "NPU_OP_DMA_START", "NPU_OP_DMA_WAIT")
+    return [word for name in names for word in operation(program.config, name)]
+
+
+def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
+    """What convolutions read, behind the pools that copy the input as it is; None where anything else is done to it."""
+    copies = [op for op in readers if op.name == "NPU_OP_POOL"]
+    if readers[: len(copies)] != copies or any(op.name != "NPU_OP_CONV" for op in readers[len(copies) :]):
+        return None
+    if not copies:
+        return _Map(source.region, source.offset)
+    region, offset = copies[0]["OFM_REGION"], min(op["OFM_BASE0"] for op in copies)
+    size = 0
+    for op in copies:
+        moves = (op["OFM_REGION"], op["OFM_BASE0"] - offset) == (region, op["IFM_BASE0"] - source.offset)
+        alike = all(op[f"IFM_{key}"] == op[f"OFM_{key}"] for key in ("STRIDE_Y", "STRIDE_X", "DEPTH", "PRECISION.format"))
+        if op["IFM_REGION"] != source.region or not moves or not alike:
+            return None
+        size += op["OFM_HEIGHT"] * op["OFM_WIDTH"] * op["OFM_DEPTH"] * source.element_size
+    return _Map(region, offset, tuple(copies)) if size == source.nbytes and offset % BRICK == 0 else None
+
+
+def _with_copies(tables: Tables, copied: Mapping[str, int], spec: EthosUCompileSpec) -> tuple[Tables, int]:
+    """Vela's database with transfers for copies, and the cycles saved.
+
+    Args:
+        copied: name of a copy's row -> bytes.
+    """
+    header, rows = tables["perf"]
+    slow = spec.memory_system.arena_area
+    saved, made = 0, []
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        if cells["name"] in copied:
+            cycles = math.ceil(copied[cells["name"]] / spec.bytes_per_cycle[slow])
+            saved += int(cells["op_cycles"]) - cycles
+            cells |= {"op_cycles": str(cycles), "npu_cycles": "0", f"{slow}_ac": str(cycles)}
+        made.append([cells[name] for name in header])
+    return {**tables, "perf": (header, made)}, saved
+
+
+def _made_from(model: CompiledModel, given: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
+    """For each input the operations of Vela's schedule that its convolution became."""
+    _, positions = serialize_with_positions(given)
+    index = {op.result.name: position for op, position in zip(given.ops, positions, strict=True)}
+    made = [{index[name] for name in each.made} for each in planes]
+    return [[row for row in model.rows() if row.tosa_op in own] for own in made]
+
+
+def _in_planes(
+    op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
+) -> Mapping[str, int | Bits] | None:
+    """The registers of a command that reads planes, and what it reads marked as ``seen``; None if it reads anything else."""
+    brick = BRICK * element_size
+    pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
+    at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)
+    strides = op["IFM_STRIDE_Y"], op["IFM_STRIDE_X"]
+    whole = all(stride % pixel == 0 for stride in strides) and inside % brick == 0 and op["IFM_DEPTH"] % BRICK == 0
+    if op["IFM_REGION"] != where.region or op["IFM_PRECISION.format"] != _NHWC or not whole:
+        return None
+    high, wide = strides[0] // pixel, strides[1] // pixel
+    y, x = np.ogrid[: op["OFM_HEIGHT"], : op["OFM_WIDTH"]]
+    places = at + y * high + x * wide
+    if places.min() < 0 or places.max() >= seen.size or op["IFM_HEIGHT0"] < len(y) or op["IFM_WIDTH0"] < x.shape[1]:
+        return None
+    seen[places] = True
+    return {
+        "IFM_PRECISION": Bits(_BRICKS),
+        "IFM_BASE0": where.offset + at * brick + inside // brick * plane,
+        "IFM_STRIDE_Y": high * brick,
+        "IFM_STRIDE_X": wide * brick,
+        "IFM_STRIDE_C": plane,
+    }
+
+
+def _of_meant(tables: Tables, given: Graph, meant: Graph, planes: Sequence[Planes]) -> Tables:
+    """Vela's database, whose sources are the operators of the graph that is meant: a convolution stands for its TRANSPOSE."""
+    if "source" not in tables:
+        return tables
+    _, before = serialize_with_positions(given)
+    _, after = serialize_with_positions(meant)
+    now = {op.result.name: position for op, position in zip(meant.ops, after, strict=True)}
+    turned = {name: each.name for each in planes for name in each.made}
+    moved = {
+        str(position): str(now[turned.get(op.result.name, op.result.name)]) for op, position in zip(given.ops, before, strict=True)
+    }
+    header, rows = tables["source"]
+    key = header.index("ext_key")
+    return {**tables, "source": (header, [[*row[:key], moved.get(row[key], row[key]), *row[key + 1 :]] for row in rows])}
