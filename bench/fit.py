@@ -175,8 +175,11 @@ def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:
 
 
 def _codes(x: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """As ExecuTorch's kernel does it: times the reciprocal of the scale."""
     codes = info.codes
-    return x if codes is None else torch.quantize_per_tensor(x, codes.scale, codes.zero_point, torch.qint8).int_repr()
+    if codes is None:
+        return x
+    return (torch.round(x * (1.0 / codes.scale)) + codes.zero_point).clamp(-128, 127).to(torch.int8)
 
 
 def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
