@@ -20,7 +20,7 @@ from ethorch.rewrite.planes import shallow_copy, turned_inputs, without_turned_i
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
-from ethorch.target.tuning import Tuning
+from ethorch.target.tuning import ReadPlanes, Tuning
 from ethorch.tosa.ir import NOWHERE, Graph, Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
@@ -132,24 +132,24 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     Raises:
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
     """
-    usual = replace(tuning, most_planes_read=None)
-    if not turned_inputs(graph, tuning.most_planes_read):
-        return compile_graph(rewritten(graph, usual, spec), spec)
-    known = arena.Known(serialize(graph), *arena.keys(spec), "planes")
+    way = tuning.read_planes
+    if way is None or not turned_inputs(graph, way.most):
+        return compile_graph(rewritten(graph, tuning, spec), spec)
+    known = arena.Known(serialize(graph), *arena.keys(spec), f"planes {way}")
     found, answer = known.get()
-    read = _reading_planes(graph, tuning, spec) if answer or not found else None
-    if found and answer and read is not None:
+    read = _reading_planes(graph, tuning, way, spec) if answer or not found else None
+    if read is not None and answer:
         return read
-    other = compile_graph(rewritten(graph, usual, spec), spec)
+    other = compile_graph(rewritten(graph, tuning, spec), spec)
     better = read is not None and read.performance.total_cycles < other.performance.total_cycles
     known.put(int(better))
     return read if read is not None and better else other
 
 
-def _reading_planes(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered | None:
+def _reading_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
     """The program in which convolutions read what comes in planes; None where Vela leaves no way to."""
-    meant = rewrite(shallow_copy(graph), tuning)
-    given, planes = without_turned_inputs(meant, tuning.most_planes_read or 0)
+    meant = rewrite(shallow_copy(graph), replace(tuning, fold_strides=way.fold))
+    given, planes = without_turned_inputs(meant, way.most)
     if not planes:
         return None
     try:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ethorch.rewrite.planes import reads_planes
 from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.target.tuning import FoldColumns, FoldSquares
 from ethorch.tosa.ir import Op, Value
@@ -37,21 +36,12 @@ class _FoldedAxis(NamedTuple):
         return cls(fold, folded + min(behind, 0), taps, front, max(behind, 0), lead)
 
 
-def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares | None, most_planes: int | None = None) -> None:
-    """Fold each strided CONV2D of few channels that the NPU then runs faster. No bit changes.
-
-    Args:
-        most_planes: of an input that a convolution turns by itself (``rewrite.planes``).
-    """
-    if fold is None:
-        return
+def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
+    """Fold each strided CONV2D of few channels that the NPU then runs faster. No bit changes."""
     for op in r.named("CONV2D"):
         if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
             if isinstance(fold, FoldColumns):
                 _fold_columns(r, op, fold)
-            elif (turn := r.producer(op.operands[0], "TRANSPOSE")) is not None and reads_planes(r, turn, most_planes):
-                if fold.columns is not None:
-                    _fold_columns(r, op, fold.columns)
             else:
                 _fold_squares(r, op, fold)
 

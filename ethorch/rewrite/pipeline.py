@@ -27,7 +27,7 @@ from ethorch.rewrite.split_convolutions import split_convolutions
 from ethorch.rewrite.split_tiles import split_tiles
 from ethorch.rewrite.split_transposes import split_transposes
 from ethorch.rewrite.vela_bugs import work_around
-from ethorch.target.tuning import UNTUNED, Tuning
+from ethorch.target.tuning import UNTUNED, FoldColumns, FoldSquares, Tuning
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.text import to_text
 from ethorch.tosa.verify import verify
@@ -114,7 +114,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
             Step("split convolutions", always(split_convolutions), "Before shapes are kept, which moves the RESHAPE it looks for."),
             Step(
                 "fold strides",
-                lambda r, t: fold_strides(r, t.fold_strides, t.most_planes_read),
+                Tuned[FoldColumns | FoldSquares](fold_strides, lambda t: t.fold_strides),
                 "After padding is merged into the convolutions: it folds the padding, too.",
             ),
             Step("keep shapes", always(keep_shapes), "Last: it moves RESHAPEs on, which then merge with others."),

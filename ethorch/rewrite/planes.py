@@ -72,19 +72,20 @@ def input_of(r: Rewriter, value: Value) -> Value:
     return value
 
 
-def reads_planes(r: Rewriter, op: Op, most: int | None) -> bool:
-    """Will ``op``, which turns an input of the graph, be a convolution that reads planes?"""
-    if most is None or r.is_region or (source := input_of(r, op.operands[0])) not in r.graph.inputs:
-        return False
-    return planes_of(op, source, most) is not None
+def _turned(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
+    """The TRANSPOSEs of inputs that convolutions may read in planes, each with its input, planes, and places of a plane."""
+    found = []
+    for op in r.named("TRANSPOSE"):
+        source = input_of(r, op.operands[0])
+        size = planes_of(op, source, most) if source in r.graph.inputs else None
+        if size is not None:
+            found.append((op, source, *size))
+    return found
 
 
-def turned_inputs(graph: Graph, most: int | None) -> bool:
+def turned_inputs(graph: Graph, most: int) -> bool:
     """Is an input of the graph turned that convolutions may read in planes?"""
-    if most is None or not any(op.name == "TRANSPOSE" for op in graph.ops):
-        return False
-    r = Rewriter(graph)
-    return any(reads_planes(r, op, most) for op in r.named("TRANSPOSE"))
+    return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_turned(Rewriter(graph), most))
 
 
 def shallow_copy(graph: Graph) -> Graph:
@@ -101,27 +102,22 @@ def without_turned_inputs(graph: Graph, most: int) -> tuple[Graph, tuple[Planes,
         most: planes that such an input may have.
     """
     r = Rewriter(shallow_copy(graph))
-    found = []
-    for op in r.named("TRANSPOSE"):
-        source = input_of(r, op.operands[0])
-        size = planes_of(op, source, most) if source in r.graph.inputs else None
-        if size is not None:
-            found.append(_by_convolution(r, op, source, *size))
+    found = tuple(_by_convolution(r, *turned) for turned in _turned(r, most))
     if not found:
         return graph, ()
     r.drop_dead()
-    return r.finish(), tuple(found)
+    return r.finish(), found
 
 
 def _by_convolution(r: Rewriter, op: Op, source: Value, count: int, places: int) -> Planes:
     rows, columns = _as_map(op.result.shape, places // BRICK)
     at, shape, name, before = r.before(op), op.result.shape, op.result.name, set(r)
-    made = _turned(at, at.reshape(source, 1, rows, columns, BRICK * count), count)
+    made = _in_pixels(at, at.reshape(source, 1, rows, columns, BRICK * count), count)
     r.replace(op, at.reshape(made, *shape))
     return Planes(name, r.graph.inputs.index(source), tuple(op.result.name for op in r if op not in before), count, rows, columns)
 
 
-def _turned(at: Place, bricks: Value, count: int) -> Value:
+def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
     """Channels, sixteen places of the first plane, sixteen of the next and so on, in the order of places."""
     depth = BRICK * count
     picking = np.zeros((depth, 1, 1, depth), np.int8)

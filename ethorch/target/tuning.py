@@ -88,8 +88,16 @@ class FoldSquares:
     #: Places (height times width) of an INT8 and of an INT16 input from which it pays.
     least_places_int8: int
     least_places_int16: int
-    #: How columns alone are folded where a convolution reads planes, so that nothing is transposed. None: they are not.
-    columns: FoldColumns | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPlanes:
+    """A convolution reads an input in planes and turns it to NHWC (``rewrite.planes``), where Vela estimates fewer cycles so."""
+
+    #: Most planes of an input: a convolution costs 16 multiply-adds an element for each.
+    most: int
+    #: How strided convolutions fold then, instead of by ``fold_strides``.
+    fold: FoldColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +140,8 @@ class Tuning:
     fewest_results_of_wide_stride: int | None = None
     #: Which strided convolutions of few channels fold places into channels (``rewrite.fold_strides``). None: none.
     fold_strides: FoldColumns | FoldSquares | None = None
-    #: Most planes of an input that a convolution turns to NHWC by itself (``rewrite.planes``). None: TRANSPOSEs turn all.
-    most_planes_read: int | None = None
+    #: Which inputs convolutions may read in planes. None: TRANSPOSEs turn all.
+    read_planes: ReadPlanes | None = None
     #: Most channels that a convolution reads to pick some of them by its weights (``rewrite.select_channels``). None: none picks.
     largest_selection: int | None = None
     #: A pixel shuffle whose result is wanted as NCHW makes NHWC first (``rewrite.order_channels``).

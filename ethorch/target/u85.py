@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ethorch.target.family import Family
-from ethorch.target.tuning import FoldColumns, FoldSquares, RowCost, TileCost, TransposeCost, Tuning
+from ethorch.target.tuning import FoldColumns, FoldSquares, ReadPlanes, RowCost, TileCost, TransposeCost, Tuning
 from ethorch.target.u55 import CHANNELS, NONE, PICTURES, POOL
 from ethorch.tosa.limits import Limits, upto
 
@@ -25,13 +25,8 @@ TUNING = Tuning(
     fewest_results_of_wide_stride=4096,
     turns_stored_transposes=True,
     most_rows_pooled=15,
-    fold_strides=FoldSquares(
-        channels=16,
-        least_places_int8=2048,
-        least_places_int16=20_000,
-        columns=FoldColumns(channels=16, taps=1, least_products=0),
-    ),
-    most_planes_read=4,
+    fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
+    read_planes=ReadPlanes(most=4, fold=FoldColumns(channels=16, taps=1, least_products=0)),
     largest_selection=1024,
     shuffles_by_nhwc=True,
     transpose_steps=TransposeCost(

@@ -7,7 +7,7 @@ the registers held is put back behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
+_NO_KERNELS = ("NPU_OP_DMA_START", "NPU_OP_DMA_WAIT", "NPU_OP_KERNEL_WAIT", "NPU_OP_STOP")
 _NHWC, _BRICKS = 0, 1 << 6  # of IFM_PRECISION.format, and of the parameter that holds it (npu-reference 2.3)
 
 
@@ -61,14 +62,16 @@ def with_planes(
     settings: dict[int, Mapping[str, int | Bits]] = {}
     instead: dict[int, list[int]] = {}
     copied: dict[str, int] = {}
+    turning: set[str] = set()
     for each, rows in zip(planes, _made_from(model, given, planes), strict=True):
         source = model.inputs[each.input]
-        readers = [op for op in program.operations() if op.name != "NPU_OP_DMA_START" and model.op_at(op.offset) in rows]
+        readers = [op for op in program.operations() if op.name not in _NO_KERNELS and model.op_at(op.offset) in rows]
         where = _map_of(readers, source)
         seen = np.zeros(each.rows * each.columns, bool)
         found = None if where is None else [_in_planes(op, where, each, source.element_size, seen) for op in readers]
         if where is None or found is None or None in found[len(where.copies) :] or not seen.all():
             return None
+        turning |= {row.name for row in rows}
         settings |= {op.offset: own for op, own in zip(readers, found, strict=True) if own is not None}
         for number, op in enumerate(where.copies):
             row = model.op_at(op.offset)
@@ -80,9 +83,9 @@ def with_planes(
                 settings[op.offset] = dict(zip(DMA_REGISTERS, values, strict=True))
     commands, offsets = with_registers(model.command_stream, program, settings, instead=instead)
     tables = with_offsets(_of_meant(model.tables, given, meant, planes), offsets.__getitem__)
-    tables, saved = _with_copies(tables, copied, spec)
-    total = model.performance.total_cycles - saved
-    performance = replace(model.performance, total_cycles=total)
+    tables, saved, products = _estimated(tables, copied, turning, spec)
+    before = model.performance
+    performance = replace(before, total_cycles=before.total_cycles - saved, mac_count=before.mac_count - products)
     return replace(model, command_stream=commands, performance=performance, load_tables=lambda: tables)
 
 
@@ -110,23 +113,29 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
     return _Map(region, offset, tuple(copies)) if size == source.nbytes and offset % BRICK == 0 else None
 
 
-def _with_copies(tables: Tables, copied: Mapping[str, int], spec: EthosUCompileSpec) -> tuple[Tables, int]:
-    """Vela's database with transfers for copies, and the cycles saved.
+def _estimated(
+    tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
+) -> tuple[Tables, int, int]:
+    """Vela's database with transfers for copies, and without products where data only moves; the cycles and products less.
 
     Args:
         copied: name of a copy's row -> bytes.
+        turning: names of the rows of convolutions that move data.
     """
     header, rows = tables["perf"]
     slow = spec.memory_system.arena_area
-    saved, made = 0, []
+    saved, products, made = 0, 0, []
     for row in rows:
         cells = dict(zip(header, row, strict=True))
         if cells["name"] in copied:
             cycles = math.ceil(copied[cells["name"]] / spec.bytes_per_cycle[slow])
             saved += int(cells["op_cycles"]) - cycles
             cells |= {"op_cycles": str(cycles), "npu_cycles": "0", f"{slow}_ac": str(cycles)}
+        if cells["name"] in turning:
+            products += int(cells["mac_count"])
+            cells["mac_count"] = "0"
         made.append([cells[name] for name in header])
-    return {**tables, "perf": (header, made)}, saved
+    return {**tables, "perf": (header, made)}, saved, products
 
 
 def _made_from(model: CompiledModel, given: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
