@@ -234,7 +234,7 @@ class Program:
 
         - ``.pte``: the program.
         - ``.bpte``: with inputs and expected outputs, for ExecuTorch's test runners; the samples are the model's.
-        - ``.tosa``: the TOSA flatbuffer that Vela compiled; only of a program with one delegate.
+        - ``.tosa``: the TOSA flatbuffer that was compiled; only of a program with one delegate.
         - no ending: a folder, with ``model.pte``, ``settings.toml``, ``program.json`` and each delegate's TOSA and payload.
 
         Returns:
