@@ -146,7 +146,7 @@ def explain(
     cpu: Annotated[bool, typer.Option("--cpu", help="Only what runs on the CPU.")] = False,
     method: options.Method = None,
 ) -> Answer:
-    """Why is an operator on the NPU, or not? Where each runs, what it costs, reasons, ways out. Of a .pte or a saved folder, too."""
+    """Why is an operator on the NPU, or not? Where each runs, what it costs, reasons, ways out. Takes a .pte or saved folder."""
     chosen = options.settings_of(quantization, compiler)
     if model.endswith(".pte") or (Path(model) / "model.pte").is_file():
         program = options.load_program(Path(model), method)
