@@ -25,6 +25,7 @@ from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
+from ethorch.model_zoos import torchvision_models
 from ethorch.user_code import ZOOS, Reference, explained, find, first_sentence
 from ethorch.words import did_you_mean
 
@@ -165,7 +166,13 @@ def _imported(reference: Reference) -> ModuleType:
                 raise EthorchError(f"{path} cannot be imported as a Python file.")
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module  # dataclasses look their module up there
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except RuntimeError as error:
+                if "torchvision::" not in str(error):
+                    raise
+                torchvision_models(needed=False)  # its compiled extension does not fit the installed torch
+                spec.loader.exec_module(module)
             return module
     finally:
         sys.path.remove(folder)

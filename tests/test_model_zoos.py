@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -95,3 +97,15 @@ def test_made_up_inputs_are_the_same_each_time_and_smooth() -> None:
     assert (x[..., 1:] - x[..., :-1]).abs().max() < x.std(), "neighbouring pixels are alike"
     assert model_zoos.made_up((2, 5)).std() > 0.3
     assert model_zoos.made_up((1, 4), torch.int64).tolist() == [[1, 1, 1, 1]]
+
+
+def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
+    """Also where its compiled extension does not fit the installed torch."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    (tmp_path / "net.py").write_text(
+        "import torch, torchvision\ndef net():\n    return torchvision.models.squeezenet1_1().eval(), torch.rand(1, 3, 32, 32)\n"
+    )
+    script = "import sys; from ethorch.model_files import load_model; print(type(load_model(sys.argv[1]).module).__name__)"
+    child = subprocess.run([sys.executable, "-c", script, f"{tmp_path}/net.py:net"], capture_output=True, text=True)
+    assert child.stdout.strip() == "SqueezeNet", child.stderr

@@ -194,7 +194,7 @@ def origin_of(node: Node) -> Origin:
     for path, _ in stack.values():
         module = path
     source = ""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]  # files
     if frames:
         own = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
         if own or not module:  # a line of torch's says less than the name of the module that has it
