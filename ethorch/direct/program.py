@@ -23,28 +23,27 @@ PUT_KERNEL = "aten::index_put_"
 def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     """The program whose one method, ``forward``, is the whole.
 
-    A buffer of codes is a tensor in a memory of its own, ``SHARED_MEMORY``, that begins with contents of the file. The delegate
-    takes it and gives it. Of a buffer that is written in parts, it gives these, which lie in the buffer or are put there by an
-    operator on the CPU.
+    A buffer of codes is a tensor in a memory of its own, ``SHARED_MEMORY``, that begins with contents of the file; equal ones, as of
+    caches, are stored once. The delegate takes it and gives it. Of a buffer that is written in parts, it gives these, which lie in
+    the buffer or are put there by an operator on the CPU.
     """
-    contents: dict[str, int] = {}
+    contents: dict[bytes, int] = {}
     method = method_of(whole, spec, "forward", contents)
-    mutable = (b"", *(whole.states[name].initial.contiguous().numpy().tobytes() for name in contents))
-    return Program({"forward": method}, mutable=(mutable,) if contents else ())
+    return Program({"forward": method}, mutable=((b"", *contents),) if contents else ())
 
 
-def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[str, int]) -> Method:
+def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[bytes, int]) -> Method:
     """The whole as a method of that name.
 
     Args:
-        contents: name of a buffer -> the index of its first contents among the program's ``mutable``; those of the whole are added.
+        contents: first contents of buffers -> their index among the program's ``mutable``; those of the whole are added.
     """
     table = Values()
     places: dict[Node, int] = {}
     wholes: dict[str, int] = {}
     at = 0
     for buffer, state in whole.states.items():
-        number = contents.setdefault(buffer, len(contents) + 1)
+        number = contents.setdefault(state.initial.contiguous().numpy().tobytes(), len(contents) + 1)
         wholes[buffer] = places[state.read] = table.state(state.read, buffer, number, at)
         if state.written is not None:
             places[state.written] = places[state.read]

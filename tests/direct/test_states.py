@@ -25,6 +25,7 @@ from ethorch.direct import lower_whole
 from ethorch.direct.build import Build
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Value
+from ethorch.formats.pte_writer import write
 from ethorch.fx.states import with_codes
 from tests.support.pte_files import check_round_trip
 from tests.support.states import CASES, Attention, Case, Inputs, run
@@ -95,6 +96,37 @@ def test_a_state_begins_with_the_models_contents_and_lies_apart(name: str) -> No
     assert sum(v.nbytes for v in named(method).values()) <= method.memories[2]
     others = [v.place for v in method.values if v.place and not (v.extra and v.extra.name)]
     assert all(memory == 1 or name == "slots" for memory, _ in others)  # which has parts that are written
+
+
+def test_equal_contents_are_stored_once_and_states_do_not_meet() -> None:
+    """The runtime copies them: int16 zeros of h and c are one entry of the file, and the two go ways of their own."""
+    case = CASES["lstm"]
+    module, steps, spec = case.quantized(CONFIGS["int16"]())
+    build = flow.build(module, steps[0], spec)
+    parsed = pte.read(build.pte)
+    states = named(parsed.methods["forward"])
+    assert len(states) == 2 and {value.data for value in states.values()} == {1}
+    assert len({value.place for value in states.values()}) == 2
+    (segment,) = parsed.mutable
+    assert [bytes(entry).strip(b"\0") for entry in segment] == [b"", b""] and len(segment[1]) == max(
+        v.nbytes for v in states.values()
+    )
+    (first,) = segment[1:]
+    apart = dataclasses.replace(
+        parsed,
+        mutable=((b"", first, first),),
+        methods={
+            "forward": dataclasses.replace(
+                parsed.methods["forward"],
+                values=tuple(
+                    dataclasses.replace(v, data=2) if v.extra and v.extra.name == list(states)[1] else v
+                    for v in parsed.methods["forward"].values
+                ),
+            )
+        },
+    )
+    wanted = run(host.load(write(apart)), steps)
+    assert all(torch.equal(one, other) for one, other in zip(run(host.load(build.pte), steps), wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", [name if name == "delayed" else pytest.param(name, marks=pytest.mark.long) for name in CASES])
