@@ -24,6 +24,7 @@ from ethorch.backend import Lowered
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
 from ethorch.metrics import sqnr_db
+from ethorch.quantizer.preparing import prepare
 from ethorch.tosa import reference_model
 
 Record = dict[str, Any]
@@ -122,9 +123,9 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
 
 
 def _quantized(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    prepared = prepare_pt2e(torch.export.export(model, inputs).module(check_guards=False), quantizer)
+    prepared = prepare(torch.export.export(model, inputs).module(check_guards=False), quantizer)
     with torch.no_grad():
         for sample in calibration:
             prepared(*sample)

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 from ethorch.fx.node import op_name, tensor_of
+from ethorch.quantizer.decompose import settle_batch_norms
 
 _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
 
@@ -20,8 +21,11 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
     torchao looks through all of the graph for dead code after each batch norm, so that 200 of them take most of the time of
     preparing; here that is done once. Convolutions that share a weight and have different batch norms behind them, as the heads of
-    detectors for several levels, get a weight for each: torchao would fold the first one into all.
+    detectors for several levels, get a weight for each: torchao would fold the first one into all. And a batch norm stays where
+    others read its convolution, too, as in front of a residual branch that begins with one: torchao would let them read the
+    normalized values.
     """
+    settle_batch_norms(graph, _shares_convolution)
     _part_weights(graph)
     with _without_search(graph.graph):
         _fuse_conv_bn_(graph)
@@ -50,9 +54,24 @@ def _part_weights(graph: GraphModule) -> None:
                 _give_bias(graph, convolutions, f"{own}_bias")
 
 
+def _shares_convolution(norm: Node) -> bool:
+    """Is it a batch norm of a convolution that has other readers, or of such a one's batch norm?"""
+    if not _is_norm(norm):
+        return False
+    source, shared = norm, False
+    while _is_norm(source) and isinstance(source.args[0], Node):
+        source = source.args[0]
+        shared = shared or len(source.users) > 1
+    return shared and source.op == "call_function" and op_name(source.target).startswith("aten.conv")
+
+
+def _is_norm(node: Node) -> bool:
+    return node.op == "call_function" and op_name(node.target) in _NORMS
+
+
 def _norm_of(convolution: Node) -> Node | None:
     """The batch norm that reads it."""
-    return next((user for user in convolution.users if user.op == "call_function" and op_name(user.target) in _NORMS), None)
+    return next(filter(_is_norm, convolution.users), None)
 
 
 def _norm_behind(convolution: Node) -> tuple[str, ...]:

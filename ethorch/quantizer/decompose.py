@@ -145,12 +145,12 @@ def _moves(node: Node) -> bool:
     return spec is not None and spec.moves
 
 
-def settle_batch_norms(model: GraphModule) -> None:
+def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
     """Batch norms that stay become the form with fixed statistics, in place.
 
     ``convert_pt2e`` takes the other forms for a sign of training and exports 96 patterns to look for (10 s).
     """
-    for node in list(model.graph.nodes):
+    for node in filter(stays, list(model.graph.nodes)):
         if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":
             x, weight, bias, mean, var, momentum, eps = node.args
             s = AtenBuilder(model, node)

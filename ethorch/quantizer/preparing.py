@@ -17,7 +17,7 @@ from ethorch.quantizer.batch_norms import fold_batch_norms
 
 
 def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
-    """What ``prepare_pt2e(graph, quantizer)`` returns, node by node, but for batch norms behind convolutions that share a weight.
+    """What ``prepare_pt2e(graph, quantizer)`` returns, node by node, but for batch norms that it would fold wrongly.
 
     See ``fold_batch_norms``.
     """
