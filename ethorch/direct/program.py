@@ -23,9 +23,9 @@ PUT_KERNEL = "aten::index_put_"
 def program_of(whole: Whole, spec: EthosUCompileSpec) -> Program:
     """The program whose one method, ``forward``, is the whole.
 
-    A buffer of codes is a tensor in a memory of its own, ``SHARED_MEMORY``, that begins with contents of the file; equal ones, as of
-    caches, are stored once. The delegate takes it and gives it. Of a buffer that is written in parts, it gives these, which lie in
-    the buffer or are put there by an operator on the CPU.
+    A buffer of codes is a tensor in a memory of its own, ``SHARED_MEMORY``, that begins with contents of the file; equal ones, as
+    of caches, are stored once. The delegate takes it and gives it. Of a buffer that is written in parts, it gives these, which lie
+    in the buffer or are put there by an operator on the CPU.
     """
     contents: dict[bytes, int] = {}
     method = method_of(whole, spec, "forward", contents)
