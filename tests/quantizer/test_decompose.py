@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 import pytest
 import torch
@@ -56,8 +57,8 @@ def test_nothing_stays_on_the_cpu(name: str, target: str) -> None:
     model, calibration = Behind(FUNCTIONS[name]).eval(), samples((2, 3, 8))
     q = quantized(model, calibration, target=target)
     assert ladder.refusal_ids(q.program, target) == set()
-    with torch.no_grad():
-        assert sqnr_db(model(*calibration[0]), q.module(*calibration[0])) > 16
+    with torch.no_grad():  # the median: a value beside the step of "less" may fall to its other side
+        assert median(sqnr_db(model(*inputs), q.module(*inputs)) for inputs in calibration) > 16
 
 
 @pytest.mark.long
