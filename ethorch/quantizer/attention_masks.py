@@ -19,7 +19,7 @@ from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.fx.node import arguments, is_float, op_name
 from ethorch.ops.arithmetic import add, mul, sub
 from ethorch.ops.attention import MASKED
-from ethorch.ops.clamp import clamp, maximum
+from ethorch.ops.clamp import clamp, maximum, minimum
 from ethorch.ops.division import div
 from ethorch.ops.joining import cat
 from ethorch.ops.selection import masked_fill, where
@@ -145,6 +145,15 @@ def _bounded(s: AtenBuilder, node: Node, x: Any, y: Any) -> Any:
     return None
 
 
+def _lesser(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
+    """The lesser of two masks masks where one of both does."""
+    first, second = mask_of(s, x), mask_of(s, y)
+    if first is None or second is None or not (first.masks or second.masks):
+        return None
+    rest = torch.minimum(first.rest, second.rest)
+    return mask_tensors.drawn(s, node, mask_tensors.Mask(either(s, first.masked, second.masked), rest))
+
+
 def _clamped(s: AtenBuilder, node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
     return _bounded(s, node, x, low) if high is None else None
 
@@ -178,5 +187,5 @@ def _as_large(arg: Any, node: Node) -> bool:
 
 _FORMS: dict[Any, Callable[..., Any]] = {
     masked_fill: _fill, where: _where, add: _add, sub: _subtract, mul: _product, div: _quotient, maximum: _bounded,
-    clamp: _clamped, cat: _joined,
+    minimum: _lesser, clamp: _clamped, cat: _joined,
 }  # fmt: skip

@@ -30,6 +30,7 @@ aten = torch.ops.aten
 
 HUGE = -1e4  #: a number to mask with, not to compute with
 SUNK = HUGE / 2  #: what is masked stays below it once scores were added
+_BEYOND = -1e9  #: times anything but 0 it leaves nothing of a score
 _APART = 100.0  #: a mask's numbers are at least that many times as large as all else that is added
 #: What changes no element, and where masks are looked for behind it.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
@@ -133,11 +134,17 @@ def chosen(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node 
 
 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """The product of a tensor of 0 and 1 and a number to mask with."""
+    """The product of a tensor of 0 and 1 and a number to mask with.
+
+    What a softmax reads a billion times is taken for such a tensor, whatever it is: nothing but 0 leaves a score there.
+    """
     for factor, other in ((x, y), (y, x)):
         value = s.number(other)
         if value is not None and value <= HUGE and isinstance(factor, Node):
-            hidden = _is_one(s, factor, softens=_reaches_softmax(node))
+            softens = _reaches_softmax(node)
+            hidden = _is_one(s, factor, softens=softens)
+            if hidden is None and softens and value <= _BEYOND:
+                hidden = s(aten.gt.Scalar, factor, 0.5)
             if hidden is not None:
                 return drawn(s, node, Mask(hidden, torch.zeros(())))
     return None

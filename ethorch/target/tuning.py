@@ -133,6 +133,11 @@ class Tuning:
     #: kernels of 49 elements and more are taken in turn at any size. None: always at once.
     largest_max_pool_in_turn_bytes: float | None = None
 
+    # --- what is compiled in two ways, of which the faster is taken ---------------------------------------------------
+
+    #: Which inputs convolutions may read in planes. None: TRANSPOSEs turn all.
+    read_planes: ReadPlanes | None = None
+
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
     #: Fewest places with results of a pool of overlapping windows, or means of squares, with a stride above 3 that is not left to
@@ -140,8 +145,6 @@ class Tuning:
     fewest_results_of_wide_stride: int | None = None
     #: Which strided convolutions of few channels fold places into channels (``rewrite.fold_strides``). None: none.
     fold_strides: FoldColumns | FoldSquares | None = None
-    #: Which inputs convolutions may read in planes. None: TRANSPOSEs turn all.
-    read_planes: ReadPlanes | None = None
     #: Most channels that a convolution reads to pick some of them by its weights (``rewrite.select_channels``). None: none picks.
     largest_selection: int | None = None
     #: A pixel shuffle whose result is wanted as NCHW makes NHWC first (``rewrite.order_channels``).

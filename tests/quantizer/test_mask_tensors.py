@@ -36,6 +36,9 @@ WAYS: dict[str, Any] = {
     "causal and where": lambda keep: torch.full((N, N), INF).triu(1) + torch.where(keep > 0, 0.0, -1e9)[:, None, None, :],
     "causal, then fill": lambda keep: torch.full((1, 1, N, N), LEAST).triu(1).masked_fill((keep == 0)[:, None, None, :], LEAST),
     "all, then fill": lambda keep: torch.full((1, 1, N, N), LEAST).masked_fill((keep > 0)[:, None, None, :] & ~FUTURE, 0.0),
+    "least of two": lambda keep: torch.minimum(
+        (1 - keep.view(1, N, 1).expand(1, N, 3).amin(-1))[:, None, None, :] * LEAST, torch.full((N, N), LEAST).triu(1)
+    ),
     "fill the inverse": lambda keep: (1.0 - keep).masked_fill((1.0 - keep).to(torch.bool), LEAST)[:, None, None, :],
     "where with a bias": lambda keep: torch.where(
         (keep > 0)[:, None, None, :], torch.linspace(-1, 1, 4).view(1, 4, 1, 1), torch.tensor(-1e9)
