@@ -33,8 +33,8 @@ from ethorch.formats.payload import DelegatePayload
 
 Record = dict[str, Any]
 TURNS = 4  # of the simulator and PyTorch for each input, and of batches on one and two threads
-BATCH_IMAGES = 2000  # at most
-BATCH_WORK = 2e10  # work units of a batch, a second or so
+BATCH_IMAGES = 20000  # at most
+BATCH_SECONDS = 1.0  # of a batch on one thread: where it is short, two threads differ by the last image
 BATCH_GROWTH = 64  # further images whose memory is measured
 
 
@@ -104,7 +104,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
                 distinct |= set(np.unique(expected).tolist())
         shares.append((machine.plan.share if machine.plan else 0.0, program.work))
         if number == 0:
-            batch = measure_batch(program, delegate.payload, [step[0] for step in taken])
+            batch = measure_batch(program, delegate.payload, [step[0] for step in taken], min(times[1:]))
         first += times[0]
         later += min(times[1:])
         reference += min(reference_times)
@@ -141,13 +141,16 @@ def _eager(case: Any, module: Any) -> Callable[[], float]:
     return once
 
 
-def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any]) -> Record:
-    """A delegate over a batch of its inputs: images a second of CPU, and speedup by the clock, of two threads over one."""
+def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any], seconds: float) -> Record:
+    """A delegate over a batch of its inputs: images a second of CPU, and speedup by the clock, of two threads over one.
+
+    ``seconds`` is what one image takes.
+    """
     import numpy as np
 
     from ethorch.npu import Place, run_many, staging_bytes
 
-    count = max(4, min(BATCH_IMAGES, int(BATCH_WORK // max(program.work, 1))))
+    count = max(4, min(BATCH_IMAGES, int(BATCH_SECONDS / seconds)))
     given = [
         (Place(t.region, t.offset, t.nbytes), np.stack([inputs[n % len(inputs)][k] for n in range(count)]).view(np.uint8))
         for k, t in enumerate(payload.inputs)

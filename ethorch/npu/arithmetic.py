@@ -27,7 +27,7 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Scaling:
     """v -> v * multiplier / 2**shift, rounded. multiplier and shift are int64 scalars or one per channel.
 
@@ -43,7 +43,7 @@ class Scaling:
 
     @cached_property
     def is_identity(self) -> bool:
-        if np.ndim(self.shift) == 0 and np.ndim(self.multiplier) == 0:
+        if self.shift.ndim == 0 and self.multiplier.ndim == 0:
             return int(self.multiplier) == 1 and int(self.shift) == 0
         return bool(np.all(self.multiplier == 1) and np.all(self.shift == 0))
 
@@ -56,7 +56,7 @@ class Scaling:
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
-        if np.ndim(self.shift) == 0:
+        if self.shift.ndim == 0:
             return _addends_of(int(self.shift), self.rounding, self.double)
         return _addends(self)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +35,7 @@ def type_range(dtype: Dtype) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-@dataclass(frozen=True, eq=False)
-class Tile:
+class Tile(NamedTuple):
     """Rows y..y+height, columns x..x+width of a box, at one base address."""
 
     y: int
@@ -58,9 +58,12 @@ class View:
         return [self.array] if self.rest is None else [self.array, self.rest]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FeatureMap:
-    """Where a box lies and how its elements are stored. It owns no bytes: ``views`` lays it over a region's memory."""
+    """Where a box lies and how its elements are stored. It owns no bytes: ``views`` lays it over a region's memory.
+
+    Nobody changes one. It is not frozen because a frozen dataclass takes six times as long to make, and a stream has thousands.
+    """
 
     name: str
     region: int
@@ -92,7 +95,7 @@ class FeatureMap:
     def in_memory(self) -> bool:
         return self.storage in (STORAGE_TILE2X2, STORAGE_TILE3X1)
 
-    @cached_property
+    @property
     def value_range(self) -> tuple[int, int]:
         return type_range(self.dtype)
 

@@ -122,8 +122,9 @@ class Streams:
         offset = -self.ifm.zero_point * rows.sum(axis=1, dtype=np.int64)
         low, high = self.ifm.value_range
         reach = max(-low, high, abs(self.ifm.zero_point))
-        sums, step = _magnitudes(rows)
-        parts = _parts(sums, reach, step, rows.shape[1])
+        most = (FLOAT32_EXACT - 1) // reach
+        sums, step = _magnitudes(rows, most)
+        parts = _parts(sums, most, step, rows.shape[1])
         largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
             raise MachineFault("convolution sums may pass 2**53, which no legal program reaches")
@@ -195,9 +196,14 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
     return spans
 
 
-def _magnitudes(weights: Array) -> tuple[Array, int]:
-    """(sums of |weight| over groups of K in weights [O, K], int32[O, groups]; how many K a group has)"""
+def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
+    """(sums of |weight| over groups of K in weights [O, K], int32[O, groups]; how many K a group has)
+
+    One group is enough where no sum can pass ``most``, which float32 holds exactly.
+    """
     taps = weights.shape[1]
+    if taps * -LEAST_WEIGHT <= most:
+        return np.abs(weights, dtype=np.int16).sum(axis=1, dtype=np.int32, keepdims=True), max(1, taps)
     step = max(1, taps // PART_CHOICES)
     groups = np.arange(0, taps, step)
     rows = max(1, _PIECE // max(taps, 1))
@@ -205,13 +211,13 @@ def _magnitudes(weights: Array) -> tuple[Array, int]:
     return np.concatenate([np.add.reduceat(np.abs(p, dtype=np.int16), groups, axis=1, dtype=np.int32) for p in pieces]), step
 
 
-def _parts(sums: Array, reach: int, step: int, taps: int) -> tuple[slice, ...]:
+def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
     """Ranges of K whose sums float32 holds exactly; empty when float64 is the better choice.
 
     Args:
-        sums: of |weight| over groups of ``step`` of the ``taps``, [O, groups]; times ``reach`` they bound a sum.
+        sums: of |weight| over groups of ``step`` of the ``taps``, [O, groups].
+        most: what a sum of them may be.
     """
-    most = (FLOAT32_EXACT - 1) // reach
     if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)
     starts = [0]

@@ -1,7 +1,8 @@
 """What an operation computes, as data: for the plan, which runs it in compiled code.
 
 ``Prepared.run`` and its form say the same thing twice. The function is the specification: where the two differ, the form, or
-what reads it, is wrong.
+what reads it, is wrong. Nobody changes a form, a window or what ``prepared`` has; none of them is frozen, because a stream has thousands
+and a frozen dataclass takes four times as long to make.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ethorch.npu.window import Window
 IDENTITY = scaling(1, 0, "NATURAL")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Nothing:
     """A command that only orders or observes what is executed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Copy:
     """A DMA of one run of bytes."""
 
@@ -33,7 +34,7 @@ class Copy:
     target: Span
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Transfer:
     """A DMA of ``outer`` times ``inner`` runs of ``length`` bytes.
 
@@ -55,7 +56,7 @@ class Transfer:
     limit: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Convolution:
     """A convolution with weights of a stream; ``depthwise`` keeps channels apart."""
 
@@ -65,7 +66,7 @@ class Convolution:
     depthwise: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Product:
     """A 1x1 convolution with weights of a feature map [1, O, C]."""
 
@@ -75,7 +76,7 @@ class Product:
     stage: OutputStage
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Pool:
     """A pool.
 
@@ -91,7 +92,7 @@ class Pool:
     stage: OutputStage
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Value:
     """What an elementwise operation computes of its operands: a function of int64 arrays, and the same as data.
 
@@ -112,7 +113,7 @@ class Value:
     mask: int = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Elementwise:
     """An operation element by element. Operands are feature maps, or constants less the zero point."""
 
@@ -122,7 +123,7 @@ class Elementwise:
     stage: OutputStage
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Resize:
     """A resize. ``rows`` and ``columns``: the denominator n, and for each output index two input indices and the fraction of n
     between them."""

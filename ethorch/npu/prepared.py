@@ -20,7 +20,7 @@ OPERATION_WORK = 1 << 17  # per operation that computes, however small
 COMMAND_WORK = 1 << 13  # per command that computes nothing
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """A prepared operation.
 
@@ -91,7 +91,7 @@ class Lazy:
         return self.value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Step:
     """An operation, what it became, and the OFM blocks that hardware cuts it into."""
 

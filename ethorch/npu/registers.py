@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from ethorch.errors import MachineFault
 
@@ -179,6 +179,7 @@ class Register:
     def key(self) -> str:
         return self.name.removesuffix("_M1")
 
+    @cached_property
     def named_fields(self) -> list[tuple[str, Field]]:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
@@ -186,7 +187,7 @@ class Register:
         """The register's values by key; MachineFault for stray bits or a value that no row names."""
         used = 0xC3FF  # opcode and control
         values = {}
-        for key, f in self.named_fields():
+        for key, f in self.named_fields:
             used |= f.mask
             values[key] = value = f.decode(word)
             if f.values is not None and value not in f.values:
@@ -513,4 +514,4 @@ def reset_state(family: str) -> Mapping[str, int]:
 @cache
 def value_names(family: str) -> Mapping[str, Enum]:
     """The named values of a family's registers and operations, by key; for printing."""
-    return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields() if f.values is not None}
+    return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields if f.values is not None}

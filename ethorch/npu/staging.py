@@ -19,12 +19,16 @@ def staging_bytes(program: Program) -> int:
     """
     highest = 0
     for op in program.operations():
-        highest = max(highest, *(end for region, end in reaches(op) if region == STAGING_REGION), 0)
+        for _, end in reaches(op, STAGING_REGION):
+            highest = max(highest, end)
     return min(-(-highest // 16) * 16, MAX_STAGING_BYTES)
 
 
-def reaches(op: Operation) -> Iterator[tuple[int, int]]:
-    """(region, end address) of all that an operation's registers point at. The operation may touch less, not more."""
+def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
+    """(region, end address) of all that an operation's registers point at, or of that in one region.
+
+    The operation may touch less, not more.
+    """
     state = op.state
     if op.name == "NPU_OP_DMA_START":
         mode = state["DMA0_SRC_REGION.stride_mode"]
@@ -40,8 +44,9 @@ def reaches(op: Operation) -> Iterator[tuple[int, int]]:
                 size = max(state["DMA0_SIZE1"], 1) * (size + max(outer))
             if state.get(f"DMA0_{end}_REGION.indexed"):
                 size += (state["DMA0_IDX_MAX"] + 1) * max(inner)
-            yield state[f"DMA0_{end}_REGION.region"], state[f"DMA0_{end}"] + size
-        if "DMA0_IDX" in state:
+            if region in (None, state[f"DMA0_{end}_REGION.region"]):
+                yield state[f"DMA0_{end}_REGION.region"], state[f"DMA0_{end}"] + size
+        if "DMA0_IDX" in state and region in (None, state["DMA0_IDX_REGION"]):
             yield state["DMA0_IDX_REGION"], state["DMA0_IDX"] + 4 * max(state["DMA0_SIZE0"], 1)
         return
     if op.name not in (
@@ -53,6 +58,8 @@ def reaches(op: Operation) -> Iterator[tuple[int, int]]:
     ):
         return
     for tensor in ("IFM", "IFM2", "OFM"):
+        if region not in (None, state[f"{tensor}_REGION"]):
+            continue
         # Rows and columns of the first tile bound those of the others; an 8-byte element is the largest.
         depth = state["OFM_DEPTH"] if tensor == "OFM" else max(state["IFM_DEPTH"], state["OFM_DEPTH"])
         rows = max(state[f"{tensor}_HEIGHT0"], state[f"{tensor}_HEIGHT1"])
@@ -64,6 +71,8 @@ def reaches(op: Operation) -> Iterator[tuple[int, int]]:
         )
         yield state[f"{tensor}_REGION"], max(state[f"{tensor}_BASE{tile}"] for tile in range(4)) + extent
     for kind in ("WEIGHT", "SCALE"):
+        if region not in (None, state[f"{kind}_REGION"]):
+            continue
         for core in ("", "1", "2", "3"):
             if f"{kind}{core}_BASE" in state:
                 yield state[f"{kind}_REGION"], state[f"{kind}{core}_BASE"] + state[f"{kind}{core}_LENGTH"]

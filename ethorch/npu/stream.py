@@ -30,11 +30,12 @@ class Header:
     local_addressing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Command:
     """One command: its number, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``: a stream has thousands of commands, most of them repeated.
+    Equal commands share ``values``: a stream has thousands of commands, most of them repeated. Nobody changes one; it is not frozen
+    because that takes four times as long to make.
     """
 
     index: int

@@ -16,7 +16,7 @@ from ethorch.npu.stream import Operation, Pair, kernel_stride
 UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Window:
     """Geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x); ``size`` is the IFM after upscaling, without padding."""
 

@@ -191,7 +191,7 @@ def rows(target: str):
 def random_command(rnd: random.Random, row) -> list[int]:
     """A command with a value its row knows."""
     word = row.code | row.cmd1 << 14
-    for _, f in row.named_fields():
+    for _, f in row.named_fields:
         raw = random_value(rnd, f)
         bits = [position for position in range(64) if f.mask >> position & 1]
         low = [b for b in bits if b >= 32] + [b for b in bits if b < 32]  # an address continues in the first word

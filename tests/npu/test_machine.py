@@ -101,7 +101,7 @@ def test_malformed_payloads_are_refused(data, message):
 def test_fields_of_a_register_do_not_overlap(family):
     for row, _ in table(family).values():
         used = 0
-        for _, f in row.named_fields():
+        for _, f in row.named_fields:
             assert not used & f.mask, row
             used |= f.mask
 

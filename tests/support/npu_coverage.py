@@ -61,7 +61,7 @@ def named(values: Values) -> set[tuple[str, str, str]]:
         for row, is_operation in table(family).values():
             if is_operation and (family, row.name) in values:
                 result.add((family, row.name, ""))
-            for key, f in row.named_fields():
+            for key, f in row.named_fields:
                 for value in values.get((family, key), ()):
                     if f.values is not None:
                         result.add((family, key, f.values[value]))
@@ -104,7 +104,7 @@ def page(values: Values) -> str:
     for row in (*OPERATIONS, *REGISTERS):
         if row in OPERATIONS:
             keys[row.name] = None
-        keys |= dict.fromkeys(key for key, _ in row.named_fields())
+        keys |= dict.fromkeys(key for key, _ in row.named_fields)
     lines += [f"| {key} | " + " | ".join(_cell(seen, family, key) for family in ALL) + " |" for key in keys]
     return "\n".join(lines) + "\n"
 
@@ -113,7 +113,7 @@ def _cell(seen: set[tuple[str, str, str]], family: str, key: str) -> str:
     known: dict[str, None] = {}
     exists = key in {row.name for row, is_operation in table(family).values() if is_operation} or key in reset_state(family)
     for row, is_operation in table(family).values():
-        for name, f in row.named_fields():
+        for name, f in row.named_fields:
             if name == key:
                 exists = exists or is_operation
                 known |= dict.fromkeys((f.values or {}).values())

@@ -77,7 +77,7 @@ def _result(form: Elementwise, before: list[Range]) -> Range | None:
 
 
 def _is_exact(r: Range, s: Scaling) -> bool:
-    return s.is_identity or (np.ndim(s.shift) == 0 and one_exact_in_double(magnitude(r), s, 0))
+    return s.is_identity or (s.shift.ndim == 0 and one_exact_in_double(magnitude(r), s, 0))
 
 
 def _pack_operand(
@@ -96,7 +96,7 @@ def _pack_operand(
 
 
 def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool) -> None:
-    if np.ndim(scale.shift):
+    if scale.shift.ndim:
         raise NotKnown("operand scales per channel")
     if scale.is_identity or not narrow:
         place.scale = c.scale(scale)

@@ -215,7 +215,7 @@ class Context:
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
         """One struct for equal scalings of a whole OFM: a stream has thousands."""
-        if np.ndim(s.shift):
+        if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
         if key not in self._scales:
@@ -223,7 +223,7 @@ class Context:
         return self._scales[key]
 
     def _scale(self, s: Scaling, _: int) -> layout.Scale:
-        if not np.ndim(s.shift):
+        if not s.shift.ndim:
             return self._one_scale(s)
         shift = np.asarray(s.shift, np.int64)
         if shift.min(initial=0) < 0 or shift.max(initial=0) > 63:
@@ -244,7 +244,7 @@ class Context:
         return layout.Scale(*self._rows(columns), 0, 0, above != below)
 
     def _double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        if not np.ndim(s.shift):
+        if not s.shift.ndim:
             return self._one_double_scale(s, zero_point)
         above, below = s.addends
         unit = np.ldexp(1.0, np.asarray(s.shift))

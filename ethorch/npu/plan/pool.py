@@ -63,7 +63,7 @@ def _changes_nothing(form: Pool, w: Window, scaling: Scaling | None, bias: Ints 
         return False
     if form.kind == "AVERAGE" or scaling is None or scaling.is_identity:
         return w.ifm.zero_point == stage.ofm.zero_point and w.upscale == UPSCALE_NONE and form.kind != "AVERAGE"
-    if w.ifm.dtype.itemsize > 2 or np.ndim(scaling.shift):
+    if w.ifm.dtype.itemsize > 2 or scaling.shift.ndim:
         return False
     values = np.arange(low, high + 1, dtype=np.int64)
     return bool(np.array_equal(stage.quantize(values - w.ifm.zero_point, scaling), values))

@@ -14,7 +14,16 @@ from ethorch.npu.filters import FLOAT64_EXACT
 from ethorch.npu.output import ACC_IFM2, ACC_KEEP, ACC_RESET, Activation, OutputStage
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.packing import Context, NotKnown, same_place
-from ethorch.npu.plan.ranges import INT16, INT32, Range, exact_in_double, magnitude, one_exact_in_double, within
+from ethorch.npu.plan.ranges import (
+    INT16,
+    INT32,
+    Range,
+    all_exact_in_double,
+    exact_in_double,
+    magnitude,
+    one_exact_in_double,
+    within,
+)
 
 _FORMULAS: dict[object, int] = {
     arithmetic.interpolate_16: layout.TABLE_16_16,
@@ -128,7 +137,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
     if stage.ofm.dtype.itemsize > 4:
         return layout.SCALE_INTEGER
     scaling, zero_point = sums.scaling, stage.ofm.zero_point
-    if isinstance(sums.largest, int) and (scaling is None or np.ndim(scaling.shift) == 0):
+    if isinstance(sums.largest, int) and (scaling is None or scaling.shift.ndim == 0):
         parts = scaling and (int(scaling.multiplier), int(scaling.shift), scaling.rounding, scaling.double)
         key = sums.largest, parts, zero_point, stage.activation.clamp, sums.bias is None and sums.offset is None
         if key not in c.modes:
@@ -155,6 +164,8 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
     if scaling is None or scaling.is_identity:
         fits = magnitude(most) + abs(zero_point) < INT32[1]
         return layout.SCALE_NOTHING if fits and sums.bias is None and sums.offset is None else layout.SCALE_INTEGER, None
+    if clamp is not None and all_exact_in_double(largest, scaling, zero_point):
+        return layout.SCALE_DOUBLE, None
     exact, ends = exact_in_double(largest, scaling, zero_point), None
     if clamp is not None:
         exact = exact | _saturates(scaling, zero_point, max(abs(clamp[0]), abs(clamp[1])))
