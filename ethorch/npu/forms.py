@@ -1,8 +1,10 @@
 """What an operation computes, as data: for the plan, which runs it in compiled code.
 
 ``Prepared.run`` and its form say the same thing twice. The function is the specification: where the two differ, the form, or
-what reads it, is wrong. Nobody changes a form, a window or what ``prepared`` has; none of them is frozen, because a stream has thousands
-and a frozen dataclass takes four times as long to make.
+what reads it, is wrong.
+
+Nobody changes a form, a window or what ``prepared`` has. They are not frozen: a stream has thousands, and a frozen dataclass
+takes four times as long to make.
 """
 
 from __future__ import annotations
