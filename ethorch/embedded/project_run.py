@@ -30,8 +30,8 @@ _FLAGS = (
 #: The core that a program is compiled for -> what each compiler calls it. Programs for the first run everywhere.
 _CORES = {
     "cortex-m33": ("cortex_m33+fp_armv8d16sp", "cortex-m33", "thumbv8m.main-none-eabihf"),
-    "cortex-m55": ("cortex_m55", "cortex-m55", "thumbv8.1m.main-none-eabihf"),
-    "cortex-m85": ("cortex_m85", "cortex-m55", "thumbv8.1m.main-none-eabihf"),  # GCC 12 has no cortex-m85
+    "cortex-m55": ("cortex_m55+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),
+    "cortex-m85": ("cortex_m85+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),  # GCC 12 has no cortex-m85
 }
 
 

@@ -25,6 +25,7 @@ CROSS_SECTION = [
     ("sorts", "ethos-u55-128", True),
     ("sixteen_bits", "ethos-u55-128", False),
     ("codes", "ethos-u85-256", True),
+    ("products_on_cpu", "ethos-u55-128", True),
 ]
 
 
@@ -51,7 +52,7 @@ def test_a_part_with_flash_and_without_uart(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
 @pytest.mark.parametrize("options", [Options(), Options(interrupt=False), Options(cpu="cortex-m55")], ids=["m33", "polled", "m55"])
-@pytest.mark.parametrize("name", ["small", "two_delegates", "state", "sorts"])
+@pytest.mark.parametrize("name", ["small", "two_delegates", "state", "sorts", "products_on_cpu"])
 def test_the_same_on_an_emulated_cortex_m55(name: str, options: Options, tmp_path: Path) -> None:
     project(name, "ethos-u55-128", tmp_path)
     built_and_run(tmp_path, options, platform="qemu")

@@ -17,7 +17,7 @@ from ethorch.formats.pte_types import Call, Chain, Method, Value
 SOURCES = sorted(path.name for path in SOURCE_FOLDER.glob("*.c"))
 #: What clang's own runtime library gives, and the two functions that every C program has.
 ALLOWED = re.compile(r"memcpy|memset|etk_\w+|__aeabi_\w+|__(fix|float|u?div|u?mod|mul|add|sub|ash|lsh|cmp|ge|le|eq|ne|lt|gt|un)\w*")
-CPUS = ("cortex_m33+fp_armv8d16sp", "cortex_m55", "cortex_m0plus")
+CPUS = ("cortex_m33+fp_armv8d16sp", "cortex_m55", "cortex_m55+mve", "cortex_m0plus")
 
 
 def _object(source: str, cpu: str, folder: Path) -> Path:

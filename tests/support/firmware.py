@@ -78,6 +78,18 @@ class Counts(nn.Module):
         return state * 2
 
 
+class Attends(nn.Module):
+    """Two heads of attention, whose products may be the CPU's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(16, 16) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part(x).reshape(12, 2, 8).transpose(0, 1) for part in self.parts)
+        return torch.softmax(query @ key.transpose(1, 2) / 3, -1) @ value
+
+
 @dataclass(frozen=True)
 class Network:
     """A network, its inputs, and what it is compiled with."""
@@ -93,6 +105,7 @@ NETWORKS = {
     "sorts": Network(Sorts, lambda: (torch.randn(1, 3, 8, 8),)),
     "state": Network(Counts, lambda: (torch.randn(1, 8),)),
     "sixteen_bits": Network(Small, lambda: (torch.randn(1, 1, 8, 8),), (("scheme", "a16w8"),)),
+    "products_on_cpu": Network(Attends, lambda: (torch.randn(1, 12, 16),), (("partition", "cpu-matmul"),)),
     "codes": Network(Small, lambda: (torch.randn(1, 1, 8, 8),), (("io", "int8"),)),
 }
 #: Of bench.models: for the long tests.

@@ -102,6 +102,8 @@ COSTS: tuple[Cost, ...] = (
     Cost("max pool, 2 x 2 of int8", "aten::max_pool2d_with_indices.out",
          lambda n: (T(I8, 1, n, 8, 8), (2, 2), (2, 2), (0, 0), (1, 1), False, T(I8, 1, n, 4, 4), T("int64", 1, n, 4, 4)), units=64),
     Cost("product of matrices", "aten::mm.out", lambda n: (T(F, n, 64), T(F, 64, 8), T(F, n, 8)), "multiply-add", 512),
+    Cost("product of int8 matrices", "cortex_m::quantized_batch_matmul.out",
+         lambda n: (T(I8, 1, n, 64), 3, T(I8, 1, 8, 64), -8, 2, 1518500250, -9, T(I8, 32), T(I8, 1, n, 8)), "multiply-add", 512),
 )  # fmt: skip
 
 

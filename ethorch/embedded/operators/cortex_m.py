@@ -86,6 +86,23 @@ def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: i
     w.map("etk_cortex_m_mul", "cortex_m.c", [out, x, y], w.integers([x_zero, y_zero, zero, multiplier, shift]))
 
 
+@kernel("cortex_m::quantized_batch_matmul.out")
+def quantized_batch_matmul(
+    w: Writer, x: View, x_offset: int, y: View, y_offset: int, zero: int, multiplier: int, shift: int, scratch: View, out: View
+) -> None:
+    """out[b, m, n] = sum over k of x[b, m, k] * y[b, n, k] of int8. Offsets are added: they are negated zero points."""
+    _int8(x, y, out)
+    _shifts(shift)
+    if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):
+        raise Refused("strides", "the codes that it sums over do not lie together", "Report it to the file's maker.")
+    numbers = [x.shape[-1], x_offset, y_offset, zero, multiplier, shift]
+    if x.shape[-1]:
+        rows, columns = x.selected(-1, 0).inserted(2), y.selected(-1, 0).inserted(1)
+        w.map("etk_cortex_m_dot", "cortex_m.c", [out, rows, columns], w.integers(numbers), order=(0, 1, 2))
+    else:
+        w.fill(out, min(max(zero, -128), 127))
+
+
 @kernel("cortex_m::quantized_activation.out")
 def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
     """out = table[x + 128] of int8."""

@@ -1,7 +1,14 @@
-/* The elementwise operators that ExecuTorch's Arm backend leaves on the CPU under the name cortex_m, as their definitions in its
+/* Operators without weights that ExecuTorch's Arm backend leaves on the CPU under the name cortex_m, as their definitions in its
  * wheel compute them. */
 
 #include "arithmetic.h"
+
+#if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1)
+#include <arm_mve.h>
+#define ETK_MVE 1
+#else
+#define ETK_MVE 0
+#endif
 
 /* round(value * multiplier * 2^shift / 2^31), in integers. */
 static int32_t requantized(int64_t value, int32_t multiplier, int32_t shift) {
@@ -85,6 +92,59 @@ void etk_cortex_m_mul(uint8_t *out, const uint8_t *const in[3], const int32_t st
     out += step[0];
     x += step[1];
     y += step[2];
+  }
+}
+
+/* Sums of x[k] * y[k] and of y[k]; both lie together. */
+static uint32_t products_of(const int8_t *x, const int8_t *y, int32_t count, int32_t *sum) {
+  int32_t ys = 0;
+#if ETK_MVE
+  int32_t products = 0;
+  for (; count > 0; count -= 16) {
+    const mve_pred16_t rest = vctp8q((uint32_t)count);
+    const int8x16_t factor = vldrbq_z_s8(y, rest);
+    products = vmladavaq_s8(products, vldrbq_z_s8(x, rest), factor);
+    ys = vaddvaq_s8(ys, factor);
+    x += 16;
+    y += 16;
+  }
+#else
+  uint32_t products = 0;
+  int32_t k;
+  for (k = 0; k < count; ++k) {
+    products += (uint32_t)(x[k] * y[k]);
+    ys += y[k];
+  }
+#endif
+  *sum = ys;
+  return (uint32_t)products;
+}
+
+/* A sum of products for each element. parameters: elements, what is added to x and to y; zero point, multiplier and shift of the
+ * output. The factors of an element lie together. */
+void etk_cortex_m_dot(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
+                      const void *parameters) {
+  const int32_t *const p = parameters;
+  const uint8_t *row = in[0], *column = in[1], *last = 0;
+  uint32_t wide = 0; /* what y's offset makes of the row: it is the same for many columns */
+  int32_t i, k;
+  for (i = 0; i < count; ++i) {
+    const int8_t *const x = (const int8_t *)row;
+    uint32_t sum;
+    int32_t ys;
+    if (row != last) {
+      wide = 0;
+      for (k = 0; k < p[0]; ++k) {
+        wide += (uint32_t)(x[k] + p[1]);
+      }
+      wide *= (uint32_t)p[2];
+      last = row;
+    }
+    sum = products_of(x, (const int8_t *)column, p[0], &ys) + (uint32_t)ys * (uint32_t)p[1] + wide;
+    *(int8_t *)out = clamped((int64_t)requantized((int32_t)sum, p[4], p[5]) + p[3], -128, 127);
+    out += step[0];
+    row += step[1];
+    column += step[2];
   }
 }
 

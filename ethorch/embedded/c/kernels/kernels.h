@@ -193,7 +193,7 @@ ETK_DECLARE_CORTEX_M(u8);
 ETK_DECLARE_CORTEX_M(i16);
 ETK_DECLARE_CORTEX_M(u16);
 ETK_DECLARE_CORTEX_M(i32);
-etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_activation;
+etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_dot, etk_cortex_m_activation;
 
 /* pool.c: height and width; steps in bytes. */
 typedef struct {
