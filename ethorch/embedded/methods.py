@@ -1,7 +1,8 @@
 """The methods of a program in one firmware: what they share lies in one place, all else in the same memory one after the other.
 
-The arena is that of the largest method. The CPU's buffer begins with what methods share, as caches; behind it lies what a method
-alone keeps from call to call; behind that, from one place on, the tensors of each call, which the next call overwrites.
+The arena is that of the largest method. What methods share, as caches, lies behind it, if the NPU reads it there, else the CPU's
+buffer begins with it. In this buffer follow what a method alone keeps from call to call and, from one place on, the tensors of each
+call, which the next call overwrites.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ethorch.embedded.plan import Bases, Constants, Place, Plan, aligned, plan
+from ethorch.embedded.in_place import Reads, all_have_contents, reads_in_place
+from ethorch.embedded.plan import ARENA, TENSORS, Bases, Constants, Place, Plan, aligned, payloads_of, plan
 from ethorch.errors import EthorchError, Reason
 from ethorch.formats.pte_merge import SHARED_MEMORY
-from ethorch.formats.pte_types import Program
+from ethorch.formats.pte_types import Method, Program
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -26,8 +28,7 @@ class Whole:
     Attributes:
         plans: by the method's name.
         arena_bytes, tensors_bytes, codes_tensors_bytes: as of a Plan, of all together.
-        state_bytes: of ``tensors_bytes``, what is kept from call to call apart from the tensors of a call; 0 of one method alone,
-            whose state is among them.
+        state_bytes: what is kept from call to call apart from the tensors of a call; 0 of one method alone.
         constants: contents of constant tensors one after the other, each 16-aligned; each of them once.
         initial: what mutable tensors begin with, each place once.
     """
@@ -79,21 +80,45 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
     _check_names(names)
     memories = [program.methods[name].memories for name in names]
     kept = [[sizes[n] for sizes in memories if n < len(sizes)] for n in range(SHARED_MEMORY, max(map(len, memories)))]
-    *shared, end = accumulate((aligned(max(sizes)) for sizes in kept), initial=0)
+    *offsets, shared_bytes = accumulate((aligned(max(sizes)) for sizes in kept), initial=0)
+    reads = _reads_of_all([program.methods[name] for name in names])
+    if any(reads):
+        ends = [_scratch_end(program.methods[name], own) for name, own in zip(names, reads, strict=True)]
+        shared, end = [Place(ARENA, aligned(max(ends)) + offset) for offset in offsets], 0
+    else:
+        shared, end = [Place(TENSORS, offset) for offset in offsets], shared_bytes
+    state_bytes = shared_bytes - end
     alone = {name: _keeps_its_own(plan(program, program.methods[name])) for name in names}
     plans: dict[str, Plan] = {}
     for name in sorted(names, key=lambda name: not alone[name]):  # first those that overwrite no other method's tensors
-        plans[name] = plan(program, program.methods[name], constants, Bases(end, tuple(shared)))
+        bases = Bases(end, tuple(shared), reads[names.index(name)])
+        plans[name] = plan(program, program.methods[name], constants, bases)
         end = plans[name].end if alone[name] else end
     return Whole(
         {name: plans[name] for name in names},
         max(one.arena_bytes for one in plans.values()),
         max(one.tensors_bytes for one in plans.values()),
         max(one.codes_tensors_bytes for one in plans.values()),
-        end,
+        state_bytes + end,
         constants.data,
         _initial(plans),
     )
+
+
+def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
+    """What each method's delegates can read in place; nothing where a method has buffers that nothing would clear."""
+    if not all(map(all_have_contents, methods)):
+        return [{} for _ in methods]
+    return [reads_in_place(method, payloads_of(method)) for method in methods]
+
+
+def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
+    """Bytes of the scratch region that a method needs when its delegates read in place what they can."""
+    ends = [
+        reads[number].scratch_end(reads[number].numbers) if number in reads else payload.scratch_bytes
+        for number, payload in payloads_of(method).items()
+    ]
+    return max(ends, default=0)
 
 
 def _keeps_its_own(one: Plan) -> bool:

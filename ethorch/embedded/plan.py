@@ -1,7 +1,8 @@
 """What the firmware does, step by step, and where each tensor lies: the .pte's own plan, read for a C program.
 
-The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Four things are better than in the plan:
+The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Five things are better than in the plan:
 
+- buffers that are kept from run to run lie behind the NPU's memory, which reads them there: they are not copied;
 - codes that go straight into the first delegate, or come straight out of the last, lie in the NPU's memory: they are not copied;
 - state that a sole delegate takes and gives lies there between runs, and is copied once, not twice;
 - quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
@@ -12,16 +13,18 @@ The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Four t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from ethorch.embedded.in_place import Reads, is_kept, reads_in_place
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
-from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Call, JumpFalse, Method, Move, Program
+from ethorch.npu.in_place import IN_PLACE_ALIGNMENT
 
 TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
+_KEPT = "kept"  # of what is kept from run to run, until it is known where the arena ends
 ALIGNMENT = 16
 VIEW = "executorch_prim::et_view.default"
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor.out"
@@ -120,15 +123,17 @@ class Constants:
 
 @dataclass(frozen=True)
 class Bases:
-    """Where the CPU's buffer has the memories of a method that shares it with others.
+    """Where firmware has the memories of a method that shares its buffers with others.
 
     Attributes:
-        own: the first byte of memory 1, which is the method's own.
-        shared: the first bytes of memories 2, 3, ..., which hold what is kept from call to call.
+        own: the first byte of memory 1, which is the method's own, in the CPU's buffer.
+        shared: where memories 2, 3, ... begin, which hold what is kept from call to call.
+        reads: of the method, as ``in_place.reads_in_place`` finds it.
     """
 
     own: int
-    shared: tuple[int, ...]
+    shared: tuple[Place, ...]
+    reads: Mapping[int, Reads]
 
 
 @dataclass(frozen=True)
@@ -137,16 +142,17 @@ class Plan:
 
     Attributes:
         method: as the file has it.
-        payloads: of its delegates, by number.
+        payloads: of its delegates, by number, with the commands that firmware runs.
         places: by value, of each tensor that has one.
         convert_in, body, convert_out: steps in order; the first and the last only convert between floats and codes.
         inputs, outputs: in order.
-        arena_bytes: of the NPU's feature maps (region 1): of the largest delegate.
+        arena_bytes: of the NPU's feature maps (region 1): of the largest delegate; and behind them, what is kept there.
         tensors_bytes: of the CPU's tensors; ``codes_tensors_bytes`` where the firmware gives and takes codes.
         end: of what the method's own memory and its inputs and outputs take of the CPU's buffer.
         initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
         states: tensors that are kept from run to run, as indices of values.
         kept_in_arena: states that lie in the arena between runs, as indices of values.
+        reaches: bytes of the arena that a run of each delegate accesses, by number.
     """
 
     method: Method
@@ -164,6 +170,7 @@ class Plan:
     initial: tuple[tuple[Place, bytes], ...]
     states: tuple[int, ...]
     kept_in_arena: tuple[int, ...] = ()
+    reaches: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def keeps_state(self) -> bool:
@@ -191,15 +198,29 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
     return _Planner(program, method, constants or Constants(program), bases).plan()
 
 
+def payloads_of(method: Method) -> dict[int, DelegatePayload]:
+    """The payloads of a method's Ethos-U delegates, by number.
+
+    Raises:
+        PayloadError: one is malformed.
+    """
+    return {n: delegate.payload for n, delegate in enumerate(method.delegates) if delegate.id == BACKEND_ID}
+
+
 class _Planner:
     def __init__(self, program: Program, method: Method, constants: Constants, bases: Bases | None):
         self.program, self.method, self.values = program, method, method.values
         self.constants, self.bases = constants, bases
-        self.payloads = {n: d.payload for n, d in enumerate(method.delegates) if d.id == BACKEND_ID}
+        self.payloads = payloads_of(method)
         self.places: dict[int, Place] = {}
+        self.in_place: set[tuple[int | None, int]] = set()  # delegates with numbers of inputs that are read where they lie
+        self.reaches: dict[int, int] = {}
+        self.reads: Mapping[int, Reads] = {} if bases is None else bases.reads
 
     def plan(self) -> Plan:
         self._check()
+        if self.bases is None:
+            self.reads = reads_in_place(self.method, self.payloads)
         end = self._place_all()
         calls = [step for chain in self.method.chains for step in chain.instructions if isinstance(step, (Call, Move))]
         numbered = list(enumerate(calls))
@@ -209,6 +230,8 @@ class _Planner:
         states = self._states(calls)
         self._into_arena(inputs, outputs, body, last, {*states, *self._shared_values()})
         kept = self._keep_in_arena(states, body) if self.bases is None else ()
+        arena_bytes = self._behind_the_arena()
+        kept += tuple(i for i in states if i not in kept and self.places[i].buffer == ARENA)
         steps = tuple(step for number, call in body for step in self._steps(number, call))
         used = self._extent(calls)
         initial = tuple(
@@ -225,13 +248,14 @@ class _Planner:
             tuple(Kernel(number, call.operator, call.args) for number, call in last),
             inputs,
             outputs,
-            max((payload.scratch_bytes for payload in self.payloads.values()), default=0),
+            arena_bytes,
             used if end else 0,
             self._extent([call for _, call in body]),
             end,
             initial,
             tuple(states),
             kept,
+            self.reaches,
         )
 
     # what firmware cannot do -------------------------------------------------------------------------------------------
@@ -275,18 +299,22 @@ class _Planner:
 
     def _place_all(self) -> int:
         """Places by the plan; of constants; of what the plan leaves out. Returns the end of the method's own."""
-        memories = self.method.memories[1:]
-        if self.bases is None:
-            starts = [0, *accumulate(aligned(size) for size in memories)]
-            end = starts[-1]
+        memories = [aligned(size) for size in self.method.memories[1:]]
+        if self.bases is not None:
+            starts = [Place(TENSORS, self.bases.own), *self.bases.shared]
+            end = self.bases.own + sum(memories[:1])
+        elif self.reads:
+            starts = [Place(TENSORS, 0), *(Place(_KEPT, start) for start in accumulate(memories[1:], initial=0))]
+            end = sum(memories[:1])
         else:
-            starts = [self.bases.own, *self.bases.shared]
-            end = self.bases.own + aligned(memories[0] if memories else 0)
+            starts = [Place(TENSORS, start) for start in accumulate(memories, initial=0)]
+            end = sum(memories)
         for index, value in enumerate(self.values):
             if value.kind != "tensor":
                 continue
             if value.place is not None:
-                self.places[index] = Place(TENSORS, starts[value.place[0] - 1] + value.place[1])
+                start = starts[value.place[0] - 1]
+                self.places[index] = Place(start.buffer, start.offset + value.place[1])
             elif value.extra and value.extra.external:
                 raise EthorchError(
                     f"the program keeps {value.extra.name!r} in another file (.ptd). Compile it with its constants "
@@ -307,7 +335,7 @@ class _Planner:
 
     def _shared_values(self) -> list[int]:
         """Tensors in memories that other methods of the program have too."""
-        return [i for i, value in enumerate(self.values) if value.place is not None and value.place[0] >= SHARED_MEMORY]
+        return [i for i, value in enumerate(self.values) if is_kept(value)]
 
     def _is_view(self, index: int) -> bool:
         return any(call.operator == VIEW and call.args[-1] == index for call in self.method.calls)
@@ -455,6 +483,42 @@ class _Planner:
                 kept.append(index)
         return tuple(kept)
 
+    def _behind_the_arena(self) -> int:
+        """Put what is kept behind the arena, and let delegates read it there. Returns the arena's bytes."""
+        calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
+        inputs: dict[int, list[int]] = {}
+        for number, reads in self.reads.items():
+            inputs[number] = [n for n in reads.numbers if n in self._apart(calls[number])]
+        ends = [self.reads[n].scratch_end(inputs[n]) if n in self.reads else p.scratch_bytes for n, p in self.payloads.items()]
+        end = aligned(max(ends, default=0))
+        kept = [(i, place.offset) for i, place in self.places.items() if place.buffer == _KEPT]
+        spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in kept)
+        first = last = 0
+        for start, stop, index in spans:
+            if start >= last:  # it shares no byte with the one before it
+                end, first = aligned(end + last - first), start
+            self.places[index] = Place(ARENA, end + start - first)
+            last = max(last, stop)
+        reach = [p.offset + self.values[i].nbytes for i, p in self.places.items() if p.buffer == ARENA]
+        total = max([aligned(end + last - first), *map(aligned, reach)])
+        for number, payload in self.payloads.items():
+            offsets = {n: self.places[calls[number].args[n]].offset for n in inputs.get(number, ())}
+            offsets = {n: offset for n, offset in offsets.items() if offset % IN_PLACE_ALIGNMENT == 0}
+            if offsets:
+                self.payloads[number] = replace(payload, commands=self.reads[number].commands(offsets))
+                self.in_place |= {(number, n) for n in offsets}
+            self.reaches[number] = total if offsets else payload.scratch_bytes
+        return total
+
+    def _apart(self, call: Call) -> list[int]:
+        """Numbers of a delegate's inputs that lie behind the arena, or will."""
+        behind = [] if self.bases is None else [place for place in self.bases.shared if place.buffer == ARENA]
+        return [
+            n
+            for n in range(len(self.payloads[call.delegate or 0].inputs))
+            if self.places[call.args[n]].buffer == _KEPT or (behind and is_kept(self.values[call.args[n]]))
+        ]
+
     def _shared(self, index: int) -> bool:
         """Is a value a view of another, or has it a view? Then it stays where the plan has it."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
@@ -487,7 +551,8 @@ class _Planner:
         count = len(payload.inputs)
         before = [
             Copied(self.places[arg], Place(ARENA, io.offset), io.nbytes)
-            for arg, io in zip(call.args[:count], payload.inputs, strict=True)
+            for n, (arg, io) in enumerate(zip(call.args[:count], payload.inputs, strict=True))
+            if (call.delegate, n) not in self.in_place
         ]
         after = [
             Copied(Place(ARENA, io.offset), self.places[arg], io.nbytes)

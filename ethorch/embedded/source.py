@@ -347,7 +347,7 @@ class _Writer:
         payload = self.plan.payloads[step.delegate]
         commands, weights = self.streams[step.delegate], self.weights[step.delegate]
         size = len(driver_stream(payload))
-        arguments = f"{commands}, {size}u, {weights}, {len(payload.weights)}u, {payload.scratch_bytes}u"
+        arguments = f"{commands}, {size}u, {weights}, {len(payload.weights)}u, {self.plan.reaches[step.delegate]}u"
         return [
             f"/* delegate {step.delegate} */",
             *map(self._copy, step.before),

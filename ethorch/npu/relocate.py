@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ethorch.errors import MachineFault
 from ethorch.npu import stream
-from ethorch.npu.forms import Transfer
-from ethorch.npu.memory import Span
-from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
+from ethorch.npu.runs import READ_BASES, Run, read_by
 from ethorch.npu.stream_writer import with_commands, written
 
 CONSTANTS_REGION = 0
 #: Constants lie on multiples of this: weight streams and bricks do (npu-reference 3.2, 4.2), other constants by Vela's choice.
 CONSTANTS_ALIGNMENT = 16
-#: Registers that hold addresses of what is read (npu-reference 2.3).
-_BASES = frozenset(
-    (
-        *(f"{feature_map}_BASE{tile}" for feature_map in ("IFM", "IFM2") for tile in range(4)),
-        *(f"{stream}_BASE" for stream in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3", "SCALE", "SCALE1")),
-        "DMA0_SRC",
-        "DMA0_IDX",
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ def _rewritten(
     last: dict[str, int] = {}
     first: dict[int, int] = {}  # index of a command that writes an address -> what the first operation that reads by it wants there
     for command in commands:
-        last.update((name, command.index) for name in command.values if name in _BASES)
+        last.update((name, command.index) for name in command.values if name in READ_BASES)
         for name, address in wanted.get(command.index, {}).items():
             if name in last:
                 first.setdefault(last[name], address)
@@ -114,24 +104,13 @@ def _rewritten(
                 made += written(npu, name, address)
                 inserted.append(command.offset)
                 current[name] = address
-        base = next((name for name in command.values if name in _BASES), None)
+        base = next((name for name in command.values if name in READ_BASES), None)
         if base is None:
             made += words[command.offset // 4 : stop // 4]
         else:
             current[base] = first.get(command.index, command.values[base])
             made += written(npu, base, current[base])
     return made, inserted
-
-
-@dataclass(frozen=True)
-class Run:
-    """What an operation reads in one run: the register of its address, that address, the lowest and the one behind the highest."""
-
-    register: str
-    region: int
-    base: int
-    low: int
-    high: int
 
 
 @dataclass(frozen=True)
@@ -160,33 +139,10 @@ def _operations(header: stream.Header, commands: list[stream.Command]) -> list[R
     for op in stream.operations(header.npu, commands):
         prepare = PREPARE.get((op.name, op.npu.family))
         if prepare is not None:
-            reads = list(_runs(prepare(op)))
+            reads = list(read_by(prepare(op)))
             bases = {run.register: (run.base, run.region == CONSTANTS_REGION) for run in reads}
             found.append(Reading(op.index, reads, bases))
     return found
-
-
-def _runs(prepared: Prepared) -> Iterator[Run]:
-    for access in prepared.reads:
-        if isinstance(access, Span):
-            if access.size_bytes:
-                register = access.name if access.name in _BASES else f"{access.name}_BASE"
-                yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)
-        elif access.in_memory:
-            for tile, (low, high) in zip(access.tiles, access.extents(), strict=True):
-                yield Run(f"{access.name}_BASE{access.bases.index(tile.base)}", access.region, tile.base, low, high)
-    if isinstance(prepared.form, Transfer):
-        yield from _transferred(prepared.form)
-
-
-def _transferred(form: Transfer) -> Iterator[Run]:
-    """What a DMA of several runs can read: of a source that is looked up, all that an index may name."""
-    region, base, inner, outer = form.source
-    reach = [(form.limit if form.by_source else form.inner - 1) * inner, (form.outer - 1) * outer]
-    yield Run("DMA0_SRC", region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)
-    if form.by_source or form.by_target:
-        region, base, step = form.index
-        yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

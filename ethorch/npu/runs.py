@@ -1,0 +1,69 @@
+"""What an operation reads and writes, run by run, with the register that holds each run's address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.forms import Transfer
+from ethorch.npu.memory import Access
+from ethorch.npu.prepared import Prepared
+
+#: Registers that hold addresses of what is read (npu-reference 2.3).
+READ_BASES = frozenset(
+    (
+        *(f"{feature_map}_BASE{tile}" for feature_map in ("IFM", "IFM2") for tile in range(4)),
+        *(f"{stream}_BASE" for stream in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3", "SCALE", "SCALE1")),
+        "DMA0_SRC",
+        "DMA0_IDX",
+    )
+)
+_TRANSFER_BASES = ("DMA0_SRC", "DMA0_DST", "DMA0_IDX")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an operation accesses in one run: the register of its address, that address, the lowest and the one behind the last."""
+
+    register: str
+    region: int
+    base: int
+    low: int
+    high: int
+
+
+def read_by(prepared: Prepared) -> Iterator[Run]:
+    """All that an operation may read of memory."""
+    yield from _runs(prepared.reads)
+    form = prepared.form
+    if isinstance(form, Transfer):
+        yield _strided("DMA0_SRC", form, form.source, form.by_source)
+        if form.by_source or form.by_target:
+            region, base, step = form.index
+            yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
+
+
+def written_by(prepared: Prepared) -> Iterator[Run]:
+    """All that an operation may write of memory."""
+    yield from _runs(prepared.writes)
+    if isinstance(prepared.form, Transfer):
+        yield _strided("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)
+
+
+def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
+    for access in accesses:
+        if isinstance(access, FeatureMap):
+            if access.in_memory:
+                for tile, (low, high) in zip(access.tiles, access.extents(), strict=True):
+                    yield Run(f"{access.name}_BASE{access.bases.index(tile.base)}", access.region, tile.base, low, high)
+        elif access.size_bytes:
+            register = access.name if access.name in _TRANSFER_BASES else f"{access.name}_BASE"
+            yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)
+
+
+def _strided(register: str, form: Transfer, end: tuple[int, int, int, int], indexed: bool) -> Run:
+    """One end of a DMA of several runs: where an index says which, all that it may name."""
+    region, base, inner, outer = end
+    reach = [(form.limit if indexed else form.inner - 1) * inner, (form.outer - 1) * outer]
+    return Run(register, region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)
