@@ -1,13 +1,15 @@
 """How much accuracy quantization costs, in ethorch and in the Arm backend: SQNR of the fake-quantized model, seconds and nodes.
 
-``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--machine 2] [--improved] [--json]``
+``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--calibration 8] [--machine 2] [--improved]
+[--baseline FILE] [--json]``
 
 Each network is quantized by each implementation in a process of its own, once per seed; a seed draws other weights, other
 calibration inputs and other inputs to measure on, so that nothing is measured on what it was calibrated with and no
 difference below a tenth of a dB is decided by one lucky draw: with three draws of eight inputs a range that is merely the
 largest value seen can look 4 dB better, and be 6 dB worse with more. SQNR pools the noise of all fresh inputs of a seed;
-the table shows the mean over seeds. ``--machine`` adds the same network (the first seed) compiled for the target and run
-in the simulator, ``--improved`` ethorch once more with weights rounded for their layers' outputs and biases corrected.
+the table shows the mean over seeds, and the standard error of the difference. ``--machine`` adds the same network (the first
+seed) compiled for the target and run in the simulator, ``--improved`` ethorch once more with weights rounded for their layers'
+outputs and biases corrected.
 Seconds are CPU seconds (`time.process_time`) with one torch thread.
 """
 
@@ -16,12 +18,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from bench.compile import provenance
@@ -70,6 +74,7 @@ def measure(
     label, improved, impl = impl, impl.endswith("+"), impl.removesuffix("+")
     api = load_api(impl)
     config = getattr(import_module(_CONFIGS[impl]), _FUNCTIONS[scheme])
+    prepare = import_module("ethorch.quantizer.preparing").prepare if impl == "ethorch" else prepare_pt2e
     system_config, memory_mode = memory_for(target)
     spec = api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
     record: Record = {"impl": label, "model": model, "scheme": scheme, "sqnr_db": [], "seconds": dict.fromkeys(STEPS, 0.0)}
@@ -82,7 +87,7 @@ def measure(
             float_model = case.build()
             exported = torch.export.export(float_model, case.example_inputs()).module(check_guards=False)
             start, step = time.process_time(), "prepare"
-            prepared = prepare_pt2e(exported, api.EthosUQuantizer(spec).set_global(config(**options or {})))
+            prepared = prepare(exported, api.EthosUQuantizer(spec).set_global(config(**options or {})))
             seconds[step] += time.process_time() - start
             with torch.no_grad():
                 start, step = time.process_time(), "calibrate"
@@ -154,6 +159,17 @@ def float_operators(converted: Any) -> list[str]:
     return sorted(found)
 
 
+def quantize_seconds(record: Record) -> float:
+    """CPU seconds of a seed, from the exported graph to the converted one."""
+    return float(sum(record["seconds"][step] for step in STEPS))
+
+
+def difference(ethorch: Record, arm: Record) -> str:
+    """``+1.00 ± 0.20``: the mean over seeds of the difference in dB, and its standard error where there are several seeds."""
+    found = [a - b for a, b in zip(ethorch["sqnr_db"], arm["sqnr_db"], strict=True)]
+    return f"{fmean(found):+.2f}" + (f" ± {stdev(found) / math.sqrt(len(found)):.2f}" if len(found) > 1 else "")
+
+
 def table(records: Sequence[Record]) -> str:
     """One row per network: mean SQNR of both, the difference, quantize seconds and nodes; more columns where there is more."""
     improved = any(record["impl"] == "ethorch+" for record in records)
@@ -165,9 +181,9 @@ def table(records: Sequence[Record]) -> str:
     by_model: dict[str, dict[str, Record]] = {}
     for record in records:
         by_model.setdefault(record["model"], {})[record["impl"]] = record
-    columns: tuple[tuple[Callable[[Record], float], str, Callable[[float, float], str] | None], ...] = (
-        (lambda r: fmean(r["sqnr_db"]), ".2f", lambda ethorch, arm: f"{ethorch - arm:+.2f}"),
-        (lambda r: sum(r["seconds"][step] for step in STEPS), ".1f", lambda ethorch, arm: f"{ethorch / arm:.2f}"),
+    columns: tuple[tuple[Callable[[Record], float], str, Callable[[Record, Record], str] | None], ...] = (
+        (lambda r: fmean(r["sqnr_db"]), ".2f", difference),
+        (quantize_seconds, ".1f", lambda ethorch, arm: f"{quantize_seconds(ethorch) / quantize_seconds(arm):.2f}"),
         (lambda r: r["nodes"], ".0f", None),
     )
     for model, pair in by_model.items():
@@ -179,7 +195,7 @@ def table(records: Sequence[Record]) -> str:
                 for impl, x in zip(IMPLEMENTATIONS, found, strict=True)
             ]
             if compare is not None:
-                cells.append(compare(*found) if None not in found else "")  # type: ignore[arg-type]
+                cells.append(compare(*(pair[impl] for impl in IMPLEMENTATIONS)) if None not in found else "")
         if improved:
             cells.append(f"{fmean(pair['ethorch+']['sqnr_db']):.2f}" if "error" not in pair.get("ethorch+", {"error": 0}) else "")
         if machine:
@@ -202,6 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--machine", type=int, default=0, help="inputs to run in the simulator, compiled for ethos-u85-256")
     parser.add_argument("--improved", action="store_true", help="ethorch once more, with the accuracy options on")
     parser.add_argument("--options", default="", help="arguments of ethorch's config function as JSON")
+    parser.add_argument("--baseline", type=Path, help="earlier --json output to take the Arm backend's records from")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     names = models_named(parser, options.models, VARIOUS)
@@ -219,9 +236,14 @@ def main(arguments: list[str] | None = None) -> int:
             )
             os.write(stdout, (json.dumps(record) + "\n").encode())
         return 1 if "error" in record else 0
-    records = []
+    earlier = json.loads(options.baseline.read_text())["records"] if options.baseline else []
+    known = {record["model"]: record for record in earlier if record["impl"] == "arm"}
+    records: list[Record] = []
     for name in names:
         for impl in (*IMPLEMENTATIONS, *(["ethorch+"] if options.improved else [])):
+            if impl == "arm" and name in known:
+                records.append(known[name])
+                continue
             print(f"{name} {impl} {options.scheme}", file=sys.stderr)
             common = ["--models", name, "--impl", impl, "--scheme", options.scheme, "--seeds", str(options.seeds)]
             common += ["--calibration", str(options.calibration), "--fresh", str(options.fresh)]

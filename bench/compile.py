@@ -171,16 +171,16 @@ def provenance() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compile", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
+    parser.add_argument("--models", help='comma-separated, "all" or "various"; default: the first seven')
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
     parser.add_argument("--impls", default=",".join(IMPLEMENTATIONS), help="comma-separated, of: ethorch, arm")
     parser.add_argument("--baseline", type=Path, help="earlier --json output to take the Arm backend's records from")
     parser.add_argument("--json", action="store_true", help="print the records as JSON instead of tables")
     options = parser.parse_args(arguments)
 
-    from bench.models import models_named
+    from bench.models import VARIOUS, models_named
 
-    models = models_named(parser, options.models)
+    models = models_named(parser, options.models, VARIOUS)
     earlier = []
     if options.baseline:
         earlier = [r for r in json.loads(options.baseline.read_text())["records"] if r["impl"] == "arm"]

@@ -278,7 +278,7 @@ def run(
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
-    from bench.models import ALL_MODELS
+    from bench.models import ALL_MODELS, VARIOUS
 
     import_module("torchao.quantization.pt2e.quantize_pt2e")  # before time is measured, as torch
     torch.set_num_threads(1)
@@ -289,7 +289,7 @@ def run(
     import_seconds = time.process_time() - start
     recorder.watch_preprocess(api.EthosUBackend)
 
-    case = ALL_MODELS[model]
+    case = {**ALL_MODELS, **VARIOUS}[model]
     float_model = case.build()
     inputs = case.example_inputs()
     samples = case.calibration(calibration)
@@ -423,22 +423,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     options = parser.parse_args(arguments)
 
-    from bench.models import ALL_MODELS
+    from bench.models import VARIOUS, models_named
 
-    if options.model not in ALL_MODELS:
-        parser.error(f"unknown model {options.model!r}; known: {', '.join(ALL_MODELS)}")
+    (model,) = models_named(parser, options.model, VARIOUS)
     with stdout_for_json() as stdout:
         record, compiled = run(
             options.impl,
-            options.model,
+            model,
             options.target,
             calibration=options.calibration,
             operator_rows=options.rows,
-            progress=lambda step: print(f"{options.model} {options.target} {options.impl}: {step}", file=sys.stderr),
+            progress=lambda step: print(f"{model} {options.target} {options.impl}: {step}", file=sys.stderr),
         )
         if options.save and compiled:
             options.save.mkdir(parents=True, exist_ok=True)
-            stem = f"{options.model}.{options.target}.{options.impl}"
+            stem = f"{model}.{options.target}.{options.impl}"
             (options.save / f"{stem}.pte").write_bytes(compiled.program.buffer)
             for index, tosa in enumerate(compiled.tosa):
                 (options.save / f"{stem}.{index}.tosa").write_bytes(tosa)

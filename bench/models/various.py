@@ -158,6 +158,7 @@ CASES = (
     ModelCase("attention", Attention, _normal(16, 32), "written for the benchmark"),
     ModelCase("lcnet_050", lambda: _timm("lcnet_050"), picture(224), "timm"),
     ModelCase("mobilenetv4_small", lambda: _timm("mobilenetv4_conv_small_050"), picture(128), "timm"),
+    ModelCase("ghostnetv3_050", lambda: _timm("ghostnetv3_050"), picture(64), "timm"),
     ModelCase("t5", lambda: Public("T5EncoderModel", "T5Config", **_T5), _tokens(16, 99), "transformers"),
     ModelCase("patch_tst", lambda: Public("PatchTSTForPrediction", "PatchTSTConfig", **_PATCHES), _normal(32, 3), "transformers"),
     ModelCase(

@@ -19,7 +19,12 @@ from ethorch.rewrite.fold_wide_moves import fold_wide_moves
 from ethorch.rewrite.insert_copies import copy_broadcast_constants
 from ethorch.rewrite.keep_shapes import keep_shapes
 from ethorch.rewrite.order_channels import order_channels
-from ethorch.rewrite.peephole import merge_neighbours, move_reshapes_before_pads, move_tables_before_transposes
+from ethorch.rewrite.peephole import (
+    merge_neighbours,
+    move_reshapes_before_pads,
+    move_tables_before_moves,
+    move_tables_behind_transposes,
+)
 from ethorch.rewrite.rescale_to_depthwise import rescale_to_depthwise
 from ethorch.rewrite.rewriter import Names, Rewriter
 from ethorch.rewrite.select_channels import select_channels
@@ -99,8 +104,8 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "Before neighbours are merged, for the sake of its RESHAPEs.",
     ),
     Step(
-        "move tables before transposes",
-        always(move_tables_before_transposes),
+        "move tables before moves",
+        always(move_tables_before_moves),
         "Before neighbours are merged: TABLEs and TRANSPOSEs meet their like.",
     ),
     Step(
@@ -135,6 +140,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "split transposes",
         Tuned(split_transposes, lambda t: t.transpose_steps),
         "After channels are selected, which leaves fewer of them; after neighbours are merged, which would join the steps.",
+    ),
+    Step(
+        "move tables behind transposes",
+        always(move_tables_behind_transposes),
+        "After all that looks for TRANSPOSEs behind a convolution: only then is it clear which of them are left.",
     ),
     Step(
         "split tiles",

@@ -361,7 +361,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.table-between-transposes",
         wrong="Of TABLE, TRANSPOSE, TABLE, TRANSPOSE, INT8, the second TABLE is lost.",
-        instead="The step ``move tables before transposes`` makes them one TABLE and one TRANSPOSE.",
+        instead="The step ``move tables before moves`` makes them one TABLE and one TRANSPOSE.",
         operators=("TABLE",),
         families=U85,
     ),

@@ -14,7 +14,7 @@ def record(impl: str, db: list[float], seconds: float, nodes: int) -> dict:
 
 def test_table_compares_means() -> None:
     text = table([record("ethorch", [10.0, 20.0], 1.0, 50), record("arm", [10.0, 18.0], 4.0, 100)])
-    assert text.splitlines()[-1] == "| net | 15.00 | 14.00 | +1.00 | 2.0 | 8.0 | 0.25 | 50 | 100 |"
+    assert text.splitlines()[-1] == "| net | 15.00 | 14.00 | +1.00 ± 1.00 | 2.0 | 8.0 | 0.25 | 50 | 100 |"
 
 
 def test_a_failure_is_named_by_its_step() -> None:

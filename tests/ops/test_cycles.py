@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from torch import nn
 
@@ -17,11 +19,19 @@ def enlarged() -> nn.Module:
     return nn.ConvTranspose2d(16, 3, 3, 2, 1, 1)
 
 
+def shuffled(channels: int) -> nn.Module:
+    """The end of a network for super-resolution: a picture of twice the side, by tanh in -1..1."""
+    return nn.Sequential(nn.Conv2d(16, 4 * channels, 3, padding=1), nn.PixelShuffle(2), nn.Tanh())
+
+
 CASES = [
     ("ethos-u85-256", clip, (1, 3, 8, 16, 16), 50_000),  # 724,675 with planes copied side by side
     ("ethos-u55-128", clip, (1, 3, 8, 16, 16), 65_000),  # 391,328
     ("ethos-u85-256", enlarged, (1, 16, 32, 32), 50_000),  # 86,249 as TRANSPOSE_CONV2D
     ("ethos-u55-128", enlarged, (1, 16, 32, 32), 50_000),  # 114,034 with rows and columns cut off in turn
+    ("ethos-u55-128", partial(shuffled, 1), (1, 16, 24, 24), 15_000),  # 18,046 with a pass for the table
+    ("ethos-u85-256", partial(shuffled, 1), (1, 16, 24, 24), 56_000),  # 57,527
+    ("ethos-u85-256", partial(shuffled, 3), (1, 16, 24, 24), 90_000),  # 192,904 with the table between shuffle and convolution
 ]
 
 

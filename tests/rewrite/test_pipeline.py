@@ -172,6 +172,42 @@ def test_tables_pass_transposes_and_meet(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize(("channels", "last"), [(3, "TABLE"), (12, "TRANSPOSE")])
+def test_a_table_of_few_channels_goes_behind_the_transposes(channels: int, last: str, target: str) -> None:
+    """Vela makes it no part of a convolution of fewer than 8 channels, where it takes a pass over the map."""
+    b = Builder()
+    x = b.input("x", SHAPE, "INT8")
+    weight = b.const(np.random.default_rng(2).integers(-127, 128, (channels, 1, 1, 4)).astype(np.int8))
+    bias, window = b.const(np.zeros(channels, np.int32)), {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
+    value = b.rescale(b.emit("CONV2D", x, weight, bias, **window, input_zp=7, weight_zp=0), 0.003, output_zp=2)
+    value = b.emit("TABLE", b.reshape(value, (6, 5, channels)), b.const(table(0)))
+    b.graph.outputs.append(b.emit("TRANSPOSE", value, perms=(2, 0, 1)))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph))
+    assert [op.name for op in after.ops if op.name != "RESHAPE"][-1] == last
+    codes = [np.random.default_rng(3).integers(-128, 128, SHAPE).astype(np.int8)]
+    (wanted,) = reference(before, codes)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_transposes_that_cancel_over_a_reshape_are_a_reshape(target: str) -> None:
+    """Vela cancels them, too, and loses the CLAMP behind a TABLE."""
+    b = Builder()
+    x = b.input("x", (1, 1, 3, 5), "INT8")
+    value = b.emit("TRANSPOSE", b.emit("TABLE", x, b.const(table(0))), perms=(1, 0, 3, 2))
+    value = b.emit("TRANSPOSE", b.reshape(value, (1, 5, 3)), perms=(0, 2, 1))
+    b.graph.outputs.append(b.emit("CLAMP", value, min_val=-100, max_val=90))
+    before, after = serialize(b.graph), rewrite(copy.deepcopy(b.graph))
+    verify(after)
+    assert sorted(op.name for op in after.ops) == ["CLAMP", "RESHAPE", "TABLE"]
+    codes = [np.random.default_rng(3).integers(-128, 128, x.shape).astype(np.int8)]
+    (wanted,) = reference(before, codes)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
 @pytest.mark.parametrize("dtype", ["INT8", "INT16"])
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 48), (1, 32, 48)], ids=["scalar", "channels", "whole"])
