@@ -33,25 +33,48 @@ def fold_batch_norms(graph: GraphModule) -> None:
     graph.recompile()
 
 
+def name_weights_apart(graph: GraphModule) -> None:
+    """A name for the weight and bias of each convolution that shares them and has a batch norm behind it, in place, for training.
+
+    It is one parameter still, of which the optimizer knows nothing new. ``prepare_qat_pt2e`` scales the weight by each batch norm
+    and fails where two are observed as one; ``convert_pt2e`` folds each batch norm into what has the name.
+    """
+    for name, convolutions in _uses(graph).items():
+        for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):
+            if _norm_of(convolution) is not None:
+                for place in (1, 2):
+                    _give_own(
+                        graph, [convolution], place, f"{name.replace('.', '_')}_at_{number}" + "_bias" * (place == 2), tied=True
+                    )
+
+
 def _part_weights(graph: GraphModule) -> None:
     """A weight and a bias for each batch norm that follows their convolutions.
 
     Where a weight is read several times and no bias is there, torchao would give all but the first a bias of zeros.
     """
-    uses: dict[str, dict[tuple[str, ...], list[Node]]] = {}
+    for name, convolutions in _uses(graph).items():
+        groups: dict[tuple[str, ...], list[Node]] = {}
+        for node in convolutions:
+            groups.setdefault(_norm_behind(node), []).append(node)
+        for number, group in enumerate(group for norm, group in groups.items() if norm):
+            own = f"{name.replace('.', '_')}_of_norm_{number}"
+            if len(groups) > 1:
+                for place in (1, 2):
+                    _give_own(graph, group, place, own + "_bias" * (place == 2))
+            if len(group) > 1:
+                _give_bias(graph, group, f"{own}_bias")
+
+
+def _uses(graph: GraphModule) -> dict[str, list[Node]]:
+    """The convolutions that read each weight, by its name."""
+    uses: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target).startswith("aten.conv") and len(node.args) > 1:
             weight = node.args[1]
             if isinstance(weight, Node) and weight.op == "get_attr":
-                uses.setdefault(str(weight.target), {}).setdefault(_norm_behind(node), []).append(node)
-    for name, groups in uses.items():
-        for number, convolutions in enumerate(group for norm, group in groups.items() if norm):
-            own = f"{name.replace('.', '_')}_of_norm_{number}"
-            if len(groups) > 1:
-                for place in (1, 2):
-                    _give_own(graph, convolutions, place, own + "_bias" * (place == 2))
-            if len(convolutions) > 1:
-                _give_bias(graph, convolutions, f"{own}_bias")
+                uses.setdefault(str(weight.target), []).append(node)
+    return uses
 
 
 def _shares_convolution(norm: Node) -> bool:
@@ -80,14 +103,16 @@ def _norm_behind(convolution: Node) -> tuple[str, ...]:
     return () if norm is None else tuple(str(arg.target) if isinstance(arg, Node) else str(arg) for arg in norm.args[1:])
 
 
-def _give_own(graph: GraphModule, convolutions: list[Node], place: int, name: str) -> None:
-    """Copy what the convolutions have at a place of their arguments, and let them read the copy, by one node."""
+def _give_own(graph: GraphModule, convolutions: list[Node], place: int, name: str, *, tied: bool = False) -> None:
+    """Let convolutions read what they have at a place of their arguments by one node and this name: a copy, or ``tied``, itself."""
     first = convolutions[0]
     source = first.args[place] if len(first.args) > place else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None
     if tensor is None or not isinstance(source, Node):
         return
-    graph.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad))
+    if not tied:
+        tensor = nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
+    graph.register_parameter(name, tensor)  # type: ignore[arg-type]  # a weight is a parameter
     with graph.graph.inserting_before(first), torch.no_grad():
         own = graph.graph.get_attr(name)
     own.meta = dict(source.meta)

@@ -42,6 +42,9 @@ def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
     for _, child in list(model.named_children()):
         if isinstance(child, GraphModule) and not str(type(child).__name__).startswith("GuardsFn"):
             functionalize(child)
+    for node in filter(is_in_place, model.graph.nodes):
+        if (counter := _counter(node)) is not None:  # torchao takes those of batch norms out, one by one
+            node.update_arg(0, counter)
     if any(_is_write(node) for node in model.graph.nodes):
         _Functionalizer(model).run()
         model.graph.eliminate_dead_code()
@@ -52,11 +55,21 @@ def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
 
 def _is_write(node: Node) -> bool:
     """An in-place operator whose effect someone can see; a counter that is only counted up is left as it is."""
-    if not is_in_place(node):
-        return False
+    return is_in_place(node) and _counter(node) is None
+
+
+def _counter(node: Node) -> Node | None:
+    """The attribute that an in-place operator writes, where nothing but such ones read it."""
     written = node.args[0] if node.args else None
-    counter = isinstance(written, Node) and written.op == "get_attr" and not node.users and len(written.users) == 1
-    return not counter
+    while isinstance(written, Node) and is_in_place(written):  # counted up before, as by a batch norm that is called twice
+        written = written.args[0]
+    counts = isinstance(written, Node) and written.op == "get_attr" and _is_only_written(written)
+    return written if counts and isinstance(written, Node) else None
+
+
+def _is_only_written(value: Node) -> bool:
+    """Is it read by in-place operators alone, which write to it?"""
+    return all(is_in_place(user) and user.args[0] is value and _is_only_written(user) for user in value.users)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from ethorch.quantizer.attention_masks import gather_masks
+from ethorch.quantizer.batch_norms import name_weights_apart
 from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
 from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants
@@ -84,6 +85,11 @@ PASSES = (
         "settle batch norms",
         lambda model, scope: None if scope.trains else settle_batch_norms(model),
         "Before composites are decomposed: those that become batch norms draw the settled form themselves.",
+    ),
+    Pass(
+        "name weights apart",
+        lambda model, scope: name_weights_apart(model) if scope.trains else None,
+        "Anywhere before annotation: weights that convolutions share are told apart by their names.",
     ),
     Pass(
         "remove assertions",
