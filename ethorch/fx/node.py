@@ -29,8 +29,13 @@ ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_sc
 #: Operators that change the dtype of a tensor and nothing else.
 CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default"})
 
+#: Operators whose result is whatever memory holds, to be written to.
+UNINITIALIZED = frozenset(f"aten.{name}" for name in ("empty_like.default", "new_empty.default", "empty.memory_format"))
+
 #: Operators of which only the shape of their argument counts.
-LIKE = frozenset(f"aten.{name}.default" for name in ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"))
+LIKE = frozenset(f"aten.{name}.default" for name in (
+    "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty",
+))  # fmt: skip
 
 
 def op_name(target: Any) -> str:

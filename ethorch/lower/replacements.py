@@ -27,7 +27,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"cummax|cummin|cumprod|logcumsumexp", "cumsum runs on the NPU; a product of positive numbers is exp(cumsum(log(x)))."),
     (r"atan2", "torch.atan(y / x) with torch.where for the quadrants runs on the NPU."),
     (r"(_?cdist|_?pdist|_euclidean_dist).*", "(x - y).pow(2).sum(-1).sqrt() runs on the NPU."),
-    (r"grid_sampler.*", "F.interpolate resizes on the NPU; a constant grid is an index by constants."),
+    (r"grid_sampler.*", "F.grid_sample of pictures, bilinear or nearest, runs on ethos-u85; by a constant grid on every NPU."),
     (r"upsample_.*|_upsample_.*", "F.interpolate of quantized images, in any mode, runs on the NPU."),
     (r"isinf|isnan|isfinite|nan_to_num|isposinf|isneginf", "Quantized numbers are always finite: leave it out."),
     (r"masked_scatter|scatter.*|index_add.*|index_reduce.*|index_fill|put|_unsafe_index_put|put_",

@@ -14,6 +14,7 @@ from ethorch.ops import (
     division,
     extremes,
     gather,
+    grid_sample,
     joining,
     linear,
     logical,

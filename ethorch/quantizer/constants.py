@@ -10,7 +10,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import INHERITED, constant
-from ethorch.fx.node import LIKE, is_float, is_in_place, op_name, tensor_of
+from ethorch.fx.node import LIKE, UNINITIALIZED, is_float, is_in_place, op_name, tensor_of
 
 #: Elements of the largest constant that is folded. What makes a larger one (an expanded mask) stays an operator.
 _LARGEST_CONSTANT = 1 << 24
@@ -86,7 +86,9 @@ def _evaluate(node: Node, known: dict[Node, Any]) -> Any:
     else:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
     with torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
+    # Memory may hold NaN, and numbers that calibration would take for some of the network's.
+    return torch.zeros_like(value) if op_name(node.target) in UNINITIALIZED else value
 
 
 def _writes(user: Node, node: Node) -> bool:
