@@ -234,7 +234,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
         way_out = "By a constant grid it is a linear layer on every NPU; an ethos-u85 target has it for a computed one."
-        raise b.refuse("GATHER.absent", f"there is no GATHER on {b.target}", way_out)
+        raise b.refuse("grid_sampler.computed", f"its grid is computed, and there is no GATHER on {b.target}", way_out)
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
     most = _FINEST if interpolation == NEAREST else _FRACTION[x.qparams.dtype]

@@ -38,6 +38,7 @@ CONFIGS: dict[str, Any] = {"int8": get_symmetric_quantization_config, "int16": g
 REFUSED = {
     **{f"BITWISE_{name}.absent": ({"int8", "int16"}, {"u55", "u65"}) for name in ("AND", "OR", "XOR")},
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
+    "grid_sampler.computed": ({"int8", "int16"}, {"u55", "u65"}),
     "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
 }
 
