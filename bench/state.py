@@ -29,6 +29,7 @@ from ethorch import (
     host,
 )
 from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.embedded.plan import Copied, Kernel, Plan, plan
 from ethorch.figures.cpu_rates import RATES, estimate
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
@@ -123,14 +124,18 @@ class Costs:
     Attributes:
         state_bytes: RAM of its buffers.
         planned_bytes: RAM of the whole memory plan, buffers included.
-        moved_bytes: what the CPU's operators write in a call, and what is copied into and out of the delegate.
+        moved_bytes: what the CPU's operators write in a call, and what ExecuTorch's delegate copies into and out of its memory.
         cpu_cycles: of the CPU for these, estimated by ``figures.cpu_rates``.
+        firmware_bytes: RAM of generated firmware: its arena and its tensors.
+        firmware_moved_bytes: as ``moved_bytes``, of generated firmware.
     """
 
     state_bytes: int
     planned_bytes: int
     moved_bytes: int
     cpu_cycles: int
+    firmware_bytes: int
+    firmware_moved_bytes: int
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,8 @@ class Row:
 
 def costs(content: bytes) -> Costs:
     """What a program costs beside the NPU."""
-    method = pte.read(content).methods["forward"]
+    program = pte.read(content)
+    method = program.methods["forward"]
     state = sum(v.nbytes for v in method.values if v.extra and v.extra.name and v.planned)
     moved = cycles = 0
     for call in method.calls:
@@ -158,7 +164,18 @@ def costs(content: bytes) -> Costs:
         else:
             moved += _written(call.operator, method, call.args)
             cycles += estimate(call.operator, tensors[:-1], tensors[-1:], 0)
-    return Costs(state, sum(method.memories), moved, cycles)
+    made = plan(program, method)
+    return Costs(state, sum(method.memories), moved, cycles, made.arena_bytes + made.tensors_bytes, _moved_by_firmware(made))
+
+
+def _moved_by_firmware(made: Plan) -> int:
+    moved = 0
+    for step in (*made.convert_in, *made.body, *made.convert_out):
+        if isinstance(step, Kernel):
+            moved += _written(step.operator, made.method, step.args)
+        else:
+            moved += sum(copied.nbytes for copied in ((step,) if isinstance(step, Copied) else (*step.before, *step.after)))
+    return moved
 
 
 def _written(operator: str, method: Method, args: Sequence[int]) -> int:
@@ -189,7 +206,8 @@ def measured(name: str, scheme: str) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """As Markdown: each cell has state in float, then state in codes."""
     head = ["model", "NPU", "scheme", "RAM of state", "planned RAM", "bytes the CPU moves", "cycles of the CPU"]
-    lines = [markdown_row(head), markdown_row(["---"] * 3 + ["---:"] * 4)]
+    head += ["RAM of firmware", "bytes it moves"]
+    lines = [markdown_row(head), markdown_row(["---"] * 3 + ["---:"] * 6)]
     for row in rows:
         pairs = zip(asdict(row.floats).values(), asdict(row.codes).values(), strict=True)
         lines.append(markdown_row([row.model, row.target, row.scheme, *(f"{a:,} / {b:,}" for a, b in pairs)]))

@@ -38,7 +38,7 @@ class Reads:
 
     def commands(self, offsets: Mapping[int, int]) -> bytes:
         """The stream that reads each input from this byte of region 1 on."""
-        return self.inputs.elsewhere({self.numbers[n]: (1, offset) for n, offset in offsets.items()})
+        return self.inputs.elsewhere({self.numbers[n]: (1, offset) for n, offset in offsets.items()})[0]
 
 
 def reads_in_place(method: Method, payloads: Mapping[int, DelegatePayload]) -> dict[int, Reads]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ethorch.errors import HostError
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.host.in_place import Buffers
 from ethorch.host.library import executorch_copies, load_library
 from ethorch.host.many import Recording
 from ethorch.redirect import COUT_LOCK
@@ -45,18 +46,19 @@ _DONE = 1  # what the C++ side takes for a finished run; a callback that an exce
 
 
 class Delegate:
-    """One delegate inside the runtime: its payload and its machine."""
+    """One delegate inside the runtime: its payload, its machine, and the buffers that this reads where the runtime has them."""
 
-    def __init__(self, payload: DelegatePayload, machine: Machine):
-        self.payload, self.machine = payload, machine
+    def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
+        self.payload, self.machine, self.buffers = payload, machine, buffers
         self.started = 0  # of the last run, in nanoseconds
+        self._ran = machine
 
     def events(self) -> Iterator[tuple[str, int, int]]:
         """(operator, start, end in nanoseconds) of the last run, one after the other."""
-        if not hasattr(self.machine, "timeline"):
+        if not hasattr(self._ran, "timeline"):
             return
         start = self.started
-        for name, seconds in cast(Timed, self.machine).timeline():
+        for name, seconds in cast(Timed, self._ran).timeline():
             end = start + int(seconds * 1e9)
             yield name, start, end
             start = end
@@ -67,15 +69,18 @@ class Delegate:
         if not self.payload.scratch_bytes:  # so there are no tensors either
             self.machine.run()
             return
-        scratch = self.machine.region(SCRATCH_REGION)
+        reader = None if self.buffers is None else self.buffers.reader(inputs)
+        self._ran, in_place = (self.machine, frozenset[int]()) if reader is None else reader
+        scratch = self._ran.region(SCRATCH_REGION)
         if scratch.nbytes < self.payload.scratch_bytes or not scratch.flags.c_contiguous:
             raise HostError(
                 f"the simulator's scratch region has {scratch.nbytes} bytes; the payload needs {self.payload.scratch_bytes}."
             )
         base = scratch.ctypes.data
         for index, tensor in enumerate(self.payload.inputs):
-            ctypes.memmove(base + tensor.offset, inputs[index], tensor.nbytes)
-        self.machine.run()
+            if index not in in_place:
+                ctypes.memmove(base + tensor.offset, inputs[index], tensor.nbytes)
+        self._ran.run()
         for index, tensor in enumerate(self.payload.outputs):
             ctypes.memmove(outputs[index], base + tensor.offset, tensor.nbytes)
 
@@ -86,6 +91,7 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.machine: MachineFactory | None = None
+        self.buffers: Callable[[DelegatePayload], Buffers | None] | None = None
         self.named: Mapping[str, bytes] = {}
         self.error: BaseException | None = None
         self.messages: list[str] = []
@@ -133,19 +139,37 @@ class HostBackend:
             )
 
     @contextmanager
-    def calling(self, what: str, machine: MachineFactory | None = None, named: Mapping[str, bytes] | None = None) -> Iterator[None]:
+    def calling(
+        self,
+        what: str,
+        machine: MachineFactory | None = None,
+        named: Mapping[str, bytes] | None = None,
+        buffers: Callable[[DelegatePayload], Buffers | None] | None = None,
+    ) -> Iterator[None]:
         """A call into ExecuTorch: its aborts become exceptions, and what a callback raised becomes what the call raises.
 
         One thread at a time: see ``ethorch.redirect``.
+
+        Args:
+            what: for messages.
+            machine, named, buffers: of a call that loads delegates: makes what each runs on; named data of the program; which
+                buffers each reads where the runtime has them.
         """
         with COUT_LOCK, self._escaped():
-            yield from self._calling(what, machine, named or {})
+            yield from self._calling(what, machine, named or {}, buffers)
 
-    def _calling(self, what: str, machine: MachineFactory | None, named: Mapping[str, bytes]) -> Iterator[None]:
+    def _calling(
+        self,
+        what: str,
+        machine: MachineFactory | None,
+        named: Mapping[str, bytes],
+        buffers: Callable[[DelegatePayload], Buffers | None] | None,
+    ) -> Iterator[None]:
         calls = self.calls
-        before = (calls.depth, calls.machine, calls.named, calls.error, calls.messages)
+        before = (calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages)
         try:
-            calls.depth, calls.machine, calls.named, calls.error, calls.messages = calls.depth + 1, machine, named, None, []
+            calls.depth, calls.machine, calls.named, calls.buffers = calls.depth + 1, machine, named, buffers
+            calls.error, calls.messages = None, []
             self.library.ethorch_guard(1)
             yield
             if calls.error is not None:  # raised in a callback whose failure ExecuTorch does not learn of
@@ -158,7 +182,7 @@ class HostBackend:
             said = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
             raise HostError(f"ExecuTorch could not {what}: {said}") from error
         finally:
-            calls.depth, calls.machine, calls.named, calls.error, calls.messages = before
+            calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages = before
             if not calls.depth:
                 self.library.ethorch_guard(0)
 
@@ -204,7 +228,8 @@ class HostBackend:
             if factory is None:
                 raise HostError(f"a program with {BACKEND_ID} delegates was loaded without ethorch.host.load.")
             payload = DelegatePayload.unpack(ctypes.string_at(address, size), self.calls.named)
-            delegate = Delegate(payload, factory(payload))
+            buffers = None if self.calls.buffers is None else self.calls.buffers(payload)
+            delegate = Delegate(payload, factory(payload), buffers)
             with self._lock:
                 number, self._next = self._next, self._next + 1
                 self.delegates[number] = delegate

@@ -10,11 +10,14 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ethorch import npu
 from ethorch.errors import HostError
@@ -215,8 +218,12 @@ def load(
     def usual(payload: DelegatePayload) -> npu.Machine:
         return npu_machine(payload, trace, operators.get(payload), budget)
 
+    def over(payload: DelegatePayload, parsed: npu.Program, regions: Mapping[int, npt.NDArray[np.uint8]]) -> npu.Machine:
+        program, staging = _npu_program(payload, parsed)
+        return npu.Machine(program, payload.scratch_bytes, staging, regions=regions, budget=budget)
+
     batches = machine is None and trace is None and not etdump
-    session = Session(data, together(methods, method), machine or usual, etdump)
+    session = Session(data, together(methods, method), machine or usual, etdump, over if batches and not operators else None)
     return HostProgram(session, method, usual if batches else None)
 
 
@@ -232,11 +239,12 @@ _programs: OrderedDict[tuple[bytes, bytes], tuple[npu.Program, int]] = OrderedDi
 _programs_lock = threading.Lock()
 
 
-def _npu_program(payload: DelegatePayload) -> tuple[npu.Program, int]:
+def _npu_program(payload: DelegatePayload, parsed: npu.Program | None = None) -> tuple[npu.Program, int]:
+    """The payload's program, and its staging bytes; ``parsed`` is it without constants, where that is there."""
     key = payload.commands, payload.weights  # bytes keep their hash, and a program keeps these bytes
     with _programs_lock:
         if key not in _programs:
-            program = npu.Program(payload.commands, payload.weights)
+            program = parsed.with_constants(payload.weights) if parsed else npu.Program(payload.commands, payload.weights)
             _programs[key] = (program, npu.staging_bytes(program))
             if len(_programs) > _KEPT_PROGRAMS:
                 _programs.popitem(last=False)

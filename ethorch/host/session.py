@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ethorch.errors import HostError
+from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method
 from ethorch.host.checks import check_kernel_calls, payloads
 from ethorch.host.delegate import MachineFactory, host_backend
+from ethorch.host.in_place import Buffers, MachineOver, kept_inputs
 
 
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
@@ -32,13 +34,27 @@ class Session:
 
     All are loaded at once: loading writes the initial contents of buffers, and must not do so between two calls.
 
+    Args:
+        data: the file.
+        descriptions: the methods.
+        machine: makes what each delegate runs on.
+        etdump: record profiling events.
+        over: makes what a delegate runs on that reads buffers where the runtime has them; None: each gets copies.
+
     Attributes:
         descriptions: the methods, by name.
         backend: the delegates' side of the runtime.
         program: ``executorch.runtime.Program``.
     """
 
-    def __init__(self, data: bytes, descriptions: Mapping[str, Method], machine: MachineFactory, etdump: bool = False):
+    def __init__(
+        self,
+        data: bytes,
+        descriptions: Mapping[str, Method],
+        machine: MachineFactory,
+        etdump: bool = False,
+        over: MachineOver | None = None,
+    ):
         self.descriptions = dict(descriptions)
         self.backend = host_backend()
         self._data, self._machine, self._etdump = data, machine, etdump
@@ -48,13 +64,21 @@ class Session:
             payloads(description)
             self.backend.check_registered(description)
             check_kernel_calls(description)
+        self._over = over
+        self._kept = {} if over is None else kept_inputs(descriptions.values())
         self._load()
+
+    def _buffers(self, payload: DelegatePayload) -> Buffers | None:
+        kept = self._kept.get(payload)
+        return None if kept is None or self._over is None else Buffers(payload, kept, self._over)
 
     def _load(self) -> None:
         from executorch.runtime import Runtime, Verification
 
         names = ", ".join(map(repr, self.descriptions))
-        with self.backend.calling(f"load method{'s' * (len(self.descriptions) > 1)} {names}", self._machine, self._named):
+        with self.backend.calling(
+            f"load method{'s' * (len(self.descriptions) > 1)} {names}", self._machine, self._named, self._buffers
+        ):
             verification = Verification.InternalConsistency
             self.program = Runtime.get().load_program(self._data, verification=verification, enable_etdump=self._etdump)
             self._methods = {name: self.program.load_method(name) for name in self.descriptions}

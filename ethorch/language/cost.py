@@ -46,7 +46,9 @@ class DecodeCost:
         weight_bytes: of the weights that one token reads, as bytes of int8, before Vela's encoding.
         constant_bytes: of all constants of the delegate, as Vela encodes them: weights, tables, embeddings.
         state_bytes: of buffers that are kept from token to token.
-        arena_bytes: of the NPU's feature maps, with copies of the state.
+        copied_bytes: of these, what generated firmware and the desk copy to the NPU for each token; the rest is read in place.
+            ExecuTorch's delegate copies all.
+        arena_bytes: of the NPU's feature maps, with room for copies of the state, as ExecuTorch's delegate allocates it.
         cpu: name of a kernel on the CPU -> how often it is called.
         operators: PyTorch operator, with its module's last name for those with weights -> their cost, dearest first.
     """
@@ -60,6 +62,7 @@ class DecodeCost:
     weight_bytes: int
     constant_bytes: int
     state_bytes: int
+    copied_bytes: int
     arena_bytes: int
     cpu: Mapping[str, int]
     operators: Mapping[str, OperatorCost]
@@ -89,7 +92,8 @@ class DecodeCost:
             table.add_row(name, f"{cost.cycles:,}", f"{cost.floor:,}", f"{cost.weight_bytes:,}")
         table.add_row("all", f"{self.cycles:,}", f"{self.floor:,}", f"{self.weight_bytes:,}", style="bold")
         kernels = ", ".join(f"{count} x {name}" for name, count in self.cpu.items()) or "nothing"
-        sizes = f"constants {self.constant_bytes:,} bytes, state {self.state_bytes:,}, arena {self.arena_bytes:,}"
+        state = f"state {self.state_bytes:,} of which {self.copied_bytes:,} are copied to the NPU"
+        sizes = f"constants {self.constant_bytes:,} bytes, {state}, arena {self.arena_bytes:,}"
         return Group(table, "", f"{sizes}; on the CPU: {kernels}")
 
     def __str__(self) -> str:
@@ -141,6 +145,7 @@ def decode_cost(program: Program) -> DecodeCost:
         sum(cost.weight_bytes for cost in found.values()),
         sum(len(payload.weights) for payload in program.payloads),
         sum(value.nbytes for value in states(program).values()),
+        sum(state.to_npu_bytes for state in program.states if not state.in_place),
         sum(payload.scratch_bytes for payload in program.payloads),
         cpu,
         ordered,

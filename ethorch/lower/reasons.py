@@ -216,3 +216,16 @@ def holds_refused(part: Subgraph, origin: Origin, reason: Reason) -> Reason:
     if part.node.target is torch.ops.higher_order.while_loop:
         way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()
     return Reason("control_flow.branch", f"{part.what} holds {origin}, which cannot run: {reason.text} [{reason.id}]", way_out)
+
+
+#: Why a buffer that a program keeps is copied to the NPU for each call, in every runtime.
+STATE_COPIED = Reason(
+    "state.copied",
+    "an operation of the NPU reads some of its bytes and some of what has been written over it in the arena",
+    "The results are the same; the copy takes the CPU half a cycle for each byte.",
+)
+STATE_AMONG_TENSORS = Reason(
+    "state.among_tensors",
+    "ExecuTorch planned it among the tensors that a call writes, since the CPU has operators that ethorch does not write by itself",
+    "Keep these operators out of the model, or on the NPU: then it lies apart, and the NPU reads it there.",
+)

@@ -17,7 +17,7 @@ from ethorch.npu.arrays import Bytes
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.forms import Transfer
 from ethorch.npu.memory import SCRATCH, Access
-from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.prepared import Prepared
 from ethorch.npu.program import Program
 from ethorch.npu.runs import Run, read_by, written_by
 from ethorch.npu.stream import COP1
@@ -65,6 +65,7 @@ class Inputs:
         commands: a driver payload.
         scratch_bytes: of the scratch region.
         windows: where the inputs are copied to.
+        program: of the commands, where it is there already.
 
     Attributes:
         readable: for each input: can the stream read it where it lies? Not where an operation reads some bytes of it and some of
@@ -74,9 +75,9 @@ class Inputs:
         MachineFault: the payload is malformed, or its stream leaves the scratch region.
     """
 
-    def __init__(self, commands: bytes, scratch_bytes: int, windows: Sequence[Window]):
-        self._commands, self._scratch_bytes, self._windows = commands, scratch_bytes, windows
-        self._program = Program(commands)
+    def __init__(self, commands: bytes, scratch_bytes: int, windows: Sequence[Window], program: Program | None = None):
+        self._commands, self._windows = commands, windows
+        self._program = Program(commands) if program is None else program
         plain = commands[:4] == COP1 and not self._program.has_branches
         self._steps = _steps(self._program) if plain and windows else []
         left, self._reads = set(range(min(len(windows), _MOST)) if self._steps else ()), list[_Read]()
@@ -87,14 +88,19 @@ class Inputs:
             left -= spoiled
         self.readable = tuple(number in left for number in range(len(windows)))
 
+    def movable(self, addresses: Sequence[int]) -> list[int]:
+        """Numbers of the inputs that the stream can read at these addresses, one for each."""
+        pairs = enumerate(zip(self._windows, addresses, strict=True))
+        return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
+
     def scratch_end(self, elsewhere: Collection[int]) -> int:
         """The byte behind the last one of the scratch region that the stream accesses when these inputs lie elsewhere."""
         moved = {(read.offset, run) for read in self._reads if read.window in elsewhere for run in read.runs}
         runs = [(step.offset, run) for step in self._steps for run in (*step.reads, *step.writes) if run.region == SCRATCH]
         return max((run.high for offset, run in runs if (offset, run) not in moved), default=0)
 
-    def elsewhere(self, places: Mapping[int, tuple[int, int]]) -> bytes:
-        """The payload that reads inputs at other places, and otherwise does what it did.
+    def elsewhere(self, places: Mapping[int, tuple[int, int]]) -> tuple[bytes, Program]:
+        """The payload that reads inputs at other places, and otherwise does what it did; and its program, without constants.
 
         Args:
             places: number of an input that is readable -> the region and the address where it lies. The region is 1 or another odd
@@ -117,14 +123,15 @@ class Inputs:
                     low, high = run.low + delta, run.high + delta
                     moved[read.offset, run] = replace(run, region=region, base=run.base + delta, low=low, high=high)
         result, offsets = with_registers(self._commands, self._program, settings)
-        after = [(step.offset, step.reads, step.writes) for step in _steps(Program(result))]
+        program = Program(result)
+        after = [(step.offset, step.reads, step.writes) for step in _steps(program)]
         wanted = [
             (offsets[step.offset], tuple(moved.get((step.offset, run), run) for run in step.reads), step.writes)
             for step in self._steps
         ]
         if after != wanted:
             raise MachineFault("the stream reads inputs by addresses that no register holds")
-        return result
+        return result, program
 
 
 def _region_register(run: Run) -> str:
@@ -132,13 +139,10 @@ def _region_register(run: Run) -> str:
 
 
 def _steps(program: Program) -> list[_Step]:
-    found = []
-    for op in program.operations():
-        prepare = PREPARE.get((op.name, op.npu.family))
-        if prepare is not None:
-            prepared = prepare(op)
-            found.append(_Step(op.offset, prepared, tuple(read_by(prepared)), tuple(written_by(prepared))))
-    return found
+    return [
+        _Step(step.op.offset, step.prepared, tuple(read_by(step.prepared)), tuple(written_by(step.prepared)))
+        for step in program.steps()
+    ]
 
 
 def _reads(steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window], left: set[int]) -> tuple[list[_Read], set[int]]:

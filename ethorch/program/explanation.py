@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ethorch import tables
+from ethorch.embedded.in_place import is_kept, reads_in_place
 from ethorch.errors import SpecError
 from ethorch.figures import Layer
 from ethorch.figures.layer import CPU
@@ -15,7 +16,7 @@ from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
 from ethorch.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal, placed
-from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES
+from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES, STATE_AMONG_TENSORS, STATE_COPIED
 from ethorch.report.rendered import as_html, as_text
 from ethorch.words import counted, did_you_mean
 
@@ -61,9 +62,12 @@ class State:
         size_bytes: of RAM, beside what a delegate's scratch has of it.
         scale, zero_point: of its codes; None of one that holds no codes, and of a file, which does not say.
         where: who reads and writes it: ``NPU 0``, ``CPU``.
-        to_npu_bytes, from_npu_bytes: what is copied between it and the delegates in each call, of which an operator on the CPU may
-            do the last step.
-        id, reason, way_out: of one that stays in float: a stable name, a sentence, what to do.
+        to_npu_bytes, from_npu_bytes: what ExecuTorch's delegate copies between it and the NPU in each call; an operator on the CPU
+            may do the last step of what comes from it.
+        id, reason, way_out: of one that stays in float, and of one that is copied in every runtime: a stable name, a sentence, what
+            to do.
+        in_place: whether the NPU reads it where it is kept, in generated firmware and on the desk; False, too, where it does not
+            read it at all.
     """
 
     name: str
@@ -78,6 +82,7 @@ class State:
     id: str = ""
     reason: str = ""
     way_out: str = ""
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ class Explanation:
         last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
         last += f" Of the model: {self.placed}." if self.placed else ""
         kept = ["", "Kept from call to call:", self._states()] if self.states else []
+        kept += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
             kept += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
         return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *kept, "", last)
@@ -141,10 +147,12 @@ class Explanation:
             table.add_column(name)
         for name in ("scale", "RAM bytes", "to the NPU", "from it"):
             table.add_column(name, justify="right")
+        table.add_column("read")
         for state in self.states:
             scale = "" if state.scale is None else f"{state.scale:.4g}"
             numbers = (f"{n:,}" for n in (state.size_bytes, state.to_npu_bytes, state.from_npu_bytes))
-            table.add_row(state.name, f"{state.dtype}{list(state.shape)}", ", ".join(state.where), scale, *numbers)
+            read = ("in place" if state.in_place else "copied") if state.to_npu_bytes else ""
+            table.add_row(state.name, f"{state.dtype}{list(state.shape)}", ", ".join(state.where), scale, *numbers, read)
         return table
 
     def __str__(self) -> str:
@@ -213,6 +221,11 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
     return replace(row, id=reason.id, reason=reason.text, way_out=reason.way_out)
 
 
+_IN_PLACE = (
+    "in place: the NPU reads it where it is kept, in generated firmware and on the desk; ExecuTorch's delegate copies it to the NPU"
+)
+
+
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:
     """The buffers that a method keeps from call to call.
 
@@ -224,12 +237,14 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
     found = []
     results: set[int] = set()  # of the delegates
     decided = {buffer.name: buffer for buffer in buffers}
+    reads = reads_in_place(method, dict(enumerate(payloads)))
     for value in method.values:
         if value.kind != "tensor" or not value.planned or value.extra is None or not value.extra.name:
             continue
         inside = {number for number, other in enumerate(method.values) if _overlap(value, other)}
         where: list[str] = []
         taken = given = 0
+        copied = False
         for call in method.calls:
             if call.delegate is None:
                 if inside & set(call.args):
@@ -242,9 +257,13 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
             results |= set(call.args[count:])
             where += [f"NPU {call.delegate}"] if inside & set(call.args) else []
             taken += sum(method.values[arg].nbytes for arg in call.args[:count] if arg in inside)
+            own = reads[call.delegate].numbers if call.delegate in reads else {}
+            copied |= any(number not in own for number, arg in enumerate(call.args[:count]) if arg in inside)
             given += sum(method.values[arg].nbytes for arg in call.args[count:] if arg in inside)
         buffer = decided.get(value.extra.name)
         reason = None if buffer is None else buffer.reason
+        if reason is None and copied:
+            reason = STATE_COPIED if is_kept(value) else STATE_AMONG_TENSORS
         found.append(
             State(
                 value.extra.name,
@@ -256,7 +275,8 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
                 tuple(dict.fromkeys(where)),
                 taken,
                 given,
-                *(() if reason is None else (reason.id, reason.text, reason.way_out)),
+                *(("", "", "") if reason is None else (reason.id, reason.text, reason.way_out)),
+                taken > 0 and not copied,
             )
         )
     return tuple(found)

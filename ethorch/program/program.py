@@ -360,7 +360,7 @@ class Program:
         partition = None if self.build is None else self.build.partition
         return explanation(self.target, self.layers, partition, operator, cpu_only, self.states)
 
-    @property
+    @cached_property
     def states(self) -> tuple[State, ...]:
         """What became of each buffer that the model changes."""
         return states_of(self.description, self.payloads, () if self.build is None else self.build.states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import functools
 
@@ -76,6 +77,25 @@ def test_state_of_codes_gives_what_state_in_float_gives(name: str, dtype: str) -
     bound = {"int8": 1, "int16": 12}[dtype] * step
     assert max(float((a - b).abs().max()) for a, b in zip(ours, fake, strict=True)) <= bound * 1.001
     assert len({output.numpy().tobytes() for output in ours}) > 1
+
+
+@pytest.mark.parametrize("name", ["attention", "lstm", "slots", "streaming"])
+def test_the_simulated_npu_reads_buffers_where_the_runtime_has_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as with copies, and all that is copied to the NPU is what is no buffer."""
+    _, _, _, build = compiled(name)
+    method = pte.read(build.pte).methods["forward"]
+    inputs, outputs = build.delegates[0].payload.inputs, build.delegates[0].payload.outputs
+    kept = sum(value.nbytes for value in named(method).values())
+    moved: list[int] = []
+    memmove = ctypes.memmove
+    monkeypatch.setattr(ctypes, "memmove", lambda *args: moved.append(args[2]) or memmove(*args))
+    more, found = CASES[name].steps(12, seed=3), []
+    for machine in (None, host.npu_machine):
+        moved.clear()
+        found.append(run(host.load(build.pte, machine=machine), more))
+        copied = sum(tensor.nbytes for tensor in (*inputs, *outputs)) - (kept if machine is None else 0)
+        assert sum(moved) == len(more) * copied
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

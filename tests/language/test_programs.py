@@ -78,6 +78,7 @@ def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_pa
     linears = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) + model.vocabulary * 32
     assert cost.weight_bytes == linears
     assert cost.state_bytes == 2 * 2 * 2 * model.context * 8  # layers, keys and values, heads, rows of 8 codes
+    assert cost.copied_bytes == 0 and all(state.in_place for state in program["decode"].states)
     assert 0 < cost.floor < cost.cycles and "aten.linear lm_head" in cost.operators
     assert "tokens/s" in cost.line() and "lm_head" in str(cost)
     with pytest.raises(EthorchError, match="does not keep"):

@@ -76,7 +76,7 @@ def test_the_same_bits_with_inputs_elsewhere(target: str) -> None:
     usual = outputs(found, found.commands)
     for elsewhere in ([1], list(numbers)):
         places = [(64 + 1024 * k) + windows(found)[n].start % 16 for k, n in enumerate(elsewhere)]
-        commands = inputs.elsewhere({n: (3, place) for n, place in zip(elsewhere, places, strict=True)})
+        commands, _ = inputs.elsewhere({n: (3, place) for n, place in zip(elsewhere, places, strict=True)})
         assert commands != found.commands and outputs(found, commands, elsewhere, places) == usual
         if len(elsewhere) == 1:
             assert outputs(found, found.commands, elsewhere, places) != usual  # the old stream does not look there

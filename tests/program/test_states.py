@@ -53,9 +53,9 @@ def test_each_state_says_what_became_of_it(mixed: Program) -> None:
     states = {state.name: state for state in mixed.explain().states}
     assert {name: (state.dtype, state.id) for name, state in states.items()} == {
         "sorted": ("float32", "state.written_as_float"),
-        "last": ("int8", ""),
+        "last": ("int8", "state.among_tensors"),
         "unread": ("int8", ""),
-        "decaying": ("int8", ""),
+        "decaying": ("int8", "state.among_tensors"),
         "calls": ("int64", ""),
     }
     assert states["last"].scale is not None and states["calls"].scale is None
@@ -67,8 +67,8 @@ def test_each_state_says_what_became_of_it(mixed: Program) -> None:
 
 def test_the_json_has_the_states(mixed: Program) -> None:
     rows = {row["name"]: row for row in mixed.to_json()["states"]}
-    assert rows["sorted"]["way_out"] and rows["last"]["reason"] == ""
-    assert rows["last"]["to_npu_bytes"] == 4
+    assert rows["sorted"]["way_out"] and rows["unread"]["reason"] == ""
+    assert rows["last"]["to_npu_bytes"] == 4 and not any(row["in_place"] for row in rows.values())
     assert [row["name"] for row in mixed.explain().to_json()["states"]] == list(rows)
 
 
@@ -154,7 +154,8 @@ def test_a_file_alone_names_what_it_keeps() -> None:
             known.size_bytes,
             known.size_bytes,
         )
-        assert state.scale is None and known.scale is not None
+        assert state.scale is None and known.scale is not None and state.in_place and known.in_place
+    assert "in place: the NPU reads it where it is kept" in str(opened.explain())
 
 
 @pytest.mark.parametrize("name", ("denoiser", "streaming", "slots", "wide positions"))
