@@ -18,6 +18,7 @@ from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import Settings
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.constrained_weights import constrain_prepared, settle, take_out
+from ethorch.quantizer.trained_batch_norms import fold_trained_batch_norms
 
 #: Position of the argument ``training`` of each batch normalization that an exported graph may hold.
 _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
@@ -102,6 +103,7 @@ def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
     """
     prepared.eval()
     settle(prepared)
+    fold_trained_batch_norms(prepared)
     converted: GraphModule = convert_pt2e(prepared)
     if example_inputs is None:
         return converted

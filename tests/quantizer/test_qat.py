@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torchao.quantization.pt2e import allow_exported_model_train_eval
 from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
+import ethorch
 from ethorch import EthosUCompileSpec, flow, get_symmetric_quantization_config
 from ethorch.quantizer.config import QuantizationConfig
 from tests.support.quantized import quantized, quantizer
@@ -96,8 +98,7 @@ def test_training_gains_accuracy_over_calibration(data: Data, trained: Digits) -
     graph = prepared_for_training(trained, coarse(True), batch)
     graph.train()
     data.train(graph, 4, 2e-3)
-    graph.eval()
-    converted = convert_pt2e(graph)
+    converted = ethorch.convert(graph)
     gain = data.accuracy(converted) - data.accuracy(calibrated)
     assert gain > 0.01, (data.accuracy(converted), data.accuracy(calibrated))
 
@@ -115,12 +116,15 @@ def test_parameters_stay_parameters_and_get_gradients(data: Data, trained: Digit
     assert {"head.bias", "second.1.bias", "first.1.bias"} <= moved
 
 
-def test_batch_norm_folds_and_the_result_runs_on_the_npu(data: Data, trained: Digits) -> None:
+@pytest.mark.parametrize("convert", [ethorch.convert, pytest.param(convert_pt2e, marks=pytest.mark.long)])
+def test_batch_norm_folds_and_the_result_runs_on_the_npu(
+    data: Data, trained: Digits, convert: Callable[[GraphModule], GraphModule]
+) -> None:
     graph = prepared_for_training(trained, get_symmetric_quantization_config(is_qat=True), data.images[:48])
     graph.train()
     data.train(graph, 1, 1e-3)
     graph.eval()
-    converted = convert_pt2e(graph)
+    converted = convert(graph)
     names = [str(n.target) for n in converted.graph.nodes]
     assert not any("batch_norm" in name for name in names)
     assert data.accuracy(converted) > 0.93
