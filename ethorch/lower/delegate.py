@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,13 +12,14 @@ from pathlib import Path
 from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
 from ethorch.formats.payload import DelegatePayload
+from ethorch.lower.bands import with_bands
 from ethorch.lower.diagnose import explained
 from ethorch.npu import Sources
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
 from ethorch.rewrite.planes import shallow_copy, turned_inputs, without_turned_inputs
-from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.target.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
 from ethorch.target.tuning import ReadPlanes, Tuning
@@ -26,6 +28,7 @@ from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import arena, artifacts
 from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
+from ethorch.vela.compiler import compile
 from ethorch.vela.planes import with_planes
 from ethorch.vela.resident import with_resident_weights
 
@@ -124,7 +127,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """A TOSA graph as it was lowered: rewritten, and through Vela.
 
     An input in planes is read as it lies (``rewrite.planes``) where that takes fewer cycles; which way is better is kept in the
-    user's cache.
+    user's cache. Where a limit for the arena does not hold, bands of rows are tried.
 
     Args:
         graph: is changed.
@@ -132,6 +135,32 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     Raises:
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
     """
+    by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
+    limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
+    given = graph if limit is None else shallow_copy(graph)
+    usual = _in_either_way(graph, tuning, spec)
+    if limit is None or arena.arena_bytes(usual.compiled) <= limit:
+        return usual
+    return _in_bands(given, tuning, spec, usual, limit)
+
+
+def _in_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
+    """The program with parts in bands of rows (``rewrite.split_rows``), where its arena is smaller than the usual one's."""
+    smallest = copy.copy(spec)
+    smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
+    known = arena.Known(serialize(graph), *arena.keys(spec), "bands")
+    given = with_bands(graph, usual.compiled, lambda made: compile(serialize(rewrite(made, tuning)), smallest), limit, known)
+    if given is None:
+        return usual
+    try:
+        found = compile_graph(rewritten(given, tuning, spec), spec)
+    except VelaError:
+        return usual
+    return found if arena.arena_bytes(found.compiled) < arena.arena_bytes(usual.compiled) else usual
+
+
+def _in_either_way(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
+    """With its inputs turned, or read in planes: whichever takes fewer cycles."""
     way = tuning.read_planes
     if way is None or not turned_inputs(graph, way.most):
         return compile_graph(rewritten(graph, tuning, spec), spec)

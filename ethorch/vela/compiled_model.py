@@ -174,6 +174,18 @@ class CompiledModel:
             )
         return tuple(scheduled)
 
+    def around_peak(self, share: float) -> frozenset[str]:
+        """Names of the operations while which so much of the arena's peak is alive, and of those beside them.
+
+        Args:
+            share: of the peak, at least.
+        """
+        header, rows = self.tables["perf"]
+        name, usage = header.index("name"), header.index("staging_usage")
+        alive = [int(row[usage]) for row in rows]
+        at = [number for number, size in enumerate(alive) if size >= share * max(alive)]
+        return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
+
     def op_at(self, offset: int) -> ScheduledOp | None:
         """The operation that the command at this byte offset belongs to; None behind the last.
 
