@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import joblib
 import torch
+from joblib.parallel import get_active_backend
 
 from ethorch import tables
 from ethorch.errors import EthorchError, SpecError, unknown_name
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 #: Settings that may be varied, in the order of the table's columns.
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
 _ALONE = 4  # programs up to which no processes are started: each takes seconds to import torch
+_WORTH = 15.0  # seconds that the rest has to take here, by what the first ones took, for processes to be started
 
 
 @dataclass(frozen=True)
@@ -188,8 +191,8 @@ def explore(
     Args:
         model, example_inputs, calibration: as of ``ethorch.compile``.
         settings: of what is not varied, budgets among them.
-        workers: processes; None: one for each CPU where there are many variants. Inside ``joblib.parallel_config`` with a cluster's
-            backend (Dask, Ray), that cluster.
+        workers: processes; None: one for each CPU, once what is left takes longer than starting them. Inside
+            ``joblib.parallel_config`` with a cluster's backend (Dask, Ray), that cluster.
         resume: a file of finished variants, a line of JSON for each: those that are there are not made again, new ones are added.
         accuracy: measure SQNR against the float model on the first samples.
         progress: draw progress on stderr; None: on a terminal.
@@ -213,7 +216,7 @@ def explore(
         user = user_model(model, example_inputs, calibration)
         log = _Log(resume, user, base, accuracy)
         open_points = [point for point in points if log.find(point) is None]
-        groups = _groups(open_points, base, workers)
+        groups = _groups(open_points, base)
         interrupted = False
         with stage("explore", len(open_points)) as step:
             try:
@@ -240,8 +243,8 @@ def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
                 without_board.with_(**{axis: value})
 
 
-def _groups(points: Sequence[dict[str, Any]], base: Settings, workers: int | None) -> list[list[dict[str, Any]]]:
-    """Points that share a quantized model, cut where there are more workers than groups."""
+def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[str, Any]]]:
+    """Points that share a quantized model."""
     by_model: dict[Any, list[dict[str, Any]]] = {}
     for point in points:
         try:
@@ -250,29 +253,42 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings, workers: int | Non
         except EthorchError:
             key = json.dumps(point, sort_keys=True, default=str)  # its own words, later
         by_model.setdefault(key, []).append(point)
-    count = workers or os.cpu_count() or 1
-    if len(points) <= _ALONE or count == 1:
-        return list(by_model.values())
-    parts = -(-count // len(by_model))
-    return [group[i::parts] for group in by_model.values() for i in range(min(parts, len(group)))]
+    return list(by_model.values())
+
+
+def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[list[dict[str, Any]]]:
+    """The groups, cut where there are more workers than groups."""
+    parts = -(-(workers or os.cpu_count() or 1) // len(groups))
+    return [group[i::parts] for group in groups for i in range(min(parts, len(group)))]
 
 
 def _made(
-    user: UserModel, base: Settings, groups: Sequence[Sequence[dict[str, Any]]], accuracy: bool, workers: int | None
+    user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """The variants of each group as they are finished."""
+    """The variants of each group as they are finished: here, one by one, until processes are worth their start."""
     own = functools.partial(_variants, user, base, accuracy)
-    first = True
-    if workers == 1 or len(groups) == 1 or sum(map(len, groups)) <= _ALONE:
-        for group in groups:
-            for point in group:  # one by one, so that an interrupt keeps the figures so far
-                yield own([point], first)
-                first = False
-        return
-    task = Task.of(own, *user.module.modules())
-    yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
-        joblib.delayed(task)(group, number == 0) for number, group in enumerate(groups)
-    )
+    left, first = [list(group) for group in groups], True
+    started = time.monotonic()
+    done = 0
+    while left and not _spreads(sum(map(len, left)), done, time.monotonic() - started, workers):
+        yield own([left[0].pop(0)], first)  # one by one, so that an interrupt keeps the figures so far
+        first, done = False, done + 1
+        left = [group for group in left if group]
+    if left:
+        task = Task.of(own, *user.module.modules())
+        yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
+            joblib.delayed(task)(group, first and number == 0) for number, group in enumerate(_cut(left, workers))
+        )
+
+
+def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
+    """Are the programs that are left made in processes, after so many that took so long?"""
+    if left <= _ALONE or (workers or os.cpu_count()) == 1:
+        return False
+    backend, count = get_active_backend()
+    if workers is not None or count is not None or type(backend).__name__ != "LokyBackend":  # as the user says
+        return True
+    return done > 0 and seconds / done * left > _WORTH
 
 
 _last: list[Any] = []  # the model that this process quantized last: key, quantized

@@ -143,6 +143,16 @@ def test_the_command_line_prints_the_table(tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "nothing is varied: give --targets" in wrong.stderr
 
 
+def test_processes_start_when_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
+    assert not module._spreads(12, 0, 0.0, None), "nothing is known yet"
+    assert not module._spreads(12, 2, 0.5, None) and module._spreads(12, 2, 20.0, None)
+    assert not module._spreads(4, 1, 100.0, None) and not module._spreads(12, 2, 20.0, 1)
+    assert module._spreads(12, 0, 0.0, 2), "the user says so"
+    with joblib.parallel_config(backend="threading"):
+        assert module._spreads(12, 0, 0.0, None), "the user has chosen a backend"
+
+
 @pytest.mark.long
 def test_workers_know_the_users_file(tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text("import torch\n\nclass Layer(torch.nn.Conv2d):\n    pass\n")
