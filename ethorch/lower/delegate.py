@@ -18,7 +18,7 @@ from ethorch.npu import Sources
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
-from ethorch.rewrite.planes import shallow_copy, turned_inputs, without_turned_inputs
+from ethorch.rewrite.planes import bytes_beside_pixels, shallow_copy, turned_inputs, without_turned_inputs
 from ethorch.target.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
@@ -35,6 +35,7 @@ from ethorch.vela.resident import with_resident_weights
 logger = logging.getLogger(__name__)
 
 _INSERTED_BYTES = 8  # of a command that writes an address
+_SURE = 0.8  # of the staging memory: where pixels and what is made of them take less, planes are read faster (docs/benchmarks.md)
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
@@ -160,12 +161,19 @@ def _in_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowe
 
 
 def _in_either_way(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """With its inputs turned, or read in planes: whichever takes fewer cycles."""
+    """With its inputs turned, or read in planes: whichever takes fewer cycles.
+
+    Turned pixels are few bytes each, and slow to read from DRAM. Where they and what is made of them have much room in SRAM, planes
+    are always faster; where they have none, never: only in between both are compiled, and the cache keeps which was better.
+    """
     way = tuning.read_planes
     if way is None or not turned_inputs(graph, way.most):
         return compile_graph(rewritten(graph, tuning, spec), spec)
+    filled = _filled(graph, way, spec)
+    if filled > 1:
+        return compile_graph(rewritten(graph, tuning, spec), spec)
     known = arena.Known(serialize(graph), *arena.keys(spec), f"planes {way}")
-    found, answer = known.get()
+    found, answer = (True, 1) if filled < _SURE else known.get()
     read = _reading_planes(graph, tuning, way, spec) if answer or not found else None
     if read is not None and answer:
         return read
@@ -173,6 +181,15 @@ def _in_either_way(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Low
     better = read is not None and read.performance.total_cycles < other.performance.total_cycles
     known.put(int(better))
     return read if read is not None and better else other
+
+
+def _filled(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
+    """How much of the arena in SRAM the pixels take, with what is made of them: 0 where Vela may take as much as it likes."""
+    memory = spec.memory_system
+    if not memory.staged:
+        return 0.0 if memory.arena_area == "Sram" else 1.0
+    limit = spec.arena_cache_bytes if spec.arena in (FAST, FREE) else min(int(spec.arena), spec.arena_cache_bytes)
+    return bytes_beside_pixels(graph, way.most) / limit
 
 
 def _reading_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:

@@ -27,6 +27,7 @@ _ONE: Mapping[str, dict[str, Any]] = {
     "INT8": {"multiplier": (1 << 30,), "shift": (30,)},
     "INT16": {"multiplier": (1 << 14,), "shift": (14,)},
 }
+_BYTES = {"INT8": 1, "INT16": 2}
 _AS_IS = {"input_zp": 0, "output_zp": 0, "per_channel": False, "input_unsigned": False, "output_unsigned": False}
 _WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": 0, "weight_zp": 0}
 
@@ -86,6 +87,24 @@ def _turned(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
 def turned_inputs(graph: Graph, most: int) -> bool:
     """Is an input of the graph turned that convolutions may read in planes?"""
     return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_turned(Rewriter(graph), most))
+
+
+def bytes_beside_pixels(graph: Graph, most: int) -> int:
+    """Of the inputs that convolutions may read in planes: most bytes of one with what the first windows make of it."""
+    r = Rewriter(graph)
+    found = _turned(r, most)
+    return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _made_of(r, op) for op, source, *_ in found), default=0)
+
+
+def _made_of(r: Rewriter, op: Op) -> int:
+    """Bytes of what is computed from a value first; none where it only gets another shape."""
+    wide = 0
+    for reader in r.readers(op.result):
+        if reader.name in ("RESHAPE", "SLICE", "PAD", "TRANSPOSE"):
+            wide = max(wide, _made_of(r, reader))
+        else:
+            wide = max(wide, math.prod(reader.result.shape) * _BYTES.get(op.result.dtype, 1))
+    return wide
 
 
 def shallow_copy(graph: Graph) -> Graph:

@@ -156,15 +156,26 @@ def test_commands_that_read_anything_else_are_left_to_the_usual_way() -> None:
     assert with_planes(model, given, meant, wrong, spec) is None
 
 
-def test_which_way_is_better_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("side", "settings", "first_calls", "later_calls"),
+    [
+        (64, {}, 1, 1),  # pixels have room in SRAM
+        (64, {"memory_mode": "Dedicated_Sram_384KB", "system_config": "Ethos_U85_SYS_DRAM_Mid"}, 1, 1),
+        (352, {"memory_mode": "Dedicated_Sram_384KB", "system_config": "Ethos_U85_SYS_DRAM_Mid"}, 2, 1),  # just so
+        (400, {"memory_mode": "Dedicated_Sram_384KB", "system_config": "Ethos_U85_SYS_DRAM_Mid"}, 1, 1),  # not all of them
+    ],
+)
+def test_both_ways_are_compiled_only_where_it_is_not_known_which_is_better(
+    side: int, settings: dict[str, str], first_calls: int, later_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     monkeypatch.setattr("ethorch.vela.arena.compile", lambda *args: calls.append(1) or compile(*args))
-    spec = EthosUCompileSpec("ethos-u85-256")
+    spec = EthosUCompileSpec("ethos-u85-256", **settings)
     tuning = TARGETS["ethos-u85-256"].tuning
-    first = compile_lowered(turned((1, 3, 64, 64)), tuning, spec)
-    after_first = len(calls)
-    again = compile_lowered(turned((1, 3, 64, 64)), tuning, spec)
-    assert len(calls) - after_first < after_first
+    first = compile_lowered(turned((1, 3, side, side)), tuning, spec)
+    assert len(calls) == first_calls
+    again = compile_lowered(turned((1, 3, side, side)), tuning, spec)
+    assert len(calls) == first_calls + later_calls
     assert again.payload == first.payload
-    usual = compile_graph(rewritten(turned((1, 3, 64, 64)), tuning, spec), spec)
+    usual = compile_graph(rewritten(turned((1, 3, side, side)), tuning, spec), spec)
     assert first.performance.total_cycles <= usual.performance.total_cycles
