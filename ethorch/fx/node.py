@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ethorch.tosa.ir import Origin
 
@@ -144,6 +145,13 @@ def first_value(node: Node) -> torch.Tensor | None:
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (tuple, list)) and value else value
     return value if isinstance(value, torch.Tensor) else None
+
+
+def shape_of_values(node: Node) -> bool:
+    """Does the shape of the (first) result of ``node``, or the number that it is, depend on what tensors hold?"""
+    value = first_value(node)
+    numbers = value.shape if value is not None else [node.meta.get("val")]
+    return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
 
 
 def is_in_place(node: Node) -> bool:

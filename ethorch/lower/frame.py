@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result, float_qparams
@@ -30,6 +29,7 @@ from ethorch.fx.node import (
     aten_call,
     first_value,
     op_name,
+    shape_of_values,
     storage_order,
 )
 from ethorch.lower.chains import OnCpu, PointwiseChain, entries
@@ -40,12 +40,6 @@ from ethorch.tosa.layout import contiguous
 
 #: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
-
-
-def shape_of_values(node: Node) -> bool:
-    """Does the shape of the (first) result of ``node`` depend on what tensors hold?"""
-    value = first_value(node)
-    return value is not None and any(isinstance(e, torch.SymInt) and has_free_unbacked_symbols(e) for e in value.shape)
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:

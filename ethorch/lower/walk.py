@@ -37,13 +37,14 @@ from ethorch.fx.node import (
     mapped,
     op_name,
     origin_of_codes,
+    shape_of_values,
     storage_order,
     writes_back,
 )
 from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
 from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of, shape_of_values
+from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,

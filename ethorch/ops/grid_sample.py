@@ -209,7 +209,6 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
     "aten.grid_sampler.default",
     "aten.grid_sampler_2d.default",
     quant=EACH_INPUT,
-    needs="GATHER",
     check=check_grid_sampler,
     decompose=decompose_grid_sampler,
     floats=grid_sampler_of_floats,

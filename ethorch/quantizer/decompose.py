@@ -18,7 +18,7 @@ from torch._decomp import core_aten_decompositions
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, value_of
-from ethorch.fx.node import arguments, first_value, is_float, is_in_place, makes_constant, op_name
+from ethorch.fx.node import arguments, first_value, is_float, is_in_place, makes_constant, op_name, shape_of_values
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
@@ -34,6 +34,7 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
         limits: what the target can run, by TOSA operator.
     """
     pending = deque(node for node in model.graph.nodes if node.op == "call_function")
+    relaid: set[Node] = set()  # what is laid out in another way than what it replaces
     while pending:
         node = pending.popleft()
         spec = find(node.target)
@@ -41,6 +42,8 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
             continue
         if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
             continue
+        if shape_of_values(node) or any(map(shape_of_values, node.all_input_nodes)):
+            continue  # the CPU's, whatever it is made of
         before, s = node.prev, AtenBuilder(model, node, limits)
         if spec is None:
             made = _by_pytorch(s, node)
@@ -50,12 +53,31 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
             made = spec.decompose(s, *args, **kwargs)
         if made is None:
             continue
+        relaid |= _relaid(node, made)
         drawn = node.prev
         while drawn is not before:  # in the order of the graph, before what follows
             pending.extendleft([drawn] if drawn.op == "call_function" else [])
             drawn = drawn.prev
         replace(node, made)
         model.graph.erase_node(node)
+    _reshape_behind(model.graph, relaid)
+
+
+def _relaid(node: Node, made: Any) -> set[Node]:
+    """Of the results of ``made``, those that lie in memory in another way than the results of ``node`` do."""
+    values = node.meta["val"]
+    pairs = zip(made, values, strict=False) if isinstance(made, (list, tuple)) else [(made, values)]
+    known = [(new, old) for new, old in pairs if isinstance(new, Node) and isinstance(old, torch.Tensor)]
+    return {new for new, old in known if new.meta["val"].stride() != old.stride()}
+
+
+def _reshape_behind(graph: Graph, relaid: set[Node]) -> None:
+    """Views become reshapes behind what is laid out in another way now: of its elements a view may not be possible any more."""
+    for node in graph.nodes if relaid else ():
+        if not relaid.isdisjoint(node.all_input_nodes):
+            relaid.add(node)
+            if node.target is aten.view.default:
+                node.target = aten.reshape.default
 
 
 def _reads_floats(node: Node) -> bool:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from ethorch.errors import QuantizationError
+from ethorch.fx.node import shape_of_values
 from ethorch.quantizer.attention_masks import gather_masks
 from ethorch.quantizer.batch_norms import name_weights_apart
 from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
@@ -164,10 +167,19 @@ def run_passes(model: GraphModule, scope: Scope) -> GraphModule:
     """Run all of ``PASSES`` over ``model``, in place, and drop what nothing reads after each of them.
 
     Raises:
-        QuantizationError: an in-place operator has no functional form.
+        QuantizationError: an in-place operator has no functional form; a pass needs to know a shape that depends on values.
     """
     for each in PASSES:
-        each.run(model, scope)
+        try:
+            each.run(model, scope)
+        except GuardOnDataDependentSymNode as error:
+            first = next(node for node in model.graph.nodes if shape_of_values(node))
+            line = (first.meta.get("stack_trace") or "").strip().splitlines()[-1:]
+            raise QuantizationError(
+                "quantize.shape_of_values",
+                f"{first.name}{''.join(f' ({one.strip()})' for one in line)}: a shape depends on what tensors hold, and something "
+                "is written in place into such a tensor. Keep all elements, and put 0 in place of the others with torch.where.",
+            ) from error
         model.graph.eliminate_dead_code()
     model.recompile()
     return model

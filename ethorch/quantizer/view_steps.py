@@ -195,8 +195,13 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def functional_of(target: Any) -> Any:
-    """``aten.relu_.default`` -> ``aten.relu.default``, or None."""
-    name = target._schema.name.split("::")[1]
-    packet = getattr(aten, name.removesuffix("_"), None)
-    overload = "int" if name == "transpose_" else target._overloadname
-    return getattr(packet, overload, None) if packet is not None else None
+    """``aten.relu_.default`` -> ``aten.relu.default``, or None; where overloads have other names, that of the same arguments."""
+    packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
+    if packet is None or target._overloadname in packet.overloads():
+        return packet and getattr(packet, target._overloadname)
+
+    def takes(overload: Any) -> list[tuple[str, str]]:
+        return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+
+    found = (getattr(packet, name) for name in packet.overloads())
+    return next((overload for overload in found if takes(overload) == takes(target)), None)

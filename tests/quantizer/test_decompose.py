@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ethorch import sqnr_db
+from ethorch.errors import QuantizationError
 from tests.support import ladder
 from tests.support.quantized import exported, quantized, quantizer, samples
 
@@ -89,6 +90,41 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_copy_at_the_end_leaves_nothing_in_float(name: str) -> None:
     q = quantized(Behind(COPIES[name]), samples((2, 8)))
     assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+
+
+class ViewedAttention(nn.Module):
+    """Attention whose result PyTorch lays out by positions, which ``view`` relies on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.reshape(1, 6, 2, 4).transpose(1, 2) for part in torch.sin(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).view(1, 6, -1)
+
+
+def test_a_view_behind_what_is_laid_out_otherwise_is_a_reshape() -> None:
+    q = quantized(ViewedAttention(), samples((1, 6, 24)))  # calibrates
+    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+
+
+class Chosen(nn.Module):
+    """The places of what is positive, of which there may be any number, halved or written to."""
+
+    def __init__(self, writes: bool):
+        super().__init__()
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = x.masked_select(x > 0)
+        if self.writes:
+            found[:1] = 0.5
+            return (found,)
+        return found.split([found.shape[0] // 2, found.shape[0] - found.shape[0] // 2])
+
+
+def test_shapes_that_depend_on_values_are_left_alone_or_named() -> None:
+    graph = quantizer().transform_for_annotation(exported(Chosen(writes=False), (torch.ones(2, 6),)))
+    assert any("split" in str(node.target) for node in graph.graph.nodes)
+    with pytest.raises(QuantizationError, match=r"masked_select.*depends on what tensors hold.*\[quantize\.shape_of_values\]"):
+        quantizer().transform_for_annotation(exported(Chosen(writes=True), (torch.ones(2, 6),)))
 
 
 class NormalizedInFloat(nn.Module):

@@ -142,10 +142,17 @@ def chain_without_views(x: Tensor) -> Tensor:
     return nn.functional.hardtanh_(y, -1, 1.5)
 
 
+def floor_divided(x: Tensor) -> Tensor:
+    """The in-place form has another name for its overload than the functional one."""
+    y = x * 2
+    y //= 0.5
+    return y
+
+
 FUNCTIONS = [
     add_to_slice, relu_of_view, clamp_of_transposed, base_written_view_read, two_views_of_one, split_and_unbind,
     chunk_read_after_write, copied_value_is_not_shared, strided, indexed, broadcast_and_cast, diagonal, unsqueezed_in_place,
-    lists_of_views_that_are_read, eval_dropout_is_a_view, chain_without_views,
+    lists_of_views_that_are_read, eval_dropout_is_a_view, chain_without_views, floor_divided,
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ ALLOWED = {
     ("backend/products_on_cpu.py", "*"): "products that ExecuTorch's cortex_m kernel computes, and where their operands stand",
     ("quantizer/batch_norms.py", "*"): "the spellings whose statistics are parameters; a layer's own are none",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
+    ("quantizer/decompose.py", "aten.view.default"): "the one reshape that PyTorch refuses for how its operand lies in memory",
     ("quantizer/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }
 

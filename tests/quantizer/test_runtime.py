@@ -182,3 +182,16 @@ def test_what_stands_between_two_schemes_has_the_global_one(modules: Sequence[st
     (after,) = cat.users
     assert torch.iinfo(after.args[-1]).bits == 8 and 16 in activation_bits(graph)
     agree(graph, samples(IMAGE), None)
+
+
+class Sampled(nn.Module):
+    """Reads a map at places that it computes, some of them beyond it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = torch.tanh(x[:, :2]).permute(0, 2, 3, 1) * 1.4
+        return functional.grid_sample(torch.sin(x) + 1.5, grid, align_corners=False) * 2.0
+
+
+def test_what_the_cpu_computes_of_codes_only_picks_them() -> None:
+    calibration = samples((1, 3, 6, 5))
+    agree(quantized(Sampled(), calibration).module, calibration, 2)
