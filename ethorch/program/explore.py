@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -249,7 +250,7 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[
     for point in points:
         try:
             chosen = base.with_(**point)
-            key: Any = (chosen.scheme, lookup(chosen.target).family)
+            key: Any = (chosen.scheme, chosen.io, lookup(chosen.target).family)
         except EthorchError:
             key = json.dumps(point, sort_keys=True, default=str)  # its own words, later
         by_model.setdefault(key, []).append(point)
@@ -291,6 +292,7 @@ def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
     return done > 0 and seconds / done * left > _WORTH
 
 
+_ONE_AT_A_TIME = threading.Lock()  # torch.export may run in one thread of a process only
 _last: list[Any] = []  # the model that this process quantized last: key, quantized
 
 
@@ -310,8 +312,9 @@ def _variants(
 
 
 def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
-    with in_eval_mode(user.module):
-        key = (id(user), settings.scheme, lookup(settings.target).family, settings.nhwc_io, json.dumps(dict(settings.modules)))
+    with _ONE_AT_A_TIME, in_eval_mode(user.module):
+        layout = settings.io, settings.nhwc_io
+        key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
         if not _last or _last[0] != key or _last[2] is not user:
             _last[:] = [key, quantized_for(user, settings), user]
         program = compile_once(user, _last[1], settings)

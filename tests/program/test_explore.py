@@ -143,6 +143,12 @@ def test_the_command_line_prints_the_table(tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "nothing is varied: give --targets" in wrong.stderr
 
 
+def test_ends_of_another_type_are_quantized_for_it(model: nn.Module, images: list[Tensor]) -> None:
+    """int8 ends of a model in 16 bits are no ends of the model that was quantized just before, for float ends."""
+    found = explored(model, images, target=TARGETS[:1], scheme=["a16w8"], io=["float32", "int8"], accuracy=False)
+    assert [one.error for one in found.variants] == ["", ""]
+
+
 def test_processes_start_when_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
     assert not module._spreads(12, 0, 0.0, None), "nothing is known yet"
