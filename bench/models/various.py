@@ -99,6 +99,44 @@ class Attention(nn.Module):
         return self.head(self.encoder(x))
 
 
+class Decoder(nn.Module):
+    """A layer of a language model over 32 tokens without a cache: norms written out, rotary positions, causal attention, SwiGLU."""
+
+    cos: Tensor
+    sin: Tensor
+    WIDTH, HEADS, TOKENS = 128, 4, 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gammas = nn.ParameterList(torch.ones(self.WIDTH) for _ in range(2))
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(self.WIDTH, self.WIDTH, bias=False) for _ in range(4))
+        self.w1, self.w3 = (nn.Linear(self.WIDTH, 2 * self.WIDTH, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * self.WIDTH, self.WIDTH, bias=False)
+        head = self.WIDTH // self.HEADS
+        angles = torch.arange(self.TOKENS)[:, None] / 10000 ** (torch.arange(0, head, 2) / head)
+        self.register_buffer("cos", torch.cat([angles, angles], -1).cos())
+        self.register_buffer("sin", torch.cat([angles, angles], -1).sin())
+
+    @staticmethod
+    def norm(x: Tensor, gamma: Tensor) -> Tensor:
+        return gamma * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    def rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-second, first], -1) * self.sin
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(1, self.TOKENS, self.HEADS, -1).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x, self.gammas[0])
+        query, key = self.rotated(self.heads(self.wq(normed))), self.rotated(self.heads(self.wk(normed)))
+        attended = F.scaled_dot_product_attention(query, key, self.heads(self.wv(normed)), is_causal=True)
+        x = x + self.wo(attended.transpose(1, 2).reshape(x.shape))
+        normed = self.norm(x, self.gammas[1])
+        return x + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
+
+
 class Public(nn.Module):
     """A network of transformers, its first result."""
 
@@ -156,6 +194,7 @@ CASES = (
     ModelCase("sorted", Sorted, _normal(16), "written for the benchmark"),
     ModelCase("branches", Branches, _normal(3, 16, 16), "written for the benchmark"),
     ModelCase("attention", Attention, _normal(16, 32), "written for the benchmark"),
+    ModelCase("decoder", Decoder, _normal(Decoder.TOKENS, Decoder.WIDTH), "written for the benchmark"),
     ModelCase("lcnet_050", lambda: _timm("lcnet_050"), picture(224), "timm"),
     ModelCase("mobilenetv4_small", lambda: _timm("mobilenetv4_conv_small_050"), picture(128), "timm"),
     ModelCase("ghostnetv3_050", lambda: _timm("ghostnetv3_050"), picture(64), "timm"),

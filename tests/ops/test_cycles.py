@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from torch import nn
 
+from bench.models.various import Decoder
 from bench.tuning import cycles, of_module
 from ethorch.target import TARGETS
 
@@ -32,6 +33,8 @@ CASES = [
     ("ethos-u55-128", partial(shuffled, 1), (1, 16, 24, 24), 15_000),  # 18,046 with a pass for the table
     ("ethos-u85-256", partial(shuffled, 1), (1, 16, 24, 24), 56_000),  # 57,527
     ("ethos-u85-256", partial(shuffled, 3), (1, 16, 24, 24), 90_000),  # 192,904 with the table between shuffle and convolution
+    ("ethos-u85-256", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 146_264),  # the Arm backend's cycles
+    ("ethos-u55-128", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 574_875),
 ]
 
 
