@@ -1,4 +1,4 @@
-"""Buffers that firmware keeps from call to call, behind the arena: the NPU reads them where they lie."""
+"""Buffers that firmware keeps from call to call, behind the arena: the NPU reads and writes them where they lie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ethorch.errors import MachineFault
-from ethorch.formats.payload import DelegatePayload
+from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method, Value
 from ethorch.npu.in_place import IN_PLACE_ALIGNMENT, Inputs, Window
@@ -18,27 +18,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reads:
-    """The inputs of a delegate that its stream can read where they lie.
+    """The inputs of a delegate that its stream can read where they lie, and the outputs that it can write there.
 
     Attributes:
         payload: of the delegate.
         inputs: how its stream reads what it is given of buffers.
         numbers: of those that it can read in place: number of the delegate's input -> that of ``inputs``.
+        outputs: the same of outputs that it can write in place, as all that reads what they replace has run by then.
     """
 
     payload: DelegatePayload
     inputs: Inputs
     numbers: Mapping[int, int]
+    outputs: Mapping[int, int]
 
-    def scratch_end(self, numbers: Collection[int]) -> int:
-        """Bytes of the scratch region that are left when these inputs lie elsewhere."""
+    def scratch_end(self, numbers: Collection[int], outputs: Collection[int]) -> int:
+        """Bytes of the scratch region that are left when these inputs and outputs lie elsewhere."""
         others = [tensor for n, tensor in enumerate(self.payload.inputs) if n not in numbers]
-        ends = [tensor.offset + tensor.nbytes for tensor in (*others, *self.payload.outputs)]
-        return max([self.inputs.scratch_end([self.numbers[n] for n in numbers]), *ends])
+        others += [tensor for n, tensor in enumerate(self.payload.outputs) if n not in outputs]
+        ends = [tensor.offset + tensor.nbytes for tensor in others]
+        return max([self.inputs.scratch_end([self.numbers[n] for n in numbers], [self.outputs[n] for n in outputs]), *ends])
 
-    def commands(self, offsets: Mapping[int, int]) -> bytes:
-        """The stream that reads each input from this byte of region 1 on."""
-        return self.inputs.elsewhere({self.numbers[n]: (1, offset) for n, offset in offsets.items()})[0]
+    def commands(self, offsets: Mapping[int, int], outputs: Mapping[int, int]) -> bytes:
+        """The stream that reads each input, and writes each output, from this byte of region 1 on."""
+        reads = {self.numbers[n]: (1, offset) for n, offset in offsets.items()}
+        return self.inputs.elsewhere(reads, {self.outputs[n]: (1, offset) for n, offset in outputs.items()})[0]
 
 
 def reads_in_place(method: Method, payloads: Mapping[int, DelegatePayload]) -> dict[int, Reads]:
@@ -54,20 +58,44 @@ def reads_in_place(method: Method, payloads: Mapping[int, DelegatePayload]) -> d
         payload = payloads.get(-1 if call.delegate is None else call.delegate)
         if call.delegate is None or payload is None or times[call.delegate] > 1 or len(call.args) < len(payload.inputs):
             continue
-        given = [n for n in range(len(payload.inputs)) if is_kept(method.values[call.args[n]])]
-        windows = [Window(t.offset, t.offset + t.nbytes) for t in (payload.inputs[n] for n in given)]
-        aligned = [n for n in given if payload.inputs[n].offset % IN_PLACE_ALIGNMENT == 0]
-        if not aligned:
+        count = len(payload.inputs)
+        taken, given = [method.values[arg] for arg in call.args[:count]], [method.values[arg] for arg in call.args[count:]]
+        reads = [n for n, value in enumerate(taken) if is_kept(value)]
+        writes = [n for n, value in enumerate(given) if is_kept(value) and n < len(payload.outputs)]
+        if not reads and not writes:
             continue
         try:
-            inputs = Inputs(payload.commands, payload.scratch_bytes, windows)
+            windows = [_window(payload.inputs[n]) for n in reads]
+            inputs = Inputs(payload.commands, payload.scratch_bytes, windows, outputs=[_window(payload.outputs[n]) for n in writes])
         except MachineFault as fault:
-            logger.debug("delegate %s reads copies of its buffers: %s", call.delegate, fault)
+            logger.debug("delegate %s takes and gives copies of its buffers: %s", call.delegate, fault)
             continue
-        numbers = {n: k for k, n in enumerate(given) if inputs.readable[k] and n in aligned}
-        if numbers:
-            found[call.delegate] = Reads(payload, inputs, numbers)
+        numbers = {n: k for k, n in enumerate(reads) if inputs.readable[k] and _as_far(payload.inputs[n], taken[n])}
+        outputs = {}
+        for k, n in enumerate(writes):
+            before = [numbers[m] for m in numbers if _share_bytes(taken[m], given[n])]
+            alone = not any(_share_bytes(given[m], given[n]) for m in writes if m != n)
+            apart = inputs.writable[k] and alone and _as_far(payload.outputs[n], given[n])
+            if apart and all(inputs.follows(k, one) for one in before):
+                outputs[n] = k
+        if numbers or outputs:
+            found[call.delegate] = Reads(payload, inputs, numbers, outputs)
     return found
+
+
+def _window(tensor: IoTensor) -> Window:
+    return Window(tensor.offset, tensor.offset + tensor.nbytes)
+
+
+def _as_far(tensor: IoTensor, value: Value) -> bool:
+    """Will the arena's place and the buffer's be as far from one another as commands want it, wherever buffers begin?"""
+    return value.place is not None and not tensor.offset % IN_PLACE_ALIGNMENT and not value.place[1] % IN_PLACE_ALIGNMENT
+
+
+def _share_bytes(one: Value, other: Value) -> bool:
+    assert one.place is not None and other.place is not None
+    (memory, start), (its_memory, its_start) = one.place, other.place
+    return memory == its_memory and start < its_start + other.nbytes and its_start < start + one.nbytes
 
 
 def is_kept(value: Value) -> bool:

@@ -115,7 +115,7 @@ def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
 def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
     """Bytes of the scratch region that a method needs when its delegates read in place what they can."""
     ends = [
-        reads[number].scratch_end(reads[number].numbers) if number in reads else payload.scratch_bytes
+        reads[number].scratch_end(reads[number].numbers, reads[number].outputs) if number in reads else payload.scratch_bytes
         for number, payload in payloads_of(method).items()
     ]
     return max(ends, default=0)

@@ -2,7 +2,7 @@
 
 The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Five things are better than in the plan:
 
-- buffers that are kept from run to run lie behind the NPU's memory, which reads them there: they are not copied;
+- buffers that are kept from run to run lie behind the NPU's memory, and it reads and writes them there: they are not copied;
 - codes that go straight into the first delegate, or come straight out of the last, lie in the NPU's memory: they are not copied;
 - state that a sole delegate takes and gives lies there between runs, and is copied once, not twice;
 - quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
@@ -214,6 +214,7 @@ class _Planner:
         self.payloads = payloads_of(method)
         self.places: dict[int, Place] = {}
         self.in_place: set[tuple[int | None, int]] = set()  # delegates with numbers of inputs that are read where they lie
+        self.written: set[tuple[int | None, int]] = set()  # the same of outputs
         self.reaches: dict[int, int] = {}
         self.reads: Mapping[int, Reads] = {} if bases is None else bases.reads
 
@@ -486,38 +487,42 @@ class _Planner:
     def _behind_the_arena(self) -> int:
         """Put what is kept behind the arena, and let delegates read it there. Returns the arena's bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
-        inputs: dict[int, list[int]] = {}
+        inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input that lies behind the arena -> its value
+        outputs: dict[int, dict[int, int]] = {}
         for number, reads in self.reads.items():
-            inputs[number] = [n for n in reads.numbers if n in self._apart(calls[number])]
-        ends = [self.reads[n].scratch_end(inputs[n]) if n in self.reads else p.scratch_bytes for n, p in self.payloads.items()]
+            count, args = len(reads.payload.inputs), calls[number].args
+            inputs[number] = {n: args[n] for n in reads.numbers if self._lies_apart(args[n])}
+            outputs[number] = {n: args[count + n] for n in reads.outputs if self._lies_apart(args[count + n])}
+        ends = [
+            self.reads[n].scratch_end(inputs[n], outputs[n]) if n in self.reads else payload.scratch_bytes
+            for n, payload in self.payloads.items()
+        ]
         end = aligned(max(ends, default=0))
         kept = [(i, place.offset) for i, place in self.places.items() if place.buffer == _KEPT]
         spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in kept)
         first = last = 0
         for start, stop, index in spans:
             if start >= last:  # it shares no byte with the one before it
-                end, first = aligned(end + last - first), start
+                end, first = aligned(end + last - first), start - start % IN_PLACE_ALIGNMENT
             self.places[index] = Place(ARENA, end + start - first)
             last = max(last, stop)
         reach = [p.offset + self.values[i].nbytes for i, p in self.places.items() if p.buffer == ARENA]
         total = max([aligned(end + last - first), *map(aligned, reach)])
         for number, payload in self.payloads.items():
-            offsets = {n: self.places[calls[number].args[n]].offset for n in inputs.get(number, ())}
-            offsets = {n: offset for n, offset in offsets.items() if offset % IN_PLACE_ALIGNMENT == 0}
-            if offsets:
-                self.payloads[number] = replace(payload, commands=self.reads[number].commands(offsets))
-                self.in_place |= {(number, n) for n in offsets}
-            self.reaches[number] = total if offsets else payload.scratch_bytes
+            read, written = (
+                {n: self.places[index].offset for n, index in side.get(number, {}).items()} for side in (inputs, outputs)
+            )
+            if read or written:
+                self.payloads[number] = replace(payload, commands=self.reads[number].commands(read, written))
+                self.in_place |= {(number, n) for n in read}
+                self.written |= {(number, n) for n in written}
+            self.reaches[number] = total if read or written else payload.scratch_bytes
         return total
 
-    def _apart(self, call: Call) -> list[int]:
-        """Numbers of a delegate's inputs that lie behind the arena, or will."""
-        behind = [] if self.bases is None else [place for place in self.bases.shared if place.buffer == ARENA]
-        return [
-            n
-            for n in range(len(self.payloads[call.delegate or 0].inputs))
-            if self.places[call.args[n]].buffer == _KEPT or (behind and is_kept(self.values[call.args[n]]))
-        ]
+    def _lies_apart(self, index: int) -> bool:
+        """Does a tensor lie behind the arena, or will it?"""
+        behind = self.bases is not None and any(place.buffer == ARENA for place in self.bases.shared)
+        return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _shared(self, index: int) -> bool:
         """Is a value a view of another, or has it a view? Then it stays where the plan has it."""
@@ -556,7 +561,8 @@ class _Planner:
         ]
         after = [
             Copied(Place(ARENA, io.offset), self.places[arg], io.nbytes)
-            for arg, io in zip(call.args[count:], payload.outputs, strict=True)
+            for n, (arg, io) in enumerate(zip(call.args[count:], payload.outputs, strict=True))
+            if (call.delegate, n) not in self.written
         ]
         moved = [tuple(copied for copied in side if copied.source != copied.target) for side in (before, after)]
         return [Run(number, call.delegate, *moved)]

@@ -17,7 +17,7 @@ from ethorch import cli
 from ethorch.embedded import project_run
 from ethorch.embedded.firmware import firmware
 from ethorch.embedded.methods import whole
-from ethorch.embedded.plan import ARENA, TENSORS, Plan, Run, plan
+from ethorch.embedded.plan import ARENA, TENSORS, Place, Plan, Run, plan
 from ethorch.embedded.project_run import Options
 from ethorch.errors import EthorchError
 from ethorch.formats import pte
@@ -57,7 +57,9 @@ def test_methods_have_their_state_in_one_place_and_all_else_in_the_same_memory()
     (start,) = states(one, ARENA).values()
     payloads = [payload for each in (one, other) for payload in each.payloads.values()]
     assert start == max(-(-payload.scratch_bytes // 16) * 16 for payload in payloads) <= found.arena_bytes - found.state_bytes
-    assert not any(step.before for each in (one, other) for step in each.body if isinstance(step, Run))  # the NPU reads it there
+    runs = [step for each in (one, other) for step in each.body if isinstance(step, Run)]
+    assert not any(step.before for step in runs)  # the NPU reads it there, and writes it there
+    assert not any(copied.target == Place(ARENA, start) for step in runs for copied in step.after)
     assert found.arena_bytes == max(one.arena_bytes, other.arena_bytes)
     assert found.tensors_bytes == max(one.tensors_bytes, other.tensors_bytes) < one.tensors_bytes + other.tensors_bytes
     assert len(found.initial) == 1 and found.keeps_state and found.kept_in_arena
@@ -186,7 +188,7 @@ def test_a_decoder_speaks_on_the_board(target: str, platform: str, tmp_path: Pat
     made = ethorch.compile(model.modules, model.example_inputs, target, calibration=model.sessions(texts), progress=False)
     found = firmware(made, tmp_path)
     caches = sum(v.nbytes for v in made["decode"].description.values if v.kind == "tensor" and v.extra and v.extra.name)
-    assert caches <= found.sizes["arena"] and found.sizes["tensors"] < caches
+    assert caches <= found.sizes["arena"] and all(state.in_place for state in made["decode"].states)
     assert len([path for path in found.files if "weights" in path]) == 1
     assert built_and_run(tmp_path, Options(caches=platform == "unicorn"), platform=platform).text.count("reset") == 1
     assert project_run.described(tmp_path)["calls"] == ["prefill", "decode", "decode", "decode"] * 2

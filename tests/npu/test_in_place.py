@@ -82,7 +82,7 @@ def test_the_same_bits_with_inputs_elsewhere(target: str) -> None:
             assert outputs(found, found.commands, elsewhere, places) != usual  # the old stream does not look there
     assert inputs.scratch_end([]) <= found.scratch_bytes and inputs.scratch_end(numbers) <= inputs.scratch_end([])
     for region, place in ((2, 64), (3, 72)):
-        with pytest.raises(MachineFault, match="input 1 cannot be read"):
+        with pytest.raises(MachineFault, match="input 1 cannot be at"):
             inputs.elsewhere({1: (region, place + windows(found)[1].start % 16)})
 
 
@@ -115,3 +115,50 @@ def test_windows_that_are_none_are_not_read_in_place() -> None:
     for wrong in (Window(-16, 0), Window(past.start, found.scratch_bytes + 16), Window(past.stop, past.start)):
         assert Inputs(found.commands, found.scratch_bytes, [wrong]).readable == (False,)
     assert True not in Inputs(found.commands, found.scratch_bytes, [past, Window(past.start + 16, past.stop)]).readable[1:]
+
+
+class Step(nn.Module):
+    """A state that is read, then written; one that the operation that writes it reads; and a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor, sum: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(self.a(past)) + x
+        return y, torch.tanh(self.b(y)), sum + x
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_output_takes_the_place_of_an_input_that_has_been_read(target: str) -> None:
+    torch.manual_seed(0)
+    samples = [(torch.randn(1, 4, 16), torch.randn(1, 4, 16), torch.randn(1, 4, 16)) for _ in range(4)]
+    (found,) = ethorch.compile(Step().eval(), samples[0], target, calibration=samples, progress=False).payloads
+    given = [Window(tensor.offset, tensor.offset + tensor.nbytes) for tensor in found.outputs]
+    inputs = Inputs(found.commands, found.scratch_bytes, windows(found), outputs=given)
+    assert inputs.readable == inputs.writable == (True,) * 3
+    assert inputs.follows(1, 1) and not inputs.follows(2, 2)  # an operation reads ``sum`` while it writes it
+    place = 512 + given[1].start % 16
+    assert given[1].start % 16 == windows(found)[1].start % 16
+    _, program = inputs.elsewhere({1: (3, place)}, {1: (3, place)})
+    usual, memory = npu.Program(found.commands, found.weights), np.zeros(1024, np.uint8)
+    machines = [
+        npu.Machine(usual, found.scratch_bytes, npu.staging_bytes(usual)),
+        npu.Machine(program.with_constants(found.weights), found.scratch_bytes, npu.staging_bytes(program), regions={3: memory}),
+    ]
+    data = [np.arange(tensor.nbytes, dtype=np.uint8) * 5 % 120 for tensor in found.inputs]
+    memory[place : place + found.inputs[1].nbytes] = data[1]
+    for _ in range(3):
+        results = []
+        for machine in machines:
+            scratch = machine.region(1)
+            for n, tensor in enumerate(found.inputs):
+                scratch[tensor.offset : tensor.offset + tensor.nbytes] = 0x55 if machine is machines[1] and n == 1 else data[n]
+            machine.run()
+            results.append([scratch[t.offset : t.offset + t.nbytes].copy() for t in found.outputs])
+        results[1][1] = memory[place : place + found.outputs[1].nbytes]
+        assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+        assert not np.array_equal(results[0][1], data[1])
+        data[1] = results[0][1]
+    with pytest.raises(MachineFault, match="output 1 cannot be at"):
+        inputs.elsewhere({}, {1: (3, place + 8)})
