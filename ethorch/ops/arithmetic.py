@@ -18,6 +18,7 @@ from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result, dtype_range, float_qparams
 from ethorch.errors import Reason
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.ops.logical import logical
 from ethorch.ops.matmul import fold_factor
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Bools, Ints, Sample, W
@@ -114,17 +115,6 @@ def _scalar(x: Any, y: Any, alpha: float = 1) -> Any:
     return (x, y), {"alpha": alpha}
 
 
-def as_truth_of(s: AtenBuilder, target: Any, x: Any, y: Any) -> Node | None:
-    """``target`` of two truth values, which is what PyTorch means by their sum or product; None where the result is none."""
-    both = isinstance(x, Node) and isinstance(y, Node)
-    return s(target, x, y) if both and s.node.meta["val"].dtype == torch.bool else None
-
-
-def decompose_add(s: AtenBuilder, x: Any, y: Any, *, alpha: float = 1) -> Any:
-    """A sum of truth values is x or y."""
-    return as_truth_of(s, aten.logical_or.default, x, y)
-
-
 PAIRS = [
     Sample(I8(1, 8, 5, 6), I8(1, 8, 5, 6, low=-1.0, high=4.0)), Sample(I8(1, 8, 4, 4), I8(1, 8, 1, 1)), Sample(I8(2, 3), I8(3)),
     Sample(I8(1, 1, 4, 4), I8(1, 6, 1, 1)), Sample(I8(1, 6, 4, 4), W(6, 1, 1)), Sample(I8(3, 4), 0.5), Sample(I8(4), I8(1)),
@@ -145,8 +135,6 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     also={"aten.add.Scalar": _scalar},
     check=no_float_constant("add"),
     floats=add_of_floats,
-    decompose=decompose_add,
-    decomposes_integers=True,
     samples=[
         *PAIRS,
         Sample(Bools(2, 3, 5), Bools(5)),
@@ -156,7 +144,12 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD."""
+    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD.
+
+    A sum of truth values is x or y.
+    """
+    if out.dtype == "BOOL":
+        return logical(b, "or", x, y)
     return summed(b, "ADD", x, y, alpha, out.q)
 
 
@@ -188,9 +181,8 @@ def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> Q
 
 
 def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
-    """A factor of a bmm becomes part of the bmm; a product of truth values is x and y."""
-    value = s.node.meta["val"]
-    return fold_factor(s, x, y) if value.is_floating_point() else as_truth_of(s, aten.logical_and.default, x, y)
+    """A factor of a bmm becomes part of the bmm."""
+    return fold_factor(s, x, y)
 
 
 @op(
@@ -201,11 +193,15 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     check=no_float_constant("mul"),
     floats=lambda b, x, y, *, out: float_pair(b, "MUL", x, y, shift=0),
     decompose=decompose_mul,
-    decomposes_integers=True,
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once by the RESCALE. TOSA 1.0 MUL."""
+    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once by the RESCALE. TOSA 1.0 MUL.
+
+    A product of truth values is x and y.
+    """
+    if out.dtype == "BOOL":
+        return logical(b, "and", x, y)
     if out.q is None:
         return plain_pair(b, x, y, lambda xv, yv: b.emit("MUL", xv, yv, shift=0))
     x, y = as_quantized(b, x), as_quantized(b, y)

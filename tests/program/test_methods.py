@@ -229,7 +229,8 @@ def test_firmware_is_of_one_method_where_one_is_named(both: tuple[dict[str, nn.M
     program.save(tmp_path / "two.pte")
     assert ethorch.firmware(tmp_path / "two.pte", tmp_path / "file", method="step").sizes == sizes["step"]
     every = ethorch.firmware(program["step"], tmp_path / "all")
-    assert every.sizes["commands"] == sizes["step"]["commands"] + sizes["steps"]["commands"]
+    alone = sizes["step"]["commands"] + sizes["steps"]["commands"]
+    assert alone <= every.sizes["commands"] <= alone + 2 * 64  # a stream that reads the state where it lies says so
     assert every.sizes["weights"] == sizes["step"]["weights"] == sizes["steps"]["weights"]
 
 

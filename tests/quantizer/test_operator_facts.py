@@ -37,6 +37,7 @@ ALLOWED = {
     ("accuracy/residual_stream.py", "*"): "what orthogonal matrices commute with: no fact about codes",
     ("quantizer/cleanup.py", "aten._to_copy.default"): "casts, some of which do nothing",
     ("backend/products_on_cpu.py", "*"): "products that ExecuTorch's cortex_m kernel computes, and where their operands stand",
+    ("quantizer/trained_batch_norms.py", "*"): "what prepare_qat_pt2e draws around a convolution, and what it becomes",
     ("quantizer/batch_norms.py", "*"): "the spellings whose statistics are parameters; a layer's own are none",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
     ("quantizer/decompose.py", "aten.view.default"): "the one reshape that PyTorch refuses for how its operand lies in memory",
