@@ -15,8 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.fx.node import arguments, op_name, tensor_of
-from ethorch.ops.attention import MASKED
+from ethorch.fx.node import op_name, tensor_of
+from ethorch.quantizer.top_k import draw_top_k, is_few, results
 
 aten = torch.ops.aten
 
@@ -24,13 +24,12 @@ aten = torch.ops.aten
 _GROUPED = frozenset({"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"})
 #: What hands on the elements of its first operand, in their order.
 _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.using_ints", "aten.to.dtype", "aten.clone.default"})
-_MOST = 8  #: experts that a row is given to; more are left to torch.topk's kernel on the CPU
 
 
 def draw_experts(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
     """Replace the sort, the grouped products and the way back of each mixture of experts, but for nodes to ``keep``. In place.
 
-    A routing by ``torch.topk`` of up to eight experts becomes that many ``amax`` and ``argmax``, which the NPU has.
+    A routing by ``torch.topk`` becomes ``amax`` and ``argmax`` too, see ``ethorch.quantizer.top_k``.
     """
     grouped = [node for node in model.graph.nodes if op_name(node.target) in _GROUPED and not keep(node)]
     for sort in dict.fromkeys(filter(None, map(_sorted_by, grouped))):
@@ -53,13 +52,9 @@ def _sorted_by(grouped: Node) -> Node | None:
     return None
 
 
-def _results(node: Node, index: int) -> list[Node]:
-    return [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
-
-
 def _inverses(sort: Node) -> Iterator[Node]:
     """Where the inverse of the permutation is written: ``inverse[permutation] = arange``."""
-    for permutation in _results(sort, 1):
+    for permutation in results(sort, 1):
         for user in permutation.users:
             if op_name(user.target) in ("aten.index_put.default", "aten.index_put_.default") and user.args[1] == [permutation]:
                 yield user
@@ -81,14 +76,14 @@ def _unsorted(model: GraphModule, sort: Node, grouped: list[Node]) -> None:
     for node in list(_inverses(sort)):
         _dropped_index(node)
         node.replace_all_uses_with(order)
-    for values in _results(sort, 0):
+    for values in results(sort, 0):
         for user in list(values.users):
             if op_name(user.target) == "aten.index.Tensor" and user.args[1] == [values]:
                 _biases(AtenBuilder(model, user), user, marks)
         values.replace_all_uses_with(ids)
     for node in grouped:
         _product(AtenBuilder(model, node), node, marks)
-    for permutation in _results(sort, 1):
+    for permutation in results(sort, 1):
         for user in list(permutation.users):
             if op_name(user.target) == "aten.floor_divide.default":
                 _repeated(model, user, int(user.args[1]))  # type: ignore[arg-type]
@@ -150,26 +145,6 @@ def _routed(model: GraphModule, ids: Node) -> Node:
         found = found.all_input_nodes[0]
     if found.target is operator.getitem and found.args[1] == 1:
         topk = found.all_input_nodes[0]
-        if op_name(topk.target) == "aten.topk.default" and _is_greatest_of_rows(*arguments(topk)[0]):
-            _draw_topk(AtenBuilder(model, topk), topk)
+        if is_few(topk):
+            draw_top_k(AtenBuilder(model, topk), topk)
     return ids
-
-
-def _is_greatest_of_rows(x: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> bool:
-    return k <= _MOST and dim in (-1, len(shape_of(x)) - 1) and largest
-
-
-def _draw_topk(s: AtenBuilder, topk: Node) -> None:
-    """The greatest of a row, then the greatest of what is left without it, and so on."""
-    x, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
-    assert isinstance(x, Node)
-    places = s.constant(torch.arange(shape_of(x)[-1]))
-    values, indices = [], []
-    for last in (i == k - 1 for i in range(k)):
-        values.append(s(aten.amax.default, x, [-1], True))
-        indices.append(s(aten.argmax.default, x, -1, True))
-        if not last:
-            x = s(aten.masked_fill.Scalar, x, s(aten.eq.Tensor, places, indices[-1]), MASKED)
-    for index, parts in enumerate((values, indices)):
-        for node in _results(topk, index):
-            node.replace_all_uses_with(s(aten.cat.default, parts, -1) if k > 1 else parts[0])

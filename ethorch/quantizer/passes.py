@@ -24,6 +24,7 @@ from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
 from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
 from ethorch.quantizer.shared_buffers import written_as_buffers
+from ethorch.quantizer.top_k import draw_top_ks
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
 from ethorch.tosa.limits import Limits
 
@@ -109,6 +110,11 @@ PASSES = (
         "remove shifts",
         lambda model, scope: remove_shifts(model),
         "Behind the casts and dropouts that say nothing, of what it looks through, before masks are gathered.",
+    ),
+    Pass(
+        "draw the greatest few",
+        lambda model, scope: draw_top_ks(model, scope.keep),
+        "Behind in-place scatters, and before constants are folded: a tensor full of one number still says which.",
     ),
     Pass(
         "draw experts",

@@ -40,6 +40,7 @@ ALLOWED = {
     ("quantizer/trained_batch_norms.py", "*"): "what prepare_qat_pt2e draws around a convolution, and what it becomes",
     ("quantizer/batch_norms.py", "*"): "the spellings whose statistics are parameters; a layer's own are none",
     ("backend/cpu_kernels.py", "*"): "kernels of ExecuTorch, which know nothing of OPS",
+    ("quantizer/top_k.py", "aten.gather.default"): "what reads at places along a dim, beside scatter, which is no operator here",
     ("quantizer/decompose.py", "aten.view.default"): "the one reshape that PyTorch refuses for how its operand lies in memory",
     ("quantizer/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }
