@@ -40,13 +40,17 @@ def _transposed(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """An addmm of user code as what is quantized best.
+    """A weight [I] as one [1, I]; an addmm of user code as what is quantized best.
 
     - With parameters as weight and bias, and no factors: a linear layer.
     - Any other: mm, mul and add.
     """
     if s.node.target is not aten.addmm.default:
-        return None
+        if w.meta["val"].dim() != 1:
+            return None
+        row = s.parameter(w, lambda data: data[None]) if w.op == "get_attr" else s(aten.unsqueeze.default, w, 0)
+        bias = bias and s(aten.reshape.default, bias, [1])
+        return s(aten.squeeze.dim, s(aten.linear.default, x, row, bias), -1)
     added, x, w = s.node.args[:3]  # type: ignore[assignment]
     assert isinstance(added, Node)
     beta, alpha = s.node.kwargs.get("beta", 1), s.node.kwargs.get("alpha", 1)
@@ -82,6 +86,9 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     - A constant weight: a CONV2D, as of integers.
     - A weight that is computed at run time, or factors: a MATMUL of all rows in FP32.
     """
+    if w.rank == 1:
+        column = linear_of_floats(b, x, b.view(w, (1, *w.shape)), bias, out=out, factors=factors)
+        return b.view(column, x.shape[:-1])
     beta, alpha = factors or (1, 1)
     if w.value.is_const and (bias is None or (isinstance(bias, np.ndarray) and bias.ndim == 1)) and not factors:
         return linear(b, x, w, bias, out=replace(out, q=x.q))
@@ -104,6 +111,7 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
         Sample(I8(4, 17), W(9, 17)),
         Sample(I8(2, 3, 16), W(8, 16), W(8)),
         Sample(I8(5), W(3, 5), W(3)),
+        Sample(I8(6, 7), W(7)),
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
