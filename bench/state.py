@@ -29,7 +29,8 @@ from ethorch import (
     host,
 )
 from ethorch.backend.through_executorch import built_by_executorch
-from ethorch.embedded.plan import Copied, Kernel, Plan, plan
+from ethorch.embedded.plan import plan
+from ethorch.embedded.steps import Copied, Kernel, Plan
 from ethorch.figures.cpu_rates import RATES, estimate
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ethorch.embedded.in_place import Reads, all_have_contents, reads_in_place
-from ethorch.embedded.plan import ARENA, TENSORS, Bases, Constants, Place, Plan, aligned, payloads_of, plan
+from ethorch.embedded.plan import payloads_of, plan
+from ethorch.embedded.steps import ARENA, TENSORS, Bases, Constants, Place, Plan, aligned
 from ethorch.errors import EthorchError, Reason
 from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method, Program

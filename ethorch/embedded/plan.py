@@ -14,173 +14,36 @@ The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Five t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from ethorch.embedded.in_place import Reads, is_kept, reads_in_place
+from ethorch.embedded.refusals import WAY_OUT, check_method
+from ethorch.embedded.steps import (
+    ARENA,
+    CONSTANTS,
+    TENSORS,
+    Bases,
+    Boundary,
+    Codes,
+    Constants,
+    Copied,
+    Kernel,
+    Place,
+    Plan,
+    Run,
+    Step,
+    aligned,
+)
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
-from ethorch.formats.pte_types import Call, JumpFalse, Method, Move, Program
+from ethorch.formats.pte_types import Call, Method, Move, Program
 from ethorch.npu.in_place import IN_PLACE_ALIGNMENT
 
-TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
-_KEPT = "kept"  # of what is kept from run to run, until it is known where the arena ends
-ALIGNMENT = 16
 VIEW = "executorch_prim::et_view.default"
+_KEPT = "kept"  # of what is kept from run to run, until it is known where the arena ends
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor.out"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor.out"
-_WAY_OUT = "Run this program in ExecuTorch's runtime, with ethorch's delegate for Cortex-M (docs/guides/firmware.md)."
-
-
-def aligned(size: int, alignment: int = ALIGNMENT) -> int:
-    """The next multiple of an alignment."""
-    return -(-size // alignment) * alignment
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor lies: a buffer of the firmware, and the first byte in it."""
-
-    buffer: str
-    offset: int
-
-
-@dataclass(frozen=True)
-class Copied:
-    """Bytes that go from one place to another around a delegate's run, or instead of an operator."""
-
-    source: Place
-    target: Place
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A call of an operator on the CPU: its number among the instructions, its name, its values."""
-
-    number: int
-    operator: str
-    args: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of a delegate: which one; what is copied into the NPU's memory before it, and out of it after it."""
-
-    number: int
-    delegate: int
-    before: tuple[Copied, ...]
-    after: tuple[Copied, ...]
-
-
-@dataclass(frozen=True)
-class Codes:
-    """The codes of a float input or output: the value in the program that holds them, and what they mean."""
-
-    index: int
-    scale: float
-    zero_point: int
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """An input or output of the model.
-
-    Attributes:
-        index: of its value in the method.
-        codes: of floats that the firmware converts at its boundary, the codes; None where there are none.
-    """
-
-    side: str
-    number: int
-    index: int
-    codes: Codes | None
-
-    @property
-    def title(self) -> str:
-        """``input 0``."""
-        return f"{self.side} {self.number}"
-
-
-Step = Kernel | Run | Copied
-
-
-class Constants:
-    """Contents of constant tensors one after the other, each 16-aligned; several methods of a program share them."""
-
-    def __init__(self, program: Program):
-        self.program, self.data = program, b""
-        self._known: dict[int, int] = {}
-
-    def offset(self, number: int) -> int:
-        """Where the program's constant of this number lies."""
-        if number not in self._known:
-            self._known[number] = len(self.data)
-            content = bytes(self.program.constants[number])
-            self.data += content + bytes(aligned(len(content)) - len(content))
-        return self._known[number]
-
-
-@dataclass(frozen=True)
-class Bases:
-    """Where firmware has the memories of a method that shares its buffers with others.
-
-    Attributes:
-        own: the first byte of memory 1, which is the method's own, in the CPU's buffer.
-        shared: where memories 2, 3, ... begin, which hold what is kept from call to call.
-        reads: of the method, as ``in_place.reads_in_place`` finds it.
-    """
-
-    own: int
-    shared: tuple[Place, ...]
-    reads: Mapping[int, Reads]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A method as firmware runs it.
-
-    Attributes:
-        method: as the file has it.
-        payloads: of its delegates, by number, with the commands that firmware runs.
-        places: by value, of each tensor that has one.
-        convert_in, body, convert_out: steps in order; the first and the last only convert between floats and codes.
-        inputs, outputs: in order.
-        arena_bytes: of the NPU's feature maps (region 1): of the largest delegate; and behind them, what is kept there.
-        tensors_bytes: of the CPU's tensors; ``codes_tensors_bytes`` where the firmware gives and takes codes.
-        end: of what the method's own memory and its inputs and outputs take of the CPU's buffer.
-        initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
-        states: tensors that are kept from run to run, as indices of values.
-        kept_in_arena: states that lie in the arena between runs, as indices of values.
-        reaches: bytes of the arena that a run of each delegate accesses, by number.
-    """
-
-    method: Method
-    payloads: dict[int, DelegatePayload]
-    places: dict[int, Place]
-    convert_in: tuple[Kernel, ...]
-    body: tuple[Step, ...]
-    convert_out: tuple[Kernel, ...]
-    inputs: tuple[Boundary, ...]
-    outputs: tuple[Boundary, ...]
-    arena_bytes: int
-    tensors_bytes: int
-    codes_tensors_bytes: int
-    end: int
-    initial: tuple[tuple[Place, bytes], ...]
-    states: tuple[int, ...]
-    kept_in_arena: tuple[int, ...] = ()
-    reaches: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def keeps_state(self) -> bool:
-        """Does a run depend on runs before it?"""
-        return bool(self.states)
-
-    @property
-    def has_codes(self) -> bool:
-        """Are there floats at the boundary whose codes can be given instead?"""
-        return any(end.codes for end in (*self.inputs, *self.outputs))
 
 
 def plan(program: Program, method: Method, constants: Constants | None = None, bases: Bases | None = None) -> Plan:
@@ -219,7 +82,7 @@ class _Planner:
         self.reads: Mapping[int, Reads] = {} if bases is None else bases.reads
 
     def plan(self) -> Plan:
-        self._check()
+        check_method(self.method, self.payloads)
         if self.bases is None:
             self.reads = reads_in_place(self.method, self.payloads)
         end = self._place_all()
@@ -259,43 +122,6 @@ class _Planner:
             self.reaches,
         )
 
-    # what firmware cannot do -------------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        name = self.method.name
-        for number, delegate in enumerate(self.method.delegates):
-            if number not in self.payloads:
-                raise EthorchError(
-                    f"delegate {number} of method {name!r} is for {delegate.id}, not for an Ethos-U. Compile the model "
-                    f"for an Ethos-U alone. {_WAY_OUT}"
-                )
-        for chain in self.method.chains:
-            if any(isinstance(step, JumpFalse) for step in chain.instructions):
-                raise EthorchError(
-                    f"method {name!r} branches on the CPU (torch.cond or a loop that no delegate took), which firmware without "
-                    f"ExecuTorch does not do. {_WAY_OUT}"
-                )
-        for side, ends in (("input", self.method.inputs), ("output", self.method.outputs)):
-            for number, index in enumerate(ends):
-                value = self.values[index]
-                if value.kind != "tensor" or value.dynamism == 1:
-                    what = str(value) if value.kind != "tensor" else f"of a shape that changes, at most {value}"
-                    raise EthorchError(
-                        f"{side} {number} of method {name!r} is {what}; firmware takes and gives tensors of fixed shapes. Export "
-                        f"the model without it. {_WAY_OUT}"
-                    )
-        for call in self.method.calls:
-            if call.delegate is None:
-                continue
-            payload = self.payloads[call.delegate]
-            expected = [tensor.nbytes for tensor in (*payload.inputs, *payload.outputs)]
-            found = [self.values[arg].nbytes for arg in call.args if self.values[arg].kind == "tensor"]
-            if expected != found:
-                raise EthorchError(
-                    f"delegate {call.delegate} of method {name!r} is called with tensors of {found} bytes; its payload takes "
-                    f"{expected}. Whoever made the file lost a tensor: compile the model with ethorch."
-                )
-
     # places ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
@@ -319,7 +145,7 @@ class _Planner:
             elif value.extra and value.extra.external:
                 raise EthorchError(
                     f"the program keeps {value.extra.name!r} in another file (.ptd). Compile it with its constants "
-                    f"inside. {_WAY_OUT}"
+                    f"inside. {WAY_OUT}"
                 )
             elif value.data:
                 self.places[index] = Place(CONSTANTS, self.constants.offset(value.data))

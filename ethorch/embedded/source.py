@@ -13,7 +13,7 @@ import jinja2
 from ethorch.embedded.data import Blob, blob
 from ethorch.embedded.kernels import HEADERS, kernel_call
 from ethorch.embedded.methods import Whole, refused
-from ethorch.embedded.plan import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
+from ethorch.embedded.steps import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
 from ethorch.embedded.streams import driver_stream
 from ethorch.errors import EthorchError, Reason
 from ethorch.formats.pte_types import ITEM_BYTES, Call, Value

@@ -17,8 +17,9 @@ from ethorch import cli
 from ethorch.embedded import project_run
 from ethorch.embedded.firmware import firmware
 from ethorch.embedded.methods import whole
-from ethorch.embedded.plan import ARENA, TENSORS, Place, Plan, Run, plan
+from ethorch.embedded.plan import plan
 from ethorch.embedded.project_run import Options
+from ethorch.embedded.steps import ARENA, TENSORS, Place, Plan, Run
 from ethorch.errors import EthorchError
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Method, Program

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ethorch.embedded.plan import ARENA, Kernel, Run, plan
+from ethorch.embedded.plan import plan
+from ethorch.embedded.steps import ARENA, Kernel, Run
 from ethorch.errors import EthorchError
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Chain, JumpFalse, Method, Program, Value

@@ -12,8 +12,9 @@ import ethorch
 from ethorch import host
 from ethorch.embedded import project_run
 from ethorch.embedded.firmware import firmware
-from ethorch.embedded.plan import ARENA, Run, plan
+from ethorch.embedded.plan import plan
 from ethorch.embedded.project_run import Options
+from ethorch.embedded.steps import ARENA, Run
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Extra
 from ethorch.formats.pte_writer import write
