@@ -7,7 +7,7 @@ next needs and what a report wants to say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,7 +171,13 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
 
 
 def build(
-    quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, *, etrecord: bool = False, shared: bool = False
+    quantized: nn.Module,
+    example_inputs: Inputs,
+    spec: EthosUCompileSpec,
+    *,
+    etrecord: bool = False,
+    shared: bool = False,
+    wide: Collection[str] = (),
 ) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
@@ -184,6 +190,7 @@ def build(
         etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
         shared: buffers that are kept from call to call lie in a memory of their own, with their names, to be shared with other
             methods (``formats.pte_merge``).
+        wide: counters that stay of int64.
 
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
@@ -191,7 +198,7 @@ def build(
     states: tuple[StateBuffer, ...] = ()
     with stage("compile"), collected_later():
         if isinstance(quantized, GraphModule):
-            quantized, states = with_codes(quantized)
+            quantized, states = with_codes(quantized, wide)
         return replace(_built(quantized, example_inputs, spec, etrecord, shared), states=states)
 
 

@@ -1,20 +1,22 @@
 """State of a converted graph: buffers that it changes, as floats and as codes.
 
 ``convert_pt2e`` leaves such a buffer in float, with a quantize node behind it and a dequantize node before the ``copy_`` that
-writes it. Where what is written are codes of one scale, the buffer can hold these codes.
+writes it. Where what is written are codes of one scale, the buffer can hold these codes. A counter of int64 that is read as int32,
+and written as a cast of an int32, can hold that.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.errors import Reason
-from ethorch.fx.node import attribute, changes_in_place, op_name, overload_of, tensor_of
+from ethorch.fx.node import CASTS, attribute, changes_in_place, op_name, overload_of, tensor_of
 
 _PER_TENSOR = ("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.default")
 #: Why a buffer that a program changes stays in float.
@@ -70,11 +72,14 @@ def writes_of(graph: Graph) -> dict[str, Node]:
     }
 
 
-def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
+def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
     """A converted graph whose buffers hold codes where that is no difference to any result; the given one stays as it is.
 
     A buffer of codes is written without a dequantize node, and read without a quantize node of its own scale. It begins with what
-    the float buffer begins with, quantized as PyTorch does it.
+    the float buffer begins with, quantized as PyTorch does it. A counter of ``narrow_counters`` is of int32.
+
+    Args:
+        wide: counters that stay of int64.
 
     Returns:
         the graph, the given one itself where it changes no buffer; and the buffers that it changes, by name.
@@ -86,7 +91,11 @@ def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...
     result = GraphModule(module, graph)
     result.meta.update(module.meta)
     writes, found = writes_of(graph), []
+    counters = narrow_counters(result)
     for name, tensor in changed.items():
+        if name in counters and name not in wide:
+            found.append(_kept(name, _narrow(result, name, writes[name])))
+            continue
         if not tensor.dtype.is_floating_point:
             found.append(_kept(name, tensor))
             continue
@@ -103,6 +112,51 @@ def with_codes(module: GraphModule) -> tuple[GraphModule, tuple[StateBuffer, ...
     graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
     result.recompile()
     return result, tuple(found)
+
+
+def narrow_counters(module: GraphModule) -> set[str]:
+    """The buffers of int64 that a converted graph reads as int32 alone, and writes as casts of int32: they can be of int32."""
+    found = set()
+    for name, write in writes_of(module.graph).items():
+        tensor = tensor_of(module, write.args[0])  # type: ignore[arg-type]
+        if tensor is None or tensor.dtype != torch.int64 or not torch.equal(tensor.to(torch.int32).to(torch.int64), tensor):
+            continue
+        held = _held(module.graph, name)
+        written: Any = write.args[1]
+        as_read = written in held
+        widened = op_name(written.target) in CASTS and _is_int32(written.args[0])
+        readers = {user for node in held for user in node.users} - {*held, write}
+        if (as_read or widened) and all(op_name(user.target) in CASTS and _is_int32(user) for user in readers):
+            found.add(name)
+    return found
+
+
+def _held(graph: Graph, name: str) -> list[Node]:
+    """The nodes that are a buffer's contents before the program changes them: it, and clones of it."""
+    held = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
+    return held + [user for node in held for user in node.users if user.target is torch.ops.aten.clone.default]
+
+
+def _is_int32(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.int32
+
+
+def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
+    """Let a counter hold int32, which its readers take as it is. Returns what it begins with."""
+    narrow = _hold(module, name, attribute(module, name).detach().to(torch.int32))
+    held = _held(module.graph, name)
+    for node in held:
+        node.meta["val"] = torch.empty(narrow.shape, dtype=torch.int32, device="meta")
+        for user in list(node.users):
+            if op_name(user.target) in CASTS:
+                user.replace_all_uses_with(node)
+                module.graph.erase_node(user)
+    written = write.args[1]
+    assert isinstance(written, Node)
+    if written not in held and op_name(written.target) in CASTS:
+        write.replace_input_with(written, written.all_input_nodes[0])
+    return narrow
 
 
 def with_reads_first(module: GraphModule) -> GraphModule:
@@ -242,11 +296,7 @@ def _dequantized(codes: torch.Tensor, like: Node) -> torch.Tensor:
 
 def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[Node], write: Node) -> torch.Tensor:
     """Let the buffer hold codes, its readers read them, and ``write`` write them. Returns what it begins with."""
-    path, _, last = name.rpartition(".")
-    owner = module.get_submodule(path)
-    codes = _quantized(attribute(module, name), like)
-    delattr(owner, last)
-    owner.register_buffer(last, codes)
+    codes = _hold(module, name, _quantized(attribute(module, name), like))
     graph = module.graph
     for reader in readers:
         reader.meta["val"] = torch.empty(codes.shape, dtype=codes.dtype, device="meta")
@@ -263,3 +313,12 @@ def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[No
                 user.replace_input_with(reader, back)
     write.replace_input_with(like, like.all_input_nodes[0])
     return codes
+
+
+def _hold(module: GraphModule, name: str, contents: torch.Tensor) -> torch.Tensor:
+    """Let a buffer begin with other contents. Returns these."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    delattr(owner, last)
+    owner.register_buffer(last, contents)
+    return contents

@@ -211,7 +211,7 @@ table_op(
     floats=lambda x: x - x.trunc(),
     lower=_lower_rest(torch.fmod, "trunc", truncating),
 )
-table_op(
+remainder = table_op(
     "aten.remainder.Scalar",
     doc="x - floor(x / other) * other",
     calls=[(0.75,)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from ethorch.formats.pte_merge import merged
 from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
+from ethorch.fx.states import narrow_counters
 from ethorch.model_files import UserMethods, UserModel, in_eval_mode
 from ethorch.nhwc import nhwc_inputs
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
@@ -27,7 +28,7 @@ from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.quantizer.config import QuantizationConfig
-from ethorch.quantizer.shared_buffers import names_in_whole
+from ethorch.quantizer.shared_buffers import names_in_whole, state_buffers
 from ethorch.vela import artifacts
 from ethorch.vela.shared_constants import sharing
 
@@ -62,9 +63,11 @@ def compile_methods(
             modes.enter_context(in_eval_mode(user.module))
         quantized = _quantized(laid, settings, config)
         builds = {}
+        names = names_in_whole(quantized)
+        wide = _wide_counters(quantized, names)
         for name, user in laid.models.items():
             folder = None if dump is None else str(Path(dump) / name)
-            builds[name] = built(user, quantized[name], settings, folder, shared=True)
+            builds[name] = built(user, quantized[name], settings, folder, shared=True, wide=wide[name])
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
     if share_weights:
         own = builds
@@ -73,7 +76,7 @@ def compile_methods(
             for name, build in builds.items():
                 for before, after in zip(own[name].delegates, build.delegates, strict=True):
                     artifacts.replace_payload(Path(dump) / name, before.payload, after.payload, after.sources)
-    data = write(merged(parts, names_in_whole(quantized)))
+    data = write(merged(parts, names))
     first: Program | None = None
     for name, build in builds.items():
         made = Program(
@@ -89,6 +92,13 @@ def compile_methods(
         first = made if first is None else first.with_method(made)
     assert first is not None
     return first
+
+
+def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
+    """For each method, its names of buffers that one of the methods needs in int64: what they share has one type."""
+    changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
+    needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
+    return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
 
 
 def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
@@ -166,13 +176,14 @@ def built(
     *,
     etrecord: bool = False,
     shared: bool = False,
+    wide: Collection[str] = (),
 ) -> Build:
     """The program of one quantized model, by ``flow.build``, its inputs and outputs of the settings' type.
 
     Args:
         user: in the settings' layout.
         dump: a folder for TOSA graphs and payloads.
-        etrecord, shared: as of ``flow.build``.
+        etrecord, shared, wide: as of ``flow.build``.
     """
     spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
     codes = boundary_codes(quantized)
@@ -184,5 +195,5 @@ def built(
         from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
 
         taken = on_cpu(taken)
-    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared)
+    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide)
     return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))

@@ -1,8 +1,9 @@
 """Inputs that are read as indices (token ids, positions): as int32, once, and what is computed of a position as a table.
 
 PyTorch's indices are int64, and the NPU has integers of 32 bits. What is somewhere read as an index is less than the extent that it
-indexes, so it fits: one cast behind the input replaces one for each reader, and shapes, sums and comparisons of the index
-follow to the NPU.
+indexes, so it fits, and so does what a constant is added to for an index: one cast behind the input replaces one for each reader,
+and shapes, sums and comparisons of the index follow to the NPU. A counter that is state is written as a cast of an int32, too, so
+that its buffer can be of int32 (``fx.states``).
 
 Floats that are computed of a position (the angles of a rotary embedding and their cosines, a bias by distance) would be calibrated
 like all floats: int8 has 256 codes for all positions, and a cosine of such an angle is noise. The extent says which positions there
@@ -22,6 +23,7 @@ from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.fx.node import is_float, is_in_place, is_int64, tensor_of
 from ethorch.ops.arithmetic import add, sub
 from ethorch.ops.cast import to
+from ethorch.ops.rounding import remainder
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
@@ -34,16 +36,18 @@ _TRIES = 3  #: draws of positions with which a table is held against what it sta
 def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
     """Cast each int64 input and state that is read as an index to int32 once. In place.
 
-    What moves it, adds to it and compares it reads that. What is written to a state, as a counter's sum, stays int64. Where the NPU
-    has no GATHER the kernels of the CPU take int64; casts that there are for the NPU become one.
+    What moves it, adds to it and compares it reads that, and what is written to a state is made of it. Where the NPU has no GATHER
+    the kernels of the CPU take int64: there only states are cast that no such kernel reads, and casts that there are for the NPU
+    become one.
     """
     inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
     states = [node for node in model.graph.nodes if _reads_state(node)]
     for source in inputs + states:
-        if is_int64(source) and any(True for _ in _extents(source)) and inputs[-1].next.op != "output":
+        if is_int64(source) and any(True for _ in _extents(source, summed=True)) and inputs[-1].next.op != "output":
             s = AtenBuilder(model, source.next if source in states else inputs[-1].next, limits)
             casts = [user for user in source.users if find(user.target) is to and user.meta["val"].dtype == torch.int32]
-            if not s.absent("GATHER"):
+            indexed = source in inputs or any(True for _ in _extents(source, summed=True, cast=False))
+            if not s.absent("GATHER") or not indexed:
                 _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
             elif len(casts) > 1:
                 cast = s(aten.to.dtype, source, torch.int32)
@@ -63,20 +67,45 @@ def _is_written(node: Node) -> bool:
 
 def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node], bool]) -> None:
     narrow: dict[Node, Node] = {source: cast}
+    bound = min(_extents(source), default=0)
     for node in list(model.graph.nodes):
-        spec = find(node.target) if node.op == "call_function" else None
-        if node is cast or spec is None or keep(node) or not narrow.keys() & set(node.all_input_nodes):
+        if node is cast or node.op != "call_function" or keep(node) or not narrow.keys() & set(node.all_input_nodes):
             continue
-        if spec is to:
+        spec = find(node.target)
+        if node.target is aten.copy_.default and node.args[1] in narrow:
+            node.update_arg(1, AtenBuilder(model, node)(aten.to.dtype, narrow[node.args[1]], torch.int64))
+        elif spec is None:
+            continue
+        elif spec is to:
             _narrow_cast(node, narrow)
         elif (_is_view(node) or spec.moves or spec in (add, sub)) and is_int64(node):
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None and not node.kwargs:
                 narrow[node] = AtenBuilder(model, node)(node.target, *args)
+        elif spec is remainder and (wrapped := _wrapped(AtenBuilder(model, node), node, narrow, source, bound)):
+            narrow[node] = wrapped
         elif spec.pointwise and node.meta["val"].dtype == torch.bool:
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None:
                 node.args = args
+
+
+def _wrapped(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
+    """``(source + k) % n`` of what indexes ``bound`` elements, where that is at most one n off: by comparisons, exact in int32."""
+    x, n = node.args
+    if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
+        return None
+    first, *rest = x.args if find(x.target) is add and not x.kwargs else (x, 0)
+    k = s.number(rest[0])
+    if first is not source or k is None or not bound or not -n <= k - bound or not k + bound <= 2 * n:
+        return None
+    small = narrow[x]
+
+    def times(truths: Node) -> Node:
+        return s(aten.mul.Tensor, s(aten.to.dtype, truths, torch.int32), n)
+
+    high, low = times(s(aten.ge.Scalar, small, n)), times(s(aten.lt.Scalar, small, 0))
+    return s(aten.add.Tensor, s(aten.sub.Tensor, small, high), low)
 
 
 def _is_view(node: Node) -> bool:
@@ -113,8 +142,13 @@ def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[A
     return tuple(made)
 
 
-def _extents(index: Node) -> Iterator[int]:
-    """Of each tensor that ``index`` is an index into, as it is or moved: the extent of the dim that it indexes."""
+def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[int]:
+    """Of each tensor that ``index`` is an index into, as it is or moved: the extent of the dim that it indexes.
+
+    Args:
+        summed: where a constant is added to it, too.
+        cast: as another type of integer, too.
+    """
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None:
@@ -123,8 +157,15 @@ def _extents(index: Node) -> Iterator[int]:
             extent = _indexed(user, index)
             if extent is not None:
                 yield extent
-        elif (spec is to or spec.moves) and not is_float(user) and user.meta["val"].dtype != torch.bool:
-            yield from _extents(user)
+        elif is_float(user) or user.meta["val"].dtype == torch.bool:
+            continue
+        elif (spec is to and cast) or spec.moves or (summed and spec in (add, sub) and _with_constant(user)):
+            yield from _extents(user, summed, cast)
+
+
+def _with_constant(node: Node) -> bool:
+    """Is one operand alone not known before the program runs?"""
+    return sum(one.op != "get_attr" or _is_written(one) for one in node.all_input_nodes) == 1
 
 
 def _indexed(user: Node, index: Node) -> int | None:

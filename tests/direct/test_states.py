@@ -326,7 +326,7 @@ def test_a_calibration_with_autograd_on_is_a_calibration(name: str) -> None:
 
 
 class Wide(nn.Module):
-    """A counter of int64 that says where the cache is written; control flow decides what another buffer becomes."""
+    """A counter that goes up for ever says where the cache is written; control flow decides what another buffer becomes."""
 
     keys: Tensor
     position: Tensor
@@ -340,7 +340,7 @@ class Wide(nn.Module):
         self.register_buffer("gate", torch.full((1, 8), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.keys.index_copy_(1, self.position, self.k(x)[None])
+        self.keys.index_copy_(1, self.position % 60, self.k(x)[None])
         self.position += 1
         y = self.keys.sum(1) + self.gate
         self.gate.copy_(torch.cond(x.sum() > 0, torch.tanh, torch.neg, (y,)))

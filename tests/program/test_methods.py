@@ -353,3 +353,44 @@ def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path) -> None:
     assert "--calibrate is of one" in refused.stderr
     refused = run_cli("sensitivity", f"{tmp_path}/net.py:methods")
     assert "several methods, 'add', 'read'" in refused.stderr
+
+
+class Written(nn.Module):
+    """Writes rows into a cache from where its counter stands."""
+
+    def __init__(self, shared: nn.Module, rows: int, returns: bool = False) -> None:
+        super().__init__()
+        self.shared, self.rows, self.returns = shared, rows, returns
+
+    def forward(self, x: Tensor) -> Any:
+        cache, count = self.shared.get_buffer("cache"), self.shared.get_buffer("count")
+        places = count + torch.arange(self.rows)
+        cache[:, places] = x
+        sums = torch.where((torch.arange(16) < count + self.rows)[None, :, None], cache, 0.0).sum(1)
+        count += self.rows
+        return (sums, count.clone()) if self.returns else sums
+
+
+@pytest.mark.parametrize("returns", (False, True))
+def test_methods_share_a_counter_in_one_type(returns: bool) -> None:
+    """Of int32 if all can take that; one of them returns it as int64 here."""
+    shared = nn.Module()
+    shared.register_buffer("cache", torch.zeros(1, 16, 8))
+    shared.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+    methods = {"several": Written(shared, 4).eval(), "one": Written(shared, 1, returns).eval()}
+    torch.manual_seed(0)
+    calls: Calls = [(name, (torch.randn(1, 4 if name == "several" else 1, 8),)) for name in ("several", "one", "one", "several")]
+    inputs = dict(calls[:2])
+    program = ethorch.compile(methods, inputs, TARGET, calibration=[calls], progress=False)
+    for name in methods:
+        assert {state.name: state.dtype for state in program[name].states} == {
+            "shared.cache": "int8",
+            "shared.count": "int64" if returns else "int32",
+        }
+    assert program["one"].quantized is not None and program["several"].quantized is not None
+    for name, given in calls:
+        fake, found = program[name].quantized(*given), program[name](*given)  # type: ignore[misc]
+        sums, wanted = (found[0], fake[0]) if returns and name == "one" else (found, fake)
+        torch.testing.assert_close(sums, wanted, rtol=0, atol=0.1)
+        if returns and name == "one":
+            assert torch.equal(found[1], fake[1])

@@ -13,6 +13,7 @@ import ethorch
 from ethorch.fx.node import op_name
 from ethorch.ops.spec import find
 from ethorch.quantizer.passes import Scope, run_passes
+from ethorch.quantizer.shared_buffers import at_the_beginning
 from ethorch.target import TARGETS
 
 ROWS, WIDTH = 300, 16
@@ -93,17 +94,27 @@ def test_an_npu_without_gather_leaves_indices_to_the_cpu() -> None:
 class Counted(nn.Module):
     """Each call writes one more row of a cache, by a counter that it keeps, and sums the rows so far."""
 
-    def __init__(self, dtype: torch.dtype, write: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+    def __init__(self, dtype: torch.dtype, write: Callable[[Tensor, Tensor, Tensor], object], begin: int = 0) -> None:
         super().__init__()
         self.write, self.key, self.head = write, nn.Linear(8, 8), nn.Linear(8, 4)
         self.register_buffer("cache", torch.zeros(1, 16, 8))
-        self.register_buffer("count", torch.zeros(1, dtype=dtype))
+        self.register_buffer("count", torch.full((1,), begin, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         self.write(self.cache, self.count, self.key(x))
         seen = (torch.arange(16) <= self.count).float().view(1, 16, 1)
-        self.count += 1
+        self.next()
         return self.head((self.cache * seen).sum(1))
+
+    def next(self) -> None:
+        self.count += 1
+
+
+class Ring(Counted):
+    """Begins at the front again when it is full."""
+
+    def next(self) -> None:
+        self.count.add_(3).remainder_(16)
 
 
 def put(cache: Tensor, place: Tensor, row: Tensor) -> None:
@@ -114,21 +125,77 @@ def copied(cache: Tensor, place: Tensor, row: Tensor) -> None:
     cache.index_copy_(1, place.to(torch.int64), row)
 
 
-@pytest.mark.parametrize(("write", "target"), [(put, "ethos-u85-256"), (copied, "ethos-u55-128")])
-def test_a_counter_of_int64_is_cast_once_and_splits_no_delegate(write: Callable[..., object], target: str) -> None:
+@pytest.mark.parametrize(
+    ("counted", "write", "target"),
+    [
+        (Counted, put, "ethos-u85-256"),
+        (Counted, copied, "ethos-u55-128"),
+        (Ring, put, "ethos-u55-128"),
+        (Ring, copied, "ethos-u85-256"),
+    ],
+)
+def test_a_counter_of_int64_becomes_one_of_int32(counted: type[Counted], write: Callable[..., object], target: str) -> None:
+    """It indexes, so it fits; the NPU counts, and the CPU is left with rows and floats."""
     calls = [(torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(k)),) for k in range(12)]
-    found = {}
-    for dtype in (torch.int32, torch.int64):
-        torch.manual_seed(0)
-        program = ethorch.compile(Counted(dtype, write).eval(), calls[0], target, calibration=[calls], progress=False)
-        assert len(program.payloads) == 1
-        found[dtype] = [program(*call).clone() for call in calls]
-        left = {call.operator.split(".")[0] for call in program.description.calls if call.delegate is None}
-        if dtype == torch.int64:
-            assert "aten::add" in left and "aten::index_put" not in left and "aten::index_copy" not in left
-            assert ("aten::le" in left) == (target == "ethos-u55-128")  # there indices stay what the CPU's kernels take
-    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
-    assert len({tuple(one.flatten().tolist()) for one in found[torch.int64]}) > 6
+    torch.manual_seed(0)
+    program = ethorch.compile(counted(torch.int64, write).eval(), calls[0], target, calibration=[calls], progress=False)
+    assert {state.name: (state.dtype, state.in_place) for state in program.explain().states} == {
+        "cache": ("int8", True),
+        "count": ("int32", True),
+    }
+    assert {layer.operator.split("::")[1] for layer in program.layers if layer.where == "CPU"} <= {
+        "index_put_", "quantize_per_tensor.out", "dequantize_per_tensor.out"
+    }  # fmt: skip
+    assert program.quantized is not None and program.quantized.get_buffer("count").dtype == torch.int64
+    with at_the_beginning(program.quantized):
+        for call in calls:
+            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
+        assert program.quantized.get_buffer("count").item() == (12 if counted is Counted else 36 % 16)
+
+
+class Wrapped(nn.Module):
+    """A counter that goes up for ever: where to write is what it leaves when divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 16, 8))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[:, self.count % 16] = x
+        self.count += 1
+        return self.cache.sum(1)
+
+
+@pytest.mark.parametrize(("bound", "step", "size"), [(16, 3, 16), (16, 16, 16), (7, 1, 7), (5, -4, 9)])
+def test_a_ring_is_wrapped_in_int32_as_in_int64(bound: int, step: int, size: int) -> None:
+    """By what stands in for the remainder, for every place that an index may be, those counted from the end as well."""
+
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+            self.register_buffer("cache", torch.arange(float(bound)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result = self.cache[self.count] + x
+            self.count.add_(step).remainder_(size)
+            return result
+
+    graph = torch.export.export(Next(), (torch.zeros(1),)).module(check_guards=False)
+    assert isinstance(graph, GraphModule)
+    run_passes(graph, Scope(limits=TARGETS["ethos-u85-256"].limits, trains=False))
+    assert "aten.remainder.Scalar" not in names(graph)
+    for place in range(-bound, bound):
+        graph.get_buffer("count").fill_(place)
+        graph(torch.zeros(1))
+        assert graph.get_buffer("count").item() == (place + step) % size
+
+
+def test_a_counter_that_is_no_index_stays_of_int64() -> None:
+    calls = [(torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(k)),) for k in range(6)]
+    program = ethorch.compile(Wrapped().eval(), calls[0], "ethos-u85-256", calibration=[calls], progress=False)
+    assert {state.name: state.dtype for state in program.states} == {"cache": "int8", "count": "int64"}
 
 
 def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
