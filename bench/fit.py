@@ -1,6 +1,6 @@
 """What a smaller arena, int8 inputs, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, by network.
 
-``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--json]``
+``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--resume FILE] [--json]``
 
 Each network is quantized once and compiled six times, by ``VARIANTS``: with the arena that Vela likes, with the smallest one that
 costs hardly more cycles, that one with int8 inputs and outputs, with the weights in SRAM, with those in SRAM that are read several
@@ -13,6 +13,7 @@ that Vela's encoder and pruning gain less than with trained ones, and SQNR is ag
 
 ``--arm`` compiles with ExecuTorch's Arm backend, too: its cycles and its arena are what a table of their own divides by.
 ``--layout`` compiles once more with channels last at inputs and outputs, as ``io_layout="auto"`` would where that saves time.
+``--resume`` keeps each row in a file as soon as it is done. What the file has is not measured again; a part that it lacks is added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -67,7 +70,7 @@ class Row:
 
     Attributes:
         variants: by the names of ``VARIANTS``.
-        arm_cycles: of the Arm backend's program; None where it was not compiled.
+        arm_cycles: of the Arm backend's program; None where that was not asked for, 0 where it has none.
         arm_sram_bytes: of its arena, likewise.
         laid_cycles: of the fastest with channels last at both ends or as the model has them; None where that was not tried.
         compressed: by what was done to the weights.
@@ -80,6 +83,13 @@ class Row:
     arm_sram_bytes: int | None = None
     laid_cycles: int | None = None
     compressed: dict[str, Compressed] = field(default_factory=dict)
+
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> Row:
+        """The row that ``asdict`` made ``data`` of."""
+        variants = {name: Variant(**found) for name, found in data.pop("variants").items()}
+        compressed = {name: Compressed(**found) for name, found in data.pop("compressed").items()}
+        return cls(variants=variants, compressed=compressed, **data)
 
     @property
     def cycles(self) -> int:
@@ -131,13 +141,40 @@ def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict
     return found
 
 
-def measure(model: str, target: str, *, with_compression: bool = False, with_arm: bool = False, with_layout: bool = False) -> Row:
-    """The row of a network; AssertionError where two programs give other bits."""
+def measure(
+    model: str,
+    target: str,
+    *,
+    with_compression: bool = False,
+    with_arm: bool = False,
+    with_layout: bool = False,
+    known: Row | None = None,
+) -> Row:
+    """The row of a network, or ``known`` with the parts that it lacks; AssertionError where two programs give other bits."""
+    lacks_arm = with_arm and (known is None or known.arm_cycles is None)
+    lacks_layout = with_layout and (known is None or known.laid_cycles is None)
+    lacks_compression = with_compression and (known is None or not known.compressed)
+    if known and not (lacks_arm or lacks_layout or lacks_compression):
+        return known
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)
     plain = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
     quantized = quantized_for(user, plain)
+    row = known or Row(model, target, _variants(user, quantized, plain))
+    if lacks_arm:
+        cycles, sram = _of_arm(model, target)
+        row = replace(row, arm_cycles=cycles, arm_sram_bytes=sram)
+    if lacks_layout:
+        row = replace(row, laid_cycles=_laid(user, plain, row.cycles))
+    if lacks_compression:
+        row = replace(row, compressed=compressed(user, quantized, plain))
+    return row
+
+
+def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Variant]:
+    """By the names of ``VARIANTS``; AssertionError where two programs give other bits."""
+    target, system_config = str(plain.target), plain.system_config
     settings = {
         FAST: plain,
         FREE: plain.with_(arena="free"),
@@ -150,16 +187,8 @@ def measure(model: str, target: str, *, with_compression: bool = False, with_arm
     wanted = _outputs(programs[FAST], user)
     for name, program in programs.items():
         found = _outputs(program, user)
-        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{model} on {target}, {name}: other bits"
-    arm = _of_arm(model, target) if with_arm else (None, None)
-    return Row(
-        model,
-        target,
-        {name: Variant(program.total_cycles or 0, _arena(program), program.memory.ram_bytes) for name, program in programs.items()},
-        *arm,
-        _laid(user, plain, programs[FAST]) if with_layout else None,
-        compressed(user, quantized, plain) if with_compression else {},
-    )
+        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{target}, {name}: other bits"
+    return {name: Variant(made.total_cycles or 0, _arena(made), made.memory.ram_bytes) for name, made in programs.items()}
 
 
 def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
@@ -187,16 +216,16 @@ def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     return y if codes is None else (y.float() - codes.zero_point) * codes.scale
 
 
-def _of_arm(model: str, target: str) -> tuple[int | None, int | None]:
-    """Cycles and SRAM of the Arm backend's program; None where it has none."""
+def _of_arm(model: str, target: str) -> tuple[int, int]:
+    """Cycles and SRAM of the Arm backend's program; 0 where it has none."""
     record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
-    return (None, None) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
+    return (0, 0) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
 
 
-def _laid(user: UserModel, plain: Settings, usual: Program) -> int:
-    """Cycles with channels last where inputs or outputs have channels and that is faster."""
-    cycles = usual.total_cycles or 0
-    if not any(len(info.shape) in (4, 5) for info in (*usual.inputs, *usual.outputs)):
+def _laid(user: UserModel, plain: Settings, cycles: int) -> int:
+    """``cycles``, or those with channels last where inputs or outputs have channels and that is faster."""
+    tensors = (*user.example_inputs, *torch.utils._pytree.tree_leaves(user.module(*user.example_inputs)))
+    if not any(x.dim() in (4, 5) for x in tensors):
         return cycles
     settings = plain.with_(io_layout="nhwc")
     return min(cycles, compile_once(user, quantized_for(user, settings), settings).total_cycles or cycles)
@@ -263,7 +292,7 @@ def compression_table(rows: Sequence[Row], target: str) -> str:
             for found in (row.compressed[label] for label in labels)
         ]
         own = row.compressed[CHOSEN].cycles
-        arm = "" if row.arm_cycles is None else f"{row.cycles / row.arm_cycles:.2f}, {own / row.arm_cycles:.2f}"
+        arm = "" if not row.arm_cycles else f"{row.cycles / row.arm_cycles:.2f}, {own / row.arm_cycles:.2f}"
         lines.append(markdown_row([row.model, *cells, arm]))
     means = [
         f"**{geometric_mean([row.compressed[label].cycles / row.cycles for row in mine]):.3f}, "
@@ -284,6 +313,13 @@ def _own(row: Row) -> int:
     return row.compressed[CHOSEN].cycles
 
 
+def _kept(file: Path | None) -> dict[tuple[str, str], Row]:
+    """The rows in the file by target and model; of two, the later."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    rows = [Row.of_data(json.loads(line)) for line in lines]
+    return {(row.target, row.model): row for row in rows}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
@@ -291,19 +327,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compress", action="store_true", help="compress weights, too")
     parser.add_argument("--arm", action="store_true", help="compile with the Arm backend, too")
     parser.add_argument("--layout", action="store_true", help="compile with channels last at inputs and outputs, too")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep rows there, and go on from them")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of tables")
     options = parser.parse_args(arguments)
     models, targets = models_named(parser, options.models), options.targets.split(",")
     torch.set_num_threads(1)
+    kept = _kept(options.resume)
     rows = []
     for target in targets:
         for model in models:
             print(f"{target} {model} ...", file=sys.stderr, flush=True)
             try:
                 chosen = {"with_compression": options.compress, "with_arm": options.arm, "with_layout": options.layout}
-                rows.append(measure(model, target, **chosen))
+                rows.append(measure(model, target, known=kept.get((target, model)), **chosen))
             except ethorch.EthorchError as error:
                 print(f"{target} {model}: {error}", file=sys.stderr)
+                continue
+            if options.resume and rows[-1] is not kept.get((target, model)):
+                with options.resume.open("a") as file:
+                    file.write(json.dumps(asdict(rows[-1])) + "\n")
     if options.json:
         json.dump({"provenance": provenance(), "rows": [asdict(row) for row in rows]}, sys.stdout, indent=1)
         print()
