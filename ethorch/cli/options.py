@@ -244,13 +244,9 @@ class Budget:
 
     def latency(self) -> float | None:
         """Milliseconds that one inference may take, by either option; SpecError where they are wrong."""
-        if self.fps is None:
-            return self.latency_ms
-        if self.fps <= 0:
-            raise SpecError(f"--fps is {self.fps}; it has to be more than 0.")
-        if self.latency_ms is not None:
-            raise SpecError("--fps and --latency-ms say the same in two ways: give one of them.")
-        return 1000 / self.fps
+        from ethorch.program.settings import latency_of
+
+        return latency_of(self.latency_ms, self.fps)
 
 
 _COMPILER, _BUDGET = Compiler(), Budget()

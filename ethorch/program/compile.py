@@ -14,7 +14,8 @@ from torch.fx import GraphModule
 
 from ethorch import flow
 from ethorch.data.samples import samples
-from ethorch.errors import EthorchError
+from ethorch.errors import EthorchError, SpecError
+from ethorch.metrics import Metric
 from ethorch.model_files import (
     KeywordInputs,
     UserMethods,
@@ -30,7 +31,7 @@ from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
 from ethorch.program.saving import check_file, save_etrecord
 from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import FLOAT, Settings
+from ethorch.program.settings import FLOAT, Settings, latency_of
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quiet import quiet
@@ -64,7 +65,10 @@ def compile(
     ram: int | str | None = None,
     flash: int | str | None = None,
     latency_ms: float | None = None,
+    fps: float | None = None,
     min_sqnr_db: float | None = None,
+    min_metric: float | None = None,
+    metric: Metric | None = None,
     board: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     config: QuantizationConfig | None = None,
@@ -112,7 +116,10 @@ def compile(
         arena, constants: as of ``Settings``: how much memory the NPU works in, and where its weights lie.
         ram, flash: bytes that the whole application may take, or texts such as ``"256K"``.
         latency_ms: milliseconds that one inference may take by the estimate.
-        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples. Where one of
+        fps: the same as inferences a second.
+        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples.
+        min_metric, metric: least figure of a metric of yours: a function of two lists, the model's outputs and those of the
+            simulated NPU for each calibration sample in order, which returns a number; larger is better. Where one of
             these limits does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
             (``ethorch.program.fitting``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
         board: a board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file of yours: its clocks and bandwidths go to Vela,
@@ -151,19 +158,24 @@ def compile(
         constants=constants,
         ram=ram,
         flash=flash,
-        latency_ms=latency_ms,
+        latency_ms=latency_of(latency_ms, fps),
         min_sqnr_db=min_sqnr_db,
+        min_metric=min_metric,
         board=None if board is None else os.fspath(board),
     )
+    if (metric is None) != (chosen.min_metric is None):
+        raise SpecError("metric is a function and min_metric the least that it may return: give both or neither.")
     with quiet(), shown(progress):
         if isinstance(model, str):
             model = load_model(model)
         if isinstance(model, (Mapping, UserMethods)):
+            if metric is not None:
+                raise SpecError("metric is of one method; of several, compile each alone for that, or give min_sqnr_db.")
             methods = _user_methods(model, example_inputs, calibration, etrecord)
             return compile_methods(methods, chosen, config, dump, share_weights)
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         with in_eval_mode(user.module):
-            return _compiled(user, chosen, config, dump, etrecord)
+            return _compiled(user, chosen, config, metric, dump, etrecord)
 
 
 def _user_methods(model: Methods, example_inputs: Any, calibration: Any, etrecord: Any) -> UserMethods:
@@ -267,6 +279,7 @@ def _compiled(
     user: UserModel,
     settings: Settings,
     config: QuantizationConfig | None,
+    metric: Metric | None,
     dump: str | None,
     etrecord: str | os.PathLike[str] | None,
 ) -> Program:
@@ -279,13 +292,13 @@ def _compiled(
             kept.clear()
         if chosen.nhwc_io not in kept:
             kept[chosen.nhwc_io] = _quantized(*in_layout(user, chosen), config)
-        return _built(user, kept[chosen.nhwc_io], chosen, config)
+        return _built(user, kept[chosen.nhwc_io], chosen, config, metric)
 
     program = fitted(settings, make, user)
     if dump is not None or etrecord is not None:
         assert program.settings is not None and isinstance(program.quantized, GraphModule)
         tried = program.tried
-        program = _built(user, program.quantized, program.settings, config, dump, etrecord)
+        program = _built(user, program.quantized, program.settings, config, metric, dump, etrecord)
         program.tried = tried
     return program
 
@@ -310,7 +323,7 @@ def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]
             same = program.model is user and changed == settings
             quantized = program.quantized if same else _quantized(*in_layout(user, settings), None)
             assert isinstance(quantized, GraphModule)
-            return _built(user, quantized, settings, None)
+            return _built(user, quantized, settings, None, program.metric)
 
     return once
 
@@ -320,6 +333,7 @@ def _built(
     quantized: GraphModule,
     settings: Settings,
     config: QuantizationConfig | None,
+    metric: Metric | None = None,
     dump: str | None = None,
     etrecord: str | os.PathLike[str] | None = None,
 ) -> Program:
@@ -327,4 +341,4 @@ def _built(
     build = built(user, quantized, settings, dump, etrecord=etrecord is not None)
     if etrecord is not None:
         save_etrecord(build.etrecord, Path(etrecord))
-    return Program(build.pte, settings=settings, build=build, model=user, quantized=quantized, config=config)
+    return Program(build.pte, settings=settings, build=build, model=user, quantized=quantized, config=config, metric=metric)

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import joblib
 import torch
 from joblib.parallel import get_active_backend
+from torch.fx import GraphModule
 
 from ethorch import tables
 from ethorch.errors import EthorchError, SpecError, unknown_name
 from ethorch.formats.files import write_whole
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.compile import Model, compile_once, quantized_for, user_model
+from ethorch.program.fitting import fitted
+from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
 from ethorch.program.settings import Settings
 from ethorch.program.worker import Task
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Settings that may be varied, in the order of the table's columns.
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
+#: Settings that are changed where a budget does not hold, or that ``auto`` leaves to the compiler.
+_SEARCHED = ("arena", "constants", "io_layout", "partition")
 _ALONE = 4  # programs up to which no processes are started: each takes seconds to import torch
 _WORTH = 15.0  # seconds that the rest has to take here, by what the first ones took, for processes to be started
 
@@ -57,6 +62,7 @@ class Variant:
         sqnr_db: against the float model, on the samples; None where it was not measured, or the outputs are equal.
         cpu_operators: operators that stay on the CPU.
         fits: do all budgets hold, a board's own memories among them? None where there are none.
+        searched: settings that were changed to keep the budgets, or that were left to the compiler (``auto``): name -> value.
         error: why there is no program; empty where there is one.
         front: no other variant is at least as good in everything and better in something.
     """
@@ -70,6 +76,7 @@ class Variant:
     sqnr_db: float | None = None
     cpu_operators: int | None = None
     fits: bool | None = None
+    searched: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     front: bool = False
 
@@ -127,7 +134,8 @@ class Exploration:
                 table.add_row("", *chosen, *[""] * 7, one.error)
                 continue
             verdict = "" if one.fits is None else "hold" if one.fits else "do not hold"
-            table.add_row("*" if one.front else "", *chosen, *_figures(one), verdict)
+            verdict += " with " * bool(one.searched) + ", ".join(f"{name}={value}" for name, value in one.searched.items())
+            table.add_row("*" if one.front else "", *chosen, *_figures(one), verdict.strip())
         lines: list[Any] = [table]
         if any(one.front for one in self.variants):
             lines += ["", "* no other is as good in time, RAM, flash and accuracy together"]
@@ -179,7 +187,8 @@ def explore(
 ) -> Exploration:
     """Compile a model in many ways and put them side by side.
 
-    ::
+    Where a variant does not keep a limit of RAM or time, other arenas and weights in SRAM are tried for it as ``ethorch.compile``
+    does, but for what is varied; 16 bits for single modules are not: schemes can be varied. ::
 
         found = ethorch.explore(model, image, calibration=images, target=["u55-64", "u55-128"], scheme=["int8", "a16w8"])
         print(found)
@@ -293,7 +302,7 @@ def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
 
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export may run in one thread of a process only
-_last: list[Any] = []  # the model that this process quantized last: key, quantized
+_last: list[Any] = []  # the model that this process quantized last: key, quantized, user
 
 
 def _variants(
@@ -312,12 +321,12 @@ def _variants(
 
 
 def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
+    def make(chosen: Settings, _: bool) -> Program:
+        return compile_once(user, _quantized(user, chosen), chosen)
+
     with _ONE_AT_A_TIME, in_eval_mode(user.module):
-        layout = settings.io, settings.nhwc_io
-        key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
-        if not _last or _last[0] != key or _last[2] is not user:
-            _last[:] = [key, quantized_for(user, settings), user]
-        program = compile_once(user, _last[1], settings)
+        program = fitted(settings, make, user, fixed=(*point, "modules"))
+    made = program.settings or settings
     measured = program.accuracy if accuracy else None
     memory = program.memory
     return Variant(
@@ -330,7 +339,18 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
         None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db,
         0 if program.build is None else len(program.build.partition.refusals),
         program.fits if program.budgets else None,
+        {name: getattr(made, name) for name in _SEARCHED if getattr(made, name) != getattr(settings, name)},
     )
+
+
+def _quantized(user: UserModel, settings: Settings) -> GraphModule:
+    """The model quantized by the settings; that of the last variant where it is the same."""
+    layout = settings.io, settings.nhwc_io
+    key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
+    if not _last or _last[0] != key or _last[2] is not user:
+        _last[:] = [key, quantized_for(user, settings), user]
+    quantized: GraphModule = _last[1]
+    return quantized
 
 
 def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
@@ -413,7 +433,7 @@ def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
             data = part if isinstance(part, bytes) else str(part).encode()
             digest.update(len(data).to_bytes(8, "little") + data)
 
-    add(user.module, accuracy, json.dumps(base.to_json(), sort_keys=True), json.dumps(versions(), sort_keys=True))
+    add(user.module, accuracy, _SEARCHED, json.dumps(base.to_json(), sort_keys=True), json.dumps(versions(), sort_keys=True))
     tensors = [*user.module.state_dict().items()]
     for sample in (user.example_inputs, *user.calibration):
         tensors += [("", leaf) for leaf in torch.utils._pytree.tree_leaves(sample)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ethorch.accuracy.mixed_precision import mixed_precision
 from ethorch.errors import EthorchError
+from ethorch.metrics import Metric
 from ethorch.model_files import UserModel
 from ethorch.program.attempt import Attempt
 from ethorch.program.program import Program
@@ -26,7 +28,7 @@ _WORTH_OF_LAYOUT = 0.005
 _STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
 
 
-def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
+def fitted(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Program:
     """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
 
     Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; products on the CPU,
@@ -37,8 +39,9 @@ def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
     Args:
         make: compiles.
         user: the float model and its samples.
+        fixed: names of settings that are not changed for a budget; ``modules`` among them leaves the accuracy as it is.
     """
-    search = _Search(make)
+    search = _Search(make, frozenset(fixed))
     best = search.attempt("", settings)
     if settings.io_layout == AUTO_LAYOUT:
         best = search.with_layout(best)
@@ -50,15 +53,18 @@ def fitted(settings: Settings, make: Make, user: UserModel) -> Program:
         best = search.with_less_ram(best)
     if _missed(best, "latency_ms"):
         best = search.with_fewer_cycles(best)
-    if _missed(best, "min_sqnr_db") and not user.quantized:
-        best = search.with_more_bits(best, user)
+    if not user.quantized and "modules" not in fixed:
+        if _missed(best, "min_sqnr_db"):
+            best = search.with_more_bits(best, user, settings.min_sqnr_db)
+        if _missed(best, "min_metric"):
+            best = search.with_more_bits(best, user, settings.min_metric, best.metric)
     best.tried = tuple(search.tried)
     return best
 
 
 class _Search:
-    def __init__(self, make: Make):
-        self.make = make
+    def __init__(self, make: Make, fixed: frozenset[str]):
+        self.make, self.fixed = make, fixed
         self.tried: list[Attempt] = []
 
     def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Program:
@@ -123,7 +129,7 @@ class _Search:
     def with_less_ram(self, before: Program) -> Program:
         """A smaller arena, by as much as the application takes too much."""
         best = before
-        for _ in range(_STEPS):
+        for _ in range(0 if "arena" in self.fixed else _STEPS):
             settings, arena = _settings(best), _arena(best)
             if settings.ram_limit is None or not arena or not _missed(best, "ram"):
                 break
@@ -139,12 +145,13 @@ class _Search:
         """The fastest arena, then weights in SRAM; neither where it costs the RAM."""
         best = before
         changes: list[tuple[str, dict[str, Any]]] = []
-        if _settings(before).arena == FREE:
+        if _settings(before).arena == FREE and "arena" not in self.fixed:
             changes.append(("the fastest arena", {"arena": FAST}))
         if (
             _settings(before).constants == FLASH
             and _settings(before).ram_limit is not None
             and _settings(before).memory_mode is None
+            and "constants" not in self.fixed
         ):
             changes.append(("weights in SRAM", {"constants": SRAM}))
         for change, values in changes:
@@ -157,8 +164,12 @@ class _Search:
                 break
         return best
 
-    def with_more_bits(self, before: Program, user: UserModel) -> Program:
-        """16 bits for activations of the modules that lose most, as few as the accuracy asks for."""
+    def with_more_bits(self, before: Program, user: UserModel, least: float | None, metric: Metric | None = None) -> Program:
+        """16 bits for activations of the modules that lose most, as few as the accuracy asks for.
+
+        Args:
+            least: of ``metric``; None is SQNR in dB.
+        """
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
@@ -167,7 +178,8 @@ class _Search:
                 user.module,
                 settings.spec,
                 list(user.calibration) or [user.example_inputs],
-                target_sqnr_db=settings.min_sqnr_db,
+                target_sqnr_db=least,
+                metric=metric,
                 base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
@@ -176,14 +188,19 @@ class _Search:
         raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
         change = f"16 bits for {', '.join(raised)}"
         made = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
-        better = (made.accuracy.sqnr_db if made.accuracy else 0) > (before.accuracy.sqnr_db if before.accuracy else 0)
-        return made if better else before
+        return made if _figure(made, metric) > _figure(before, metric) else before
 
 
 def _settings(program: Program) -> Settings:
     if program.settings is None:
         raise EthorchError("the program holds no settings.")
     return program.settings
+
+
+def _figure(program: Program, metric: Metric | None) -> float:
+    """What ``with_more_bits`` raises; the least there is where it is not known."""
+    found = (program.accuracy.sqnr_db if program.accuracy else None) if metric is None else program.metric_figure
+    return -math.inf if found is None else found
 
 
 def _missed(program: Program, name: str) -> bool:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ethorch import host
 from ethorch.host.many import keeps_state
-from ethorch.metrics import sqnr_db
+from ethorch.metrics import Metric, sqnr_db
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 from ethorch.quantizer.shared_buffers import kept
@@ -39,6 +39,19 @@ def accuracy_of_samples(program: Program) -> Accuracy:
             wanted.append(_exact(model, sample))
             found.append(_made(program, loaded, sample))
     return Accuracy(sqnr_db(wanted, found), len(samples))
+
+
+def figure_of_samples(program: Program, metric: Metric) -> float:
+    """The user's figure over all samples: its outputs and the float model's are nested as the model returns them."""
+    model = _model(program)
+    wanted, found = [], []
+    loaded = fresh_host(program)
+    with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
+        for sample in model.calibration or [model.example_inputs]:
+            exact = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, model.module(*sample))
+            wanted.append(exact)
+            found.append(pytree.tree_unflatten(_made(program, loaded, sample), pytree.tree_structure(exact)))
+    return float(metric(wanted, found))
 
 
 def accuracy_in_sessions(program: Program) -> Accuracy | None:

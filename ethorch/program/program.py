@@ -26,6 +26,7 @@ from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
 from ethorch.fx.macs import macs_of_graph
+from ethorch.metrics import Metric
 from ethorch.model_files import UserModel
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
@@ -34,7 +35,7 @@ from ethorch.program.explanation import Explanation, State, explanation, states_
 from ethorch.program.facts import Accuracy, Budget, TensorInfo
 from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.integer_io import as_codes
-from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, fresh_host
+from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, figure_of_samples, fresh_host
 from ethorch.program.plain_data import plain_data
 from ethorch.program.profile import Profile, import_profile
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
@@ -75,6 +76,7 @@ class Program:
         model: the float model and its samples; None for a file.
         quantized: the quantized model; None for a file.
         config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
+        metric: the user's own, of which the settings have the least figure, if there is one.
         sessions: calls of the methods in order, of a program that was compiled with several.
         tried: the programs that were made to keep the budgets, this one among them; the first is what the settings say.
     """
@@ -89,12 +91,13 @@ class Program:
         model: UserModel | None = None,
         quantized: nn.Module | None = None,
         config: QuantizationConfig | None = None,
+        metric: Metric | None = None,
         sources: str | os.PathLike[str] | None = None,
         sessions: Sequence[Sequence[tuple[str, tuple[Any, ...]]]] = (),
     ):
         self.pte, self.method = data, method
         self.settings, self.build, self.model, self.quantized = settings, build, model, quantized
-        self.config = config
+        self.config, self.metric = config, metric
         self.sessions = sessions
         self._sources = sources
         self._others = {method: self}
@@ -375,6 +378,16 @@ class Program:
             return None
         return accuracy_in_sessions(self) if len(self.methods) > 1 else accuracy_of_samples(self)
 
+    @cached_property
+    def metric_figure(self) -> float | None:
+        """The user's metric of the program on the samples, beside the model that was given; None where there is none.
+
+        The first access runs the samples.
+        """
+        if self.metric is None or self.model is None:
+            return None
+        return figure_of_samples(self, self.metric)
+
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
         """Flat outputs with codes as what they mean."""
         return [x if info.codes is None else info.codes.dequantize(x) for x, info in zip(outputs, self.outputs, strict=True)]
@@ -395,10 +408,9 @@ class Program:
             taken = self.milliseconds
             found.append(Budget("latency_ms", chosen.latency_ms, taken, None if taken is None else taken <= chosen.latency_ms))
         if chosen.min_sqnr_db is not None:
-            figure = None if self.accuracy is None else self.accuracy.sqnr_db
-            found.append(
-                Budget("min_sqnr_db", chosen.min_sqnr_db, figure, None if figure is None else figure >= chosen.min_sqnr_db)
-            )
+            found.append(_at_least("min_sqnr_db", chosen.min_sqnr_db, None if self.accuracy is None else self.accuracy.sqnr_db))
+        if chosen.min_metric is not None:
+            found.append(_at_least("min_metric", chosen.min_metric, self.metric_figure))
         return tuple(found)
 
     @property
@@ -408,7 +420,8 @@ class Program:
 
     def suggestions(self) -> Suggestions:
         """What would make it smaller or faster, each change tried: codes and channels last at the ends, arenas, weights in SRAM,
-        cheaper schemes, smaller images, channels just above a multiple of 16. It takes a compilation for each.
+        cheaper schemes, smaller images, fewer channels in what costs most, and in layers just above a multiple of 16. It takes a
+        compilation for each.
 
         Raises:
             EthorchError: the program is of a file: its model is not known.
@@ -555,6 +568,10 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
+
+
+def _at_least(name: str, least: float, figure: float | None) -> Budget:
+    return Budget(name, least, figure, None if figure is None else figure >= least)
 
 
 def load(

@@ -65,6 +65,21 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     return math.floor(float(found["number"]) * _UNITS[found["unit"].upper()])
 
 
+def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
+    """Milliseconds that one inference may take, said as such or as inferences a second.
+
+    Raises:
+        SpecError: both are given, or ``fps`` is no number above 0.
+    """
+    if fps is None:
+        return latency_ms
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+        raise SpecError(f"fps is {fps!r}; it has to be a number that is more than 0.")
+    if latency_ms is not None:
+        raise SpecError("fps and latency_ms say the same in two ways: give one of them.")
+    return 1000 / fps
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a program is compiled for and how.
@@ -91,6 +106,7 @@ class Settings:
         ram, flash: bytes that the whole application may take; None: no limit.
         latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
         min_sqnr_db: least SQNR against the float model; None: no limit.
+        min_metric: least figure of the user's own metric, which is an argument of ``ethorch.compile``; None: no limit.
         board: name of a board of ``ethorch boards``, or a TOML file of yours: it says what the target may be, its clocks and
             memories, and the RAM and flash there are.
 
@@ -116,6 +132,7 @@ class Settings:
     flash: int | None = None
     latency_ms: float | None = None
     min_sqnr_db: float | None = None
+    min_metric: float | None = None
     board: str | None = None
 
     def __post_init__(self) -> None:
@@ -125,7 +142,7 @@ class Settings:
         object.__setattr__(self, "vela_flags", tuple(self.vela_flags))
         for name in ("ram", "flash"):
             object.__setattr__(self, name, bytes_of(getattr(self, name), name))
-        for name in ("latency_ms", "min_sqnr_db"):
+        for name in ("latency_ms", "min_sqnr_db", "min_metric"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)):
                 raise SpecError(f"{name} is {value!r}; it has to be a number.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from torch.utils import _pytree as pytree
 from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.figures.layer import NPU, Layer
+from ethorch.figures.memory_report import TensorPlace
 from ethorch.model_files import UserModel
 from ethorch.nhwc import NhwcIo, from_nhwc
+from ethorch.program.narrower import narrowed
 from ethorch.program.program import Program
 from ethorch.program.settings import FLASH, SRAM, Settings
 from ethorch.progress import stage
@@ -35,6 +37,7 @@ _ABOVE = 3  # channels more than a multiple of a block that are worth a word
 _LAYERS = 4  # convolutions whose width is tried
 _LEAST_IMAGE = 48  # pixels; smaller inputs are not shrunk
 _SHRUNK = 0.75
+_STEP = 8  # channels by which a convolution is made narrower
 _WORTH = 0.005  # share of what there is now below which a change is not told
 
 
@@ -144,6 +147,40 @@ def _changes(user: UserModel, settings: Settings, program: Program) -> Iterator[
         yield 'scheme="int8-per-tensor"', "less accurate: measure it", user, settings.with_(scheme="int8-per-tensor")
     if (smaller := _shrunk(user)) is not None:
         yield f"an input of {_image_text(smaller)}", "train it for that size", smaller, settings
+    if user.quantized:
+        return
+    modules = dict(user.module.named_modules())
+    for name in _costly(program, modules):
+        wide = modules[name].out_channels
+        fewer = int(wide * _SHRUNK) // _STEP * _STEP
+        if (narrow := narrowed(user, name, fewer)) is not None:
+            yield f"{fewer} channels in {name}, which has {wide}", "train it so", narrow, settings
+
+
+def _costly(program: Program, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Convolutions whose width is worth a try: of the most bytes at the peak of RAM, of the most time, of the most weights.
+
+    Of those that matter to the budgets that do not hold, or of all where all hold.
+    """
+    missed = {budget.name for budget in program.budgets if budget.holds is False} or {"ram", "latency_ms", "flash"}
+    ranked: list[list[str]] = []
+    if "ram" in missed:
+        ranked.append([tensor.module for tensor in _at_the_peak(program)])
+    if "latency_ms" in missed:
+        ranked.append([place for place, _, _ in _by_place(program.layers)])
+    if "flash" in missed:
+        ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
+    taken = set()
+    for names in ranked:
+        inner = (name if name in modules else name.partition(".")[2] for name in names)  # the module may be in a NhwcIo
+        found = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
+        if found is not None and found not in taken:
+            taken.add(found)
+            yield found
+
+
+def _weights(module: nn.Module) -> int:
+    return module.weight.numel() if isinstance(module, nn.Conv2d) else 0
 
 
 def _as_given(user: UserModel, settings: Settings) -> UserModel:
@@ -248,12 +285,9 @@ def _in_the_way(program: Program) -> Iterator[str]:
             continue
         over = f"{kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than the limit."
         if budget.name == "ram":
-            memory = program.memory
-            region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
-            known = {tensor.region for tensor in memory.tensors}
-            owners = memory.peak_owners(region) if region in known and region is not None else ()
+            owners = _at_the_peak(program)
             held = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
-            yield f"RAM: {over}" + (f" At the peak of region {region} are alive: {held}." if held else "")
+            yield f"RAM: {over}" + (f" At the peak of region {owners[0].region} are alive: {held}." if held else "")
         elif budget.name == "flash":
             parts = sorted(program.memory.components, key=lambda part: -part.flash_bytes)[:2]
             most = ", ".join(f"{part.name} ({kib(part.flash_bytes)})" for part in parts)
@@ -261,13 +295,33 @@ def _in_the_way(program: Program) -> Iterator[str]:
         elif budget.name == "latency_ms":
             yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(program.layers)}."
         else:
-            short = f"{budget.found:.1f} dB, the least is {budget.limit:g}"
+            what = "" if budget.name == "min_metric" else " dB"
+            short = f"{budget.found:.4g}{what}, the least is {budget.limit:g}"
             yield f"Accuracy: {short}. `ethorch sensitivity` says which modules lose it."
 
 
+def _at_the_peak(program: Program) -> Sequence[TensorPlace]:
+    """The tensors that are alive when the largest region of RAM is fullest, the largest first."""
+    memory = program.memory
+    region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
+    known = {tensor.region for tensor in memory.tensors}
+    return memory.peak_owners(region) if region in known and region is not None else ()
+
+
 def _slowest(layers: Sequence[Layer]) -> str:
-    worst = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:3]
-    return ", ".join(f"{x.module or x.name} ({x.share or 0:.0%}, bound by {x.bound or x.where})" for x in worst)
+    return ", ".join(f"{place} ({share:.0%}, bound by {bound})" for place, share, bound in _by_place(layers)[:3])
+
+
+def _by_place(layers: Sequence[Layer]) -> list[tuple[str, float, str]]:
+    """Modules with their share of the time and what bounds most of it, the slowest first; a module may be many operations."""
+    by_place: dict[str, list[Layer]] = {}
+    for layer in layers:
+        by_place.setdefault(layer.module or layer.name, []).append(layer)
+    rows = []
+    for place, mine in by_place.items():
+        most = max(mine, key=lambda layer: layer.cycles or 0)
+        rows.append((place, sum(layer.share or 0 for layer in mine), most.bound or most.where))
+    return sorted(rows, key=lambda row: -row[1])
 
 
 def _signed(size: int) -> str:

@@ -85,6 +85,10 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         seen = board["spread"]
         note = f"published figures of {seen['of']}: {seen['count']}"
         yield "measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
+        if board["assumed"]:
+            numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
+            note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
+            yield "assumed", counted(len(board["assumed"]), "number"), f"behind that time: {note}"
     if data["mac_count"]:
         share = data["util_mac_percentage"]
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,44 @@ def test_too_inexact_raises_modules(images: list[Tensor]) -> None:
     assert program.fits and program.accuracy is not None and program.accuracy.sqnr_db >= start.sqnr_db + 3
     assert program.settings is not None and set(program.settings.modules.values()) == {"a16w8"}
     assert program.tried[-1].change.startswith("16 bits for ")
+
+
+def test_a_metric_of_the_users_is_a_budget(images: list[Tensor]) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def nearest(outputs: Sequence[Tensor], on_npu: Sequence[Tensor]) -> float:
+        seen.append((len(outputs), len(on_npu)))
+        return -max(float((a - b).abs().max()) for a, b in zip(outputs, on_npu, strict=True))
+
+    start = wide(images, metric=nearest, min_metric=-1.0)
+    assert start.fits and len(start.tried) == 1 and start.metric_figure is not None and set(seen) == {(4, 4)}
+    better = wide(images, metric=nearest, min_metric=start.metric_figure / 1.2)
+    assert better.fits and better.tried[-1].change.startswith("16 bits for ")
+    assert {budget.name: budget.found for budget in better.budgets} == {"min_metric": better.metric_figure}
+    with pytest.raises(SpecError, match="give both or neither"):
+        wide(images, min_metric=0.5)
+
+
+def test_a_rate_is_a_limit_of_time(vectors: list[Tensor]) -> None:
+    (budget,) = dense(vectors, fps=8000).budgets
+    assert (budget.name, budget.limit) == ("latency_ms", 0.125)
+    for wrong in ({"fps": 0}, {"fps": "10"}, {"fps": True}, {"fps": 10, "latency_ms": 3}):
+        with pytest.raises(SpecError, match=r"^fps "):
+            dense(vectors, **wrong)
+
+
+def test_explore_searches_as_compile_does_but_for_what_is_varied(images: list[Tensor]) -> None:
+    fast = wide(images, arena="fast")
+    limit = fast.memory.ram_bytes - 60_000
+    program = wide(images, ram=limit, arena="fast")
+    limited = {"calibration": images, "workers": 1, "settings": Settings("ethos-u55-128", ram=limit, arena="fast")}
+    found = ethorch.explore(Wide().eval(), images[0], target=["ethos-u55-128"], **limited)
+    (row,) = found.variants
+    assert program.settings is not None and row.searched == {"arena": program.settings.arena} and row == found.cheapest
+    assert (row.ram_bytes, row.total_cycles) == (program.memory.ram_bytes, program.total_cycles)
+    assert "with arena=" in str(found)
+    as_said = ethorch.explore(Wide().eval(), images[0], arena=["fast"], **limited)
+    assert as_said.cheapest is None and as_said.variants[0].ram_bytes == fast.memory.ram_bytes
 
 
 def test_artifacts_are_those_of_the_program_that_was_taken(images: list[Tensor], tmp_path: Path) -> None:

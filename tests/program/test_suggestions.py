@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.model_files import UserModel
+from ethorch.program.narrower import narrowed
+from ethorch.program.suggestions import Suggestions
 
 
 class Net(nn.Module):
@@ -38,8 +41,12 @@ def program(images: list[Tensor]) -> ethorch.Program:
     return ethorch.compile(Net().eval(), images[0], "ethos-u55-128", calibration=images, ram="60K", latency_ms=0.01)
 
 
-def test_suggestions_are_programs_that_were_made(program: ethorch.Program, images: list[Tensor]) -> None:
-    found = program.suggestions()
+@pytest.fixture(scope="module")
+def found(program: ethorch.Program) -> Suggestions:
+    return program.suggestions()
+
+
+def test_suggestions_are_programs_that_were_made(program: ethorch.Program, found: Suggestions, images: list[Tensor]) -> None:
     by_change = {entry.change: entry for entry in found.entries}
     codes = by_change['io="int8"']
     settings = program.settings
@@ -56,11 +63,44 @@ def test_suggestions_are_programs_that_were_made(program: ethorch.Program, image
     assert all(x.ram_bytes < 0 or x.flash_bytes < 0 or (x.milliseconds or 0) < 0 for x in found.entries)
 
 
-def test_what_stands_in_the_way_is_told(program: ethorch.Program) -> None:
-    told = "\n".join(program.suggestions().standing_in_the_way)
+class Blocks(nn.Module):
+    """What reads the channels of ``stem``: a norm, a depthwise and another convolution; ``last`` is added to its own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.deep, self.point = nn.Conv2d(32, 64, 3, groups=32), nn.Conv2d(64, 16, 1)
+        self.last, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.point(self.deep(torch.relu(self.norm(self.stem(x)))))
+        return self.head((x + self.last(x)).mean((2, 3)))
+
+
+def test_a_narrower_model_is_cut_where_it_reads_fewer_channels() -> None:
+    user = UserModel(Blocks().eval(), (torch.rand(1, 3, 8, 8),))
+    found = narrowed(user, "stem", 24)
+    assert found is not None and isinstance(found.module, Blocks)
+    sizes = [tuple(getattr(found.module, name).weight.shape[:2]) for name in ("stem", "deep", "point", "last")]
+    assert sizes == [(24, 3), (48, 1), (16, 48), (16, 16)] and found.module.norm.num_features == 24
+    assert found.module(*found.example_inputs).shape == (1, 4) and user.module.stem.out_channels == 32
+    assert narrowed(user, "last", 8) is None, "what it is added to has 16"
+    assert narrowed(user, "point", 8) is None, "last has 16 outputs, and is added to 8 channels"
+    assert narrowed(user, "deep", 8) is None and narrowed(user, "head", 2) is None and narrowed(user, "moon", 2) is None
+
+
+def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions) -> None:
+    by_change = {entry.change: entry for entry in found.entries}
+    narrow = [entry for change, entry in by_change.items() if change.startswith("8 channels in ")]
+    assert narrow and all(entry.fits is False and entry.note == "train it so" for entry in narrow)
+    assert min(entry.milliseconds or 0 for entry in narrow) < 0
+
+
+def test_what_stands_in_the_way_is_told(program: ethorch.Program, found: Suggestions) -> None:
+    told = "\n".join(found.standing_in_the_way)
     assert "Time: " in told and "the limit is 0.01. Most of it: " in told
-    assert not program.fits and "Time: " in str(program.suggestions())
-    assert json.loads(json.dumps(program.suggestions().to_json()))["standing_in_the_way"] == told.split("\n")
+    assert not program.fits and "Time: " in str(found)
+    assert json.loads(json.dumps(found.to_json()))["standing_in_the_way"] == told.split("\n")
 
 
 def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
