@@ -26,7 +26,7 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import is_control_flow, nodes_everywhere
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
+from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.diagnose import STREAM_TOO_LONG
 from ethorch.lower.partition_report import PartitionReport, Refusal
@@ -154,7 +154,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         """
         self.pick_codes(program)
         constant = constant_nodes(program, set(program.graph.nodes))
-        if not any(len(n.users) > 1 and (n in constant or op_name(n.target) in QUANTIZE | DEQUANTIZE) for n in program.graph.nodes):
+        copied = QUANTIZE | DEQUANTIZE | CASTS
+        if not any(len(n.users) > 1 and (n in constant or op_name(n.target) in copied) for n in program.graph.nodes):
             return
         report = copy.deepcopy(self.report)
         self.tag(program, self.dry_run(program)[0])
@@ -167,7 +168,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
         """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
         folded = constant_nodes(program, supported)
-        tagged = {node for node in supported if not plumbing(node)} - folded
+        inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
+        tagged = {node for node in supported if not plumbing(node)} - folded - inner
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem
             if node not in supported or not follows:
@@ -180,7 +182,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"
         later = {node: self.begins.get(origin_of_codes(node), 0) for node in tagged if self.begins and not plumbing(node)}
-        for group in partitions(program, tagged, later):
+        for group in partitions(program, tagged, inner, later):
             tag = f"{prefix}_{len(tags)}" if tags else prefix
             for node in group:
                 node.meta["delegation_tag"] = tag
@@ -189,9 +191,16 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             self.report.delegated[tag] = [node.name for node in group if not plumbing(node)]
         for node in reversed(list(program.graph.nodes)):
             dequantizes = op_name(node.target) in DEQUANTIZE and node in supported
-            if node in folded or dequantizes or requantizes(node, supported, tagged):
+            if node in folded | inner or dequantizes or requantizes(node, supported, tagged):
                 tag_with_readers(program, node)
         return tags
+
+    def _can_leave(self, node: Node) -> bool:
+        """Is its result one that a delegate can give?"""
+        dtype = _dtype(node)
+        return dtype is None or (
+            dtype in TOSA_DTYPE and (not dtype.is_floating_point or TOSA_DTYPE[dtype] in self.compile_spec.target.floats)
+        )
 
     def log(self, program: ExportedProgram, any_delegate: bool) -> None:
         for missing in self.report.without_kernel:

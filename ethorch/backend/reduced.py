@@ -30,6 +30,7 @@ from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import READY, EthosUBackend, check_only_backend, register_quantized_kernels
 from ethorch.backend.root_causes import root_causes
 from ethorch.direct.mixed import DELEGATE
+from ethorch.direct.partial_writes import at_their_places, write_parts
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
 from ethorch.fx.node import Converted, changes_in_place, constants_of, op_name, origin_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
@@ -83,6 +84,7 @@ def reduced(module: GraphModule, spec: EthosUCompileSpec) -> Iterator[Reduced]:
     give_values(program.graph_module)
     check_layouts(program.graph_module)
     _check_writes(program)
+    parts = write_parts(program.graph_module, constants_of(program))
     choice = EthosUPartitioner(spec)
     choice.pick_codes(program)
     supported, refusals = choice.dry_run(program)
@@ -101,6 +103,7 @@ def reduced(module: GraphModule, spec: EthosUCompileSpec) -> Iterator[Reduced]:
             nodes = [node for node in program.graph.nodes if node.meta.get(_TAG) == tag]
             number = next(_numbers)
             delegates[number] = _put_in_place(program, nodes, number, spec)
+        at_their_places(program.graph, parts)
         _put_in_order(program.graph)
         program.graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
         small = GraphModule(program.graph_module, program.graph)  # with the parameters that are left

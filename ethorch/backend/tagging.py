@@ -54,7 +54,10 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def partitions(
-    program: ExportedProgram | Converted, tagged: set[Node], later: Mapping[Node, int] | None = None
+    program: ExportedProgram | Converted,
+    tagged: set[Node],
+    inner: Container[Node] = (),
+    later: Mapping[Node, int] | None = None,
 ) -> list[list[Node]]:
     """The tagged nodes in as few groups as have no path out of a group and back into it, each in graph order.
 
@@ -62,14 +65,15 @@ def partitions(
     delegate, since no path leads from one of them over the CPU to another. Dequantize nodes belong to whoever reads them.
 
     Args:
+        inner: casts that do, too: no delegate can give what they return.
         later: operators that begin a group, and by how many stretches they count as if the CPU stood before them.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
-        if op_name(node.target) in DEQUANTIZE:
+        if op_name(node.target) in DEQUANTIZE or node in inner:
             continue
         before = 0
-        for arg in map(behind_dequantize, node.all_input_nodes):
+        for arg in (behind_dequantize(arg, inner) for arg in node.all_input_nodes):
             crosses = arg in tagged and node not in tagged
             before = max(before, level[arg] + (1 if crosses else 0))
         level[node] = before + (later or {}).get(node, 0)
@@ -80,7 +84,8 @@ def partitions(
     return [groups[key] for key in sorted(groups)]
 
 
-def behind_dequantize(node: Node) -> Node:
-    while op_name(node.target) in DEQUANTIZE:
+def behind_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
+    """What a dequantize node is made of, or one of ``inner``."""
+    while op_name(node.target) in DEQUANTIZE or node in inner:
         node = node.all_input_nodes[0]
     return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +12,15 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import GraphModule, Node
 
+from ethorch.direct.buffers import Buffers, is_kept
 from ethorch.direct.cpu_operators import CASTS, CLONES, PLAIN, PROMOTED, REWRITTEN, VIEWS
 from ethorch.direct.kernels import CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL, argument, kernel_of
-from ethorch.direct.values import Values, plan
+from ethorch.direct.program import COPY_KERNEL, PUT_KERNEL
+from ethorch.direct.values import Values, aligned, plan
 from ethorch.direct.whole import NotWhole
 from ethorch.formats.payload import BACKEND_ID
 from ethorch.formats.pte_types import Call, Chain, Delegate, Instruction, Method, Program, Value
-from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, changes_in_place, flat, op_name, overload_of, tensor_of
+from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, changes_in_place, flat, op_name, overload_of, tensor_of, written_by
 from ethorch.lower.delegate import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 
@@ -54,6 +57,10 @@ class _Mixed:
         self.delegates: list[Delegate] = []
         self.constants: dict[bytes, int] = {b"": 0}
         self.known: dict[tuple[Any, ...], int] = {}  # constants
+        self.buffers = Buffers(module)
+        self.states: dict[str, int] = {}  # name of a buffer -> its tensor
+        self.contents: dict[bytes, int] = {}  # of buffers at first -> their number in the program, from 1 on
+        self.kept_bytes = 0
 
     def program(self, structure: tuple[str, str]) -> Program:
         inputs = [node for node in self.module.graph.nodes if node.op == "placeholder"]
@@ -66,7 +73,8 @@ class _Mixed:
                 tensor = tensor_of(self.module, node)
                 if tensor is None:
                     raise NotWhole(f"{node.name} is no tensor")
-                self.places[node] = self.constant(tensor.detach())
+                name = str(node.target)
+                self.places[node] = self.state(node, tensor) if name in self.buffers.names else self.constant(tensor.detach())
             elif node.op == "output":
                 outputs = torch.utils._pytree.tree_leaves(node.args)
             elif node.op == "call_function":
@@ -78,7 +86,7 @@ class _Mixed:
         results = [self.places[node] for node in outputs]
         for number in map(self.root, results):
             if number not in self.live:
-                raise NotWhole("it returns a constant")
+                raise NotWhole("it returns a constant, or a buffer")
             self.live[number] = (self.live[number][0], len(self.steps))
         offsets, size = plan({number: (self.values.values[number].nbytes, *span) for number, span in self.live.items()})
         offsets |= {number: offsets[self.root(number)] for number in self.base if self.root(number) in offsets}
@@ -90,16 +98,17 @@ class _Mixed:
             tuple(dict.fromkeys(call.operator for call in self.steps if isinstance(call, Call) and call.operator)),
             tuple(self.delegates),
             (Chain(tuple(self.steps)),),
-            (0, size),
+            (0, size, self.kept_bytes) if self.states else (0, size),
             structure,
         )
-        return Program({"forward": method}, tuple(self.constants))
+        mutable = ((b"", *self.contents),) if self.contents else ()
+        return Program({"forward": method}, tuple(self.constants), mutable)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def constant(self, tensor: torch.Tensor) -> int:
         """A tensor with its contents in the file; equal ones are stored once."""
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        data = _bytes_of(tensor)
         if not data:
             raise NotWhole("a constant has no elements")
         where = self.constants.setdefault(data, len(self.constants))
@@ -107,6 +116,15 @@ class _Mixed:
         if key not in self.known:
             self.known[key] = self.values.like(tensor, where)
         return self.known[key]
+
+    def state(self, node: Node, tensor: torch.Tensor) -> int:
+        """A buffer that the program changes, in a memory of its own, with what it holds at first."""
+        name = str(node.target)
+        if name not in self.states:
+            number = self.contents.setdefault(_bytes_of(tensor), len(self.contents) + 1)
+            self.states[name] = self.values.state(node, name, number, self.kept_bytes)
+            self.kept_bytes = aligned(self.kept_bytes + self.values.values[self.states[name]].nbytes)
+        return self.states[name]
 
     def root(self, number: int) -> int:
         return self.base.get(number, number)
@@ -123,6 +141,8 @@ class _Mixed:
         shape = tuple(tensor.shape)
         if source.shape == shape:
             return number
+        if number in self.states.values():
+            return self.values.seen_as(number, shape)
         self.values.values.append(replace(source, shape=shape, dim_order=tuple(range(len(shape)))))
         view = len(self.values.values) - 1
         self.base[view] = self.root(number)
@@ -145,7 +165,10 @@ class _Mixed:
                 raise NotWhole(f"{node.name} is an item of something else than a tuple")
             return
         if changes_in_place(node):
-            raise NotWhole(f"{node.name} changes a tensor")
+            self.write(node)
+            return
+        if name == "aten.slice.Tensor" and any(changes_in_place(user) and user.args[0] is node for user in node.users):
+            return  # of a buffer, to be written
         if name == DELEGATE:
             self.delegate(node)
             return
@@ -187,10 +210,68 @@ class _Mixed:
         if len(items) < len(payload.outputs):
             raise NotWhole("nothing reads a result of a delegate")
         reads = [self.places[source] for source in inputs]
-        writes = [self.made(items[k].meta["val"]) for k in range(len(items))]
+        writes = [self.result(node, items[k]) for k in range(len(items))]
         self.places |= {items[k]: place for k, place in enumerate(writes)}
         self.step(Call("", len(self.delegates), (*reads, *writes)), reads)
         self.delegates.append(Delegate(BACKEND_ID, payload.pack(), tuple(self.spec.published().to_pairs())))
+
+    def result(self, call: Node, item: Node) -> int:
+        """The tensor that a delegate writes a result to: a buffer, or a part of one, where nothing reads that any more."""
+        (user, *others) = item.users
+        buffer = written_by(user) if not others and user.target is torch.ops.aten.copy_.default and user.args[1] is item else None
+        if buffer is None or not self.buffers.is_free_behind(str(buffer.target), call):
+            return self.made(item.meta["val"])
+        return self.part(user.args[0], item)
+
+    def part(self, target: Any, like: Node) -> int:
+        """The tensor that is a whole buffer, or a slice of one that lies behind its first elements.
+
+        Raises:
+            NotWhole: what is written has another dtype or shape.
+        """
+        buffer = target if target.op == "get_attr" else written_by(target)
+        if buffer is None or any(getattr(target.meta["val"], key) != getattr(like.meta["val"], key) for key in ("shape", "dtype")):
+            raise NotWhole(f"{target.name} is written as something else")
+        tensor = tensor_of(self.module, buffer)
+        assert tensor is not None
+        whole = self.state(buffer, tensor)
+        if target is buffer:
+            return whole
+        view, dim, first, *_ = target.args
+        return self.values.inside(whole, like, first * math.prod(view.meta["val"].shape[dim + 1 :]))
+
+    def write(self, node: Node) -> None:
+        """What the program writes to a buffer: all of it, a slice, or rows at an index."""
+        target: Any = node.args[0]
+        if written_by(node) is None or node.kwargs or node.users:
+            raise NotWhole(f"{node.name} changes a tensor")
+        false = self.values.simple(Value("bool", number=False))
+        if node.target is torch.ops.aten.index_put_.default:
+            indices: Any = node.args[1]
+            rows: Any = node.args[2]
+            numbers = [-1 if index is None else self.read(index) for index in indices]
+            reads = [self.read(rows), *(number for number in numbers if number >= 0)]
+            place = self.places[target]
+            args = (place, self.values.tensors(tuple(numbers)), reads[0], false, place)
+            self.step(Call(PUT_KERNEL, None, args), reads)
+            return
+        given: Any = node.args[1]
+        if node.target is not torch.ops.aten.copy_.default or len(node.args) > 2 or not isinstance(given, Node):
+            raise NotWhole(f"{node.name} changes a tensor")
+        place = self.part(target, given)
+        if self.values.values[self.places[given]].place != self.values.values[place].place:
+            self.step(Call(COPY_KERNEL, None, (place, self.read(given), false, place)), [self.read(given)])
+
+    def read(self, node: Node) -> int:
+        """What is written to a buffer.
+
+        Raises:
+            NotWhole: it is a buffer itself, which may have been written before.
+        """
+        number = self.places[node]
+        if self.values.values[number].place is not None:
+            raise NotWhole(f"{node.name} is a buffer, and written to another one")
+        return number
 
     def view(self, node: Node) -> None:
         """The operand in another shape: without an instruction, unless the program returns it."""
@@ -209,8 +290,10 @@ class _Mixed:
         operand = source.meta["val"]
         if not operand.is_contiguous() or not result.is_contiguous():
             raise NotWhole(f"{node.name} copies what PyTorch does not lay out row by row")
-        if name in CASTS and operand.dtype == result.dtype:
-            self.places[node] = self.places[source]
+        number = self.places[source]
+        idle = name in CASTS and operand.dtype == result.dtype
+        if idle or (number in self.states.values() and name in CLONES and not is_kept(node)):
+            self.places[node] = number
         else:
             self.places[node] = self.converted(self.places[source], result, CAST_KERNEL if name in CASTS else CLONE_KERNEL)
 
@@ -283,3 +366,8 @@ class _Place:
 
     def __init__(self, number: int):
         self.number = number
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Of a tensor, row by row."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

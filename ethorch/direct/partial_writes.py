@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, arguments, op_name
+from ethorch.fx.states import writes_of
 from ethorch.lower.frame import Constants
+
+aten = torch.ops.aten
 
 #: Operators whose result holds the elements of their operand in the same order.
 _RESHAPES = frozenset(
@@ -93,6 +96,56 @@ def parts_of(constants: Constants, graph: Graph, read: Node, written: Node) -> t
             index = clone
         parts.append(Part(codes, tuple(place.meta["val"].shape), dim, start, index))
     return tuple(parts)
+
+
+def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
+    """Let a graph write the rows of a buffer alone, where ``parts_of`` says which, in place of a ``copy_`` of all of it; in place.
+
+    Returns:
+        each such write, an ``index_put_`` or a ``copy_``, for ``at_their_places`` to say where in the buffer it goes.
+    """
+    graph, writes = module.graph, list[tuple[Node, Part]]()
+    for name, write in writes_of(graph).items():
+        written = write.args[1]
+        first, *others = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
+        if not isinstance(written, Node) or first.meta["val"].dtype != written.meta["val"].dtype:
+            continue
+        for other in others:
+            other.replace_all_uses_with(first)
+            graph.erase_node(other)
+        parts = parts_of(constants, graph, first, written)
+        if parts is None:
+            continue
+        with graph.inserting_before(write):
+            for part in parts:
+                if part.index is None:
+                    node = graph.call_function(aten.copy_.default, (first, part.rows))
+                else:
+                    node = graph.call_function(aten.index_put_.default, (first, [*[None] * part.dim, part.index], part.rows))
+                node.meta = dict(first.meta)
+                writes.append((node, part))
+        graph.erase_node(write)
+    return writes
+
+
+def at_their_places(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
+    """Let writes of parts write to views of the buffer; in place."""
+    for write, part in writes:
+        buffer: Node = write.args[0]  # type: ignore[assignment]
+        with graph.inserting_before(write):
+            place = _drawn(graph, aten.view.default, buffer, list(part.shape))
+            if part.start is not None:
+                first = part.start // math.prod(part.shape[part.dim + 1 :])
+                rows = part.rows.meta["val"].shape[part.dim]
+                place = _drawn(graph, aten.slice.Tensor, place, part.dim, first, first + rows)
+        write.update_arg(0, place)
+
+
+def _drawn(graph: Graph, target: Any, x: Node, *args: Any) -> Node:
+    """A view, with its value."""
+    node = graph.call_function(target, (x, *args))
+    node.meta = {**x.meta, "val": target(x.meta["val"], *args)}
+    return node
 
 
 class _Rows(NamedTuple):

@@ -278,8 +278,8 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
 
 def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
     """``constants_of`` of a graph whose parameters and buffers are get_attr nodes."""
-    written = [node.args[0] for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
-    changed = {str(node.target) for node in written if isinstance(node, Node) and node.op == "get_attr"}
+    written = [written_by(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    changed = {str(node.target) for node in written if node is not None}
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
         tensor = None if str(node.target) in changed else tensor_of(module, node)
@@ -292,6 +292,13 @@ def changes_in_place(node: Node) -> bool:
     """Does the operator write into one of its arguments?"""
     target = overload_of(node.target)
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def written_by(node: Node) -> Node | None:
+    """The get_attr node whose tensor an operator that changes its first argument writes, all of it or by a view; None of others."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node if node.op == "get_attr" else None
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:

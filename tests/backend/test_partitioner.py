@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
+import ethorch
 from ethorch import (
     ArmCompileSpecBuilder,
     EthosUCompileSpec,
@@ -393,3 +394,23 @@ def test_checks_that_executorch_ships(check: OperatorSupportBase, kept: set[str]
     assert {(r.origin.target, r.reason.id) for r in partitioner.report.refusals} == {(name, "user.check") for name in kept}
     assert partitioner.report.npu_operators == 4 - len(kept)
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
+
+
+class Found(nn.Module):
+    """Where the largest is, as int64, beside what the CPU sorts: the sum of the two is in another delegate than the place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.lin(x))
+        return torch.argmax(y, 1) + torch.topk(y, 8)[0]
+
+
+def test_an_int64_that_two_delegates_share_is_cast_in_the_second() -> None:
+    torch.manual_seed(0)
+    steps = [(torch.randn(1, 8),) for _ in range(4)]
+    program = ethorch.compile(Found().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
+    assert len(program.payloads) == 2 and program.quantized is not None
+    assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.errors import SpecError
+from ethorch.fx.states import with_codes
 from ethorch.program.program import Program
 from ethorch.quantizer.shared_buffers import at_the_beginning
 from tests.support.states import CASES, run
@@ -53,9 +55,9 @@ def test_each_state_says_what_became_of_it(mixed: Program) -> None:
     states = {state.name: state for state in mixed.explain().states}
     assert {name: (state.dtype, state.id) for name, state in states.items()} == {
         "sorted": ("float32", "state.written_as_float"),
-        "last": ("int8", "state.among_tensors"),
+        "last": ("int8", ""),
         "unread": ("int8", ""),
-        "decaying": ("int8", "state.among_tensors"),
+        "decaying": ("int8", ""),
         "calls": ("int64", ""),
     }
     assert states["last"].scale is not None and states["calls"].scale is None
@@ -65,10 +67,17 @@ def test_each_state_says_what_became_of_it(mixed: Program) -> None:
     assert mixed.explain(operator="add").states == ()
 
 
+def test_what_executorch_plans_lies_among_tensors() -> None:
+    module, steps, spec = CASES["ring"].quantized()
+    (state,) = Program(built_by_executorch(with_codes(module)[0], steps[0], spec).pte).explain().states
+    assert (state.name, state.dtype, state.id, state.in_place) == ("keys", "int8", "state.among_tensors", False)
+
+
 def test_the_json_has_the_states(mixed: Program) -> None:
     rows = {row["name"]: row for row in mixed.to_json()["states"]}
     assert rows["sorted"]["way_out"] and rows["unread"]["reason"] == ""
-    assert rows["last"]["to_npu_bytes"] == 4 and not any(row["in_place"] for row in rows.values())
+    assert rows["last"]["to_npu_bytes"] == 4
+    assert {name for name, row in rows.items() if row["in_place"]} == {"last", "decaying"}
     assert [row["name"] for row in mixed.explain().to_json()["states"]] == list(rows)
 
 
