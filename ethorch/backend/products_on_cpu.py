@@ -26,6 +26,11 @@ REASON = Reason(
     "a product of two activations is left to the CPU's int8 kernel, as partition asks for",
     "partition='npu' has it on the NPU; partition='cost' compares the estimates.",
 )
+SCRATCH = Reason(
+    "cost.scratch_of_product",
+    "the memory in which the CPU's int8 kernel of a product sums, a product that partition leaves to the CPU",
+    "partition='npu' has the product on the NPU.",
+)
 
 #: Products of two tensors -> places of the factors.
 _PRODUCTS = {"aten.bmm.default": (0, 1), "aten.baddbmm.default": (1, 2), "aten.matmul.default": (0, 1)}
@@ -149,8 +154,7 @@ def _replace(module: GraphModule, node: Node) -> None:
             (batch, rows, columns),
             torch.int8,
         )
-    for left_to_cpu in (scratch, product):
-        left_to_cpu.meta[LEFT_TO_CPU] = REASON
+    product.meta[LEFT_TO_CPU], scratch.meta[LEFT_TO_CPU] = REASON, SCRATCH
     found.quantize.replace_all_uses_with(product)
     graph.erase_node(found.quantize)
     graph.erase_node(node)

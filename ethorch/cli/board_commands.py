@@ -24,6 +24,8 @@ Board = Annotated[
     str, typer.Option("--board", "-b", help="Name of `ethorch boards`, or a TOML file of your own.", metavar="NAME|FILE")
 ]
 
+_NO_FIT = 0.5  # error of a calibration that is worth a word
+
 
 @command("boards", PANEL)
 def boards(
@@ -168,5 +170,7 @@ def _calibrated(found: Calibration, output: Path) -> str:
     for name, fitted in found.bytes_per_second.items():
         had = found.board.memory(name).bytes_per_second
         lines.append(f"{name}: {fitted / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f}"))
+    if found.error > _NO_FIT:
+        lines.append("No bandwidths explain these times: are they milliseconds, of one call each, of these programs?")
     lines.append(f"error {100 * found.error:.1f} %, before {100 * found.error_before:.1f} %; wrote {output}")
     return "\n".join(lines)

@@ -29,6 +29,10 @@ def page(written_by: str) -> str:
         "bandwidths it was planned, on any computer. Kinds `flash` and `mram` are Vela's `OffChipFlash`. Latencies are cycles",
         "of the NPU.",
         "",
+        "Vela tells the width of a U55's ports by the name of the section: 8 bytes where it begins with `Ethos_U55`, else 16.",
+        "ethorch gives it that name, for boards and for ini files of yours; an ini file with another name, given to Vela itself, makes all",
+        "memories of a U55 twice as fast as they are.",
+        "",
         "| board | what | NPU | NPU, MHz | CPU | CPU, MHz | weights in | feature maps in | memory mode |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -8,6 +8,7 @@ outside can be compiled in a process of their own, with a time limit.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 from ethorch.vela.declared import Declared, Shape
 
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
+_NPU_NAME = "Ethos_U"  # how names of system configurations begin that say of which NPU they are
 
 # Vela's own words for parts of its scheduler that a flag switches off (vela.py, get_compiler_config).
 _FEATURES = {
@@ -96,12 +98,20 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
-    """The hardware half of Vela's configuration: architecture, section names, then the ini files (vela.py, main)."""
-    target = spec.target
+    """The hardware half of Vela's configuration: architecture, section names, then the ini files (vela.py, main).
+
+    Vela tells the width of the NPU's ports by the name of the section: 8 bytes where it begins with ``Ethos_U55``, else 16. Under
+    a board's own name a U55 would read twice as fast as it can, so a section of another name gets the family's in front.
+    """
+    target, name, text = spec.target, spec.system_config, spec.vela_config.text
+    if not name.startswith(_NPU_NAME):
+        heading = re.compile(rf"^\[\s*System_Config\.{re.escape(name)}\s*\]", re.MULTILINE)
+        name = f"{_NPU_NAME}{target.family.removeprefix('u')}_{name}"
+        text = heading.sub(f"[System_Config.{name}]", text)
     return (
         f"[architecture]\nmacs={target.macs // target.cores}\ncores={target.cores}\n"
-        f"[vela]\nsystem_config_name={spec.system_config}\nmemory_mode_name={spec.memory_mode}\n"
-        f"{spec.vela_config.text}"
+        f"[vela]\nsystem_config_name={name}\nmemory_mode_name={spec.memory_mode}\n"
+        f"{text}"
     )
 
 

@@ -119,6 +119,17 @@ def test_options_are_velas_own():
     assert sorted(vela.options_text(spec).split()) == sorted(theirs.split())
 
 
+@pytest.mark.parametrize("name", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+def test_the_name_of_a_system_configuration_does_not_change_its_bandwidths(name):
+    """Vela gives a U55 ports of 16 bytes where the section's name does not begin with Ethos_U55: twice as fast."""
+    usual = EthosUCompileSpec(name)
+    renamed = usual.vela_config.text.replace(f"[System_Config.{usual.system_config}]", "[System_Config.my board]")
+    mine = EthosUCompileSpec(name, "my board", usual.memory_mode, config_text=renamed)
+    found, wanted = vela.compile(TOSA, mine), vela.compile(TOSA, usual)
+    assert found.performance == wanted.performance and found.rows() == wanted.rows()
+    assert any(sum(row.access_cycles.values()) for row in wanted.rows())
+
+
 def test_staging_memory_size_is_obeyed():
     g = Graph(5)
     g.output(g.conv(g.input(1, 24, 24, 32), 64, pad=(1, 1, 1, 1)))
