@@ -171,8 +171,9 @@ class _Selection:
 
         None if more than channels was moved, or nothing through a TRANSPOSE: what is cut and joined in NHWC costs little.
         """
-        leaves: list[Value] = []
-        if not self.moved(value, leaves):
+        moves = self.moves(value)
+        leaves = [operand for operand in moves if moves[operand] is None]
+        if not any(leaf in self.twins for leaf in leaves) and not any(op and op.name == "TRANSPOSE" for op in moves.values()):
             return None
         shape = tuple(value.shape[axis] for axis in perms)
         sources: list[Value] = []
@@ -183,7 +184,7 @@ class _Selection:
             if nhwc not in sources:
                 sources.append(nhwc)
         bases = np.cumsum([0, *(math.prod(source.shape) for source in sources)])
-        places = self.places(value, dict(zip(sources, bases, strict=False))).transpose(perms)
+        places = self.places(moves, dict(zip(sources, bases, strict=False))).transpose(perms)
         first = places[0, 0, 0]
         which = np.searchsorted(bases, first, side="right") - 1
         extents = np.array([source.shape[3] for source in sources])
@@ -192,32 +193,39 @@ class _Selection:
             return None
         return _Found(tuple(sources), np.cumsum([0, *extents])[which] + first - bases[which])
 
-    def moved(self, value: Value, leaves: list[Value]) -> bool:
-        """Has ``value``, or a part of it, been through a TRANSPOSE? ``leaves`` are what its moves start from."""
-        op = self.r.producer(value, *_MOVES)
-        if op is None or value in self.twins:
-            if value not in leaves:
-                leaves.append(value)
-            return value in self.twins
-        parts = [self.moved(operand, leaves) for operand in op.operands]
-        return any(parts) or op.name == "TRANSPOSE"
+    def moves(self, value: Value) -> dict[Value, Op | None]:
+        """What ``value`` is moved from, and itself, operands first: each with the operator that moves it there, None for a leaf."""
+        order: dict[Value, Op | None] = {}
+        waiting = [value]
+        while waiting:
+            op = None if waiting[-1] in self.twins else self.r.producer(waiting[-1], *_MOVES)
+            later = [operand for operand in op.operands if operand not in order] if op else []
+            if later:
+                waiting += reversed(later)
+            else:
+                order.setdefault(waiting.pop(), op)
+        return order
 
-    def places(self, value: Value, bases: Mapping[Value, int]) -> Places:
-        """For each element of ``value`` its place in the sources, one after the other."""
-        if value in self.twins:
-            source, places = self.twins[value]
-            return places + bases[source]
-        op = self.r.producer(value, *_MOVES)
-        if op is None:
-            return _counted(value.shape) + bases[value]
-        parts = [self.places(operand, bases) for operand in op.operands]
-        if op.name == "RESHAPE":
-            return parts[0].reshape(value.shape)
-        if op.name == "TRANSPOSE":
-            return parts[0].transpose(op.attrs["perms"])
-        if op.name == "CONCAT":
-            return np.concatenate(parts, op.attrs["axis"])
-        return parts[0][tuple(slice(s, s + n) for s, n in zip(op.attrs["start"], op.attrs["size"], strict=True))]
+    def places(self, moves: Mapping[Value, Op | None], bases: Mapping[Value, int]) -> Places:
+        """For each element of the last of ``moves`` its place in the sources, one after the other."""
+        known: dict[Value, Places] = {}
+        for value, op in moves.items():
+            parts = [known[operand] for operand in op.operands] if op else []
+            if value in self.twins:
+                source, places = self.twins[value]
+                known[value] = places + bases[source]
+            elif op is None:
+                known[value] = _counted(value.shape) + bases[value]
+            elif op.name == "RESHAPE":
+                known[value] = parts[0].reshape(value.shape)
+            elif op.name == "TRANSPOSE":
+                known[value] = parts[0].transpose(op.attrs["perms"])
+            elif op.name == "CONCAT":
+                known[value] = np.concatenate(parts, op.attrs["axis"])
+            else:
+                cut = zip(op.attrs["start"], op.attrs["size"], strict=True)
+                known[value] = parts[0][tuple(slice(start, start + size) for start, size in cut)]
+        return known[next(reversed(moves))]
 
 
 def _counted(shape: Sequence[int]) -> Places:

@@ -132,6 +132,17 @@ def test_many_drawn(seed: int) -> None:
     same_bits(drawn(seed), ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")[seed % 3])
 
 
+def test_a_chain_of_joins_takes_a_step_each() -> None:
+    """Two operands of one origin, forty times: a walk over every way would have 2**40 ends."""
+    b = Builder()
+    x = convolved(b, b.input("x", (1, 8, SIDE, SIDE), "INT8"), 8, 0)
+    for _ in range(40):
+        first, last = (b.emit("SLICE", x, start=(0, 0, row, 0), size=(1, 8, SIDE // 2, SIDE)) for row in (0, SIDE // 2))
+        x = b.emit("CONCAT", last, first, axis=2)
+    b.graph.outputs.append(convolved(b, x, 5, 1))
+    same_bits(b.graph, "ethos-u55-128")
+
+
 class Shuffling(nn.Module):
     """A unit as users write it, with PyTorch's own shuffle."""
 
