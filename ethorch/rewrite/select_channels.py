@@ -206,7 +206,7 @@ class _Selection:
                 order.setdefault(waiting.pop(), op)
         return order
 
-    def places(self, moves: Mapping[Value, Op | None], bases: Mapping[Value, int]) -> Places:
+    def places(self, moves: dict[Value, Op | None], bases: Mapping[Value, int]) -> Places:
         """For each element of the last of ``moves`` its place in the sources, one after the other."""
         known: dict[Value, Places] = {}
         for value, op in moves.items():

@@ -318,6 +318,16 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.five-axes-of-slice",
+        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
+        "behind it.",
+        operators=do.POINTWISE,
+        which=do.is_of_slice_behind_ones,
+        instead=do.run_in_four_axes,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.bool-output-that-is-read",
         wrong="Truth values are 0 and -1, as outputs 0 and 1: what reads an output combines the two.",
         instead=do.copy_read_outputs,

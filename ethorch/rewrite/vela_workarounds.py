@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ethorch.rewrite.insert_copies import ELEMENTWISE, copied
-from ethorch.rewrite.rewriter import Rewriter
+from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
 #: What makes the INT32 of which Vela makes the RESCALE behind it a part.
@@ -21,6 +21,14 @@ _ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MA
 _LOGICAL = ("EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT")
 #: What takes the RESCALEs of both operands, by whatever they multiply.
 _TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
+#: What computes each element of a result of one element of each operand.
+POINTWISE = (
+    *ELEMENTWISE, "RESCALE", "CLAMP", "CAST", "ABS", "NEGATE", "CLZ", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL",
+    "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT",
+    "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT",
+)  # fmt: skip
+#: What follows an elementwise operator as a part of the same operation.
+_FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
 #: NumPy's dtypes of codes.
 _CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np.int16}
 #: CASTs that keep low bits.
@@ -30,6 +38,8 @@ _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 _WIDEST_INT32 = 32768
 #: Places of an axis up to which Vela makes one operation of a window over it.
 _LONGEST_AXIS = 65536
+#: Axes of an operator that Vela takes as they are.
+_MOST_AXES = 4
 #: Channels of NHCWB16 that lie side by side.
 _BRICK = 16
 #: Rows and columns of a kernel, as axes of its weights.
@@ -340,6 +350,20 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
     return channels[0] != channels[1] and any(count % _BRICK for count in channels)
 
 
+def is_of_slice_behind_ones(r: Rewriter, op: Op) -> bool:
+    """An operand, perhaps rescaled, is a SLICE reshaped to [1, 1, n, h, c], or with more ones before it. A RESCALE that elementwise
+    operators alone read is part of these."""
+    is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in ELEMENTWISE for o in r.readers(op.result))
+    return not is_part and bool(_slices_behind_ones(r, op))
+
+
+def _slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
+    """Which operands are such SLICEs."""
+    values = [_unscaled(r, value) if op.name in ELEMENTWISE else value for value in op.operands]
+    shaped = (value.rank > _MOST_AXES and set(value.shape[:-3]) == {1} and value.shape[-3] > 1 for value in values)
+    return [index for index, yes in enumerate(shaped) if yes and reads(r, values[index], "SLICE")]
+
+
 def is_broadcast_both_ways_behind_reshape(r: Rewriter, op: Op) -> bool:
     """Both operands are broadcast, and one at least is a RESHAPE of a RESCALE."""
     spread = all(value.shape != op.result.shape for value in op.operands[:2])
@@ -531,6 +555,34 @@ def rescale_behind_reshape(r: Rewriter, op: Op) -> None:
         if (rescale := _reshaped_rescale(r, value)) is not None:
             at = r.before(op)
             r.read(op, index, at.again(rescale, at.reshape(rescale.operands[0], *value.shape)))
+
+
+def run_in_four_axes(r: Rewriter, op: Op) -> None:
+    """It, the RESCALEs before it and what is one operation with it run in four axes; where it broadcasts along the others, the SLICE
+    is copied."""
+    result, at = op.result, r.before(op)
+    drop = result.rank - _MOST_AXES
+    scaled = op.name in ELEMENTWISE
+    if math.prod(result.shape[:drop]) > 1:
+        for index in _slices_behind_ones(r, op):
+            rescale = r.producer(op.operands[index], "RESCALE") if scaled else None
+            r.insert_before(rescale or op, 0 if rescale else index, copied)
+        return
+    made = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in op.operands))
+    while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and readers[0].name in _FOLLOWING:
+        (op,), at = readers, r.before(readers[0])
+        made = at.again(op, made)
+    r.replace(op, at.reshape(made, *result.shape))
+
+
+def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool) -> Value:
+    """``value`` without its first ``drop`` axes, in front of its RESCALE where that is part of the operator."""
+    if value.data is not None:
+        return at.constant(value.data.reshape(value.shape[drop:]), value.dtype)
+    rescale = r.producer(value, "RESCALE") if scaled else None
+    if rescale is not None:
+        return at.again(rescale, _without_ones(r, at, rescale.operands[0], drop, False))
+    return at.reshape(value, *value.shape[drop:])
 
 
 def reshape_result(r: Rewriter, op: Op) -> None:

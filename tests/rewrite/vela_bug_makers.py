@@ -136,6 +136,25 @@ def one_element(name: str, dtype: str) -> Make:
     return make
 
 
+def slice_behind_ones(name: str, into: int = 1, axes: int = 5) -> Make:
+    """``name`` of a SLICE that is reshaped to have ones in front; ``into``: along the first it is broadcast."""
+
+    def make(b: Builder) -> Value:
+        x = b.emit("SLICE", b.input("x", (4, 12, 8), "INT8"), start=(0, 3, 0), size=(4, 5, 8))
+        x = b.reshape(x, (1,) * (axes - 3) + x.shape)
+        if name == "CLAMP":
+            return b.emit("CLAMP", x, min_val=-9, max_val=9)
+        if name == "RESCALE":
+            return b.rescale(x, 0.5, output_zp=3)
+        if name == "NEGATE":
+            return b.emit("NEGATE", x, input_zp=0, output_zp=0)
+        other = int32(b, b.input("z", (into, *x.shape[1:]), "INT8"))
+        made = b.emit(name, int32(b, x), other, **({"shift": 0} if name == "MUL" else {}))
+        return b.rescale(made, 0.01, dtype="INT8")
+
+    return make
+
+
 def widened(name: str, dtype: str, wide: str, factor: float) -> Make:
     """Codes of ``dtype`` times ``factor``, in ``wide``."""
 
