@@ -558,8 +558,7 @@ def rescale_behind_reshape(r: Rewriter, op: Op) -> None:
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """It, the RESCALEs before it and what is one operation with it run in four axes; where it broadcasts along the others, the SLICE
-    is copied."""
+    """It and what is one operation with it run in four axes; where it broadcasts along the others, the SLICE is copied."""
     result, at = op.result, r.before(op)
     drop = result.rank - _MOST_AXES
     scaled = op.name in ELEMENTWISE
