@@ -82,6 +82,8 @@ def find(reference: str) -> Reference:
         if _is_module(place):
             return Reference("module", place, name)
         hint = f" There is no Python module {place}."
+    elif not Path(reference).exists():
+        hint = f" There is no file or folder {reference}."
     raise SpecError(f"{reference!r} is no model: write {FORMS}.{hint}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,9 @@ from ethorch.program.settings import FLOAT, Settings, latency_of
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quiet import quiet
+from ethorch.vela.arena import arena_bytes
+
+logger = logging.getLogger(__name__)
 
 _SAMPLE = "calibration sample"
 
@@ -295,12 +299,26 @@ def _compiled(
         return _built(user, kept[chosen.nhwc_io], chosen, config, metric)
 
     program = fitted(settings, make, user)
+    _check_arena(program, settings)
     if dump is not None or etrecord is not None:
         assert program.settings is not None and isinstance(program.quantized, GraphModule)
         tried = program.tried
         program = _built(user, program.quantized, program.settings, config, metric, dump, etrecord)
         program.tried = tried
     return program
+
+
+def _check_arena(program: Program, settings: Settings) -> None:
+    """Warn where the limit for the arena that the user gave does not hold."""
+    assert program.build is not None and program.settings is not None
+    found = max((arena_bytes(delegate.compiled) for delegate in program.build.delegates), default=0)
+    if isinstance(settings.arena, int) and settings.arena == program.settings.arena and found > settings.arena:
+        logger.warning(
+            "the NPU's arena takes %s bytes, %s more than arena allows: no smaller one was found, nor with parts in bands of rows. "
+            "Program.memory.peak_owners names the tensors to make smaller. [arena.exceeded]",
+            f"{found:,}",
+            f"{found - settings.arena:,}",
+        )
 
 
 def quantized_for(user: UserModel, settings: Settings) -> GraphModule:

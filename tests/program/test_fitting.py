@@ -80,6 +80,15 @@ def test_a_limit_that_cannot_hold_gives_the_smallest_and_says_so(images: list[Te
     assert len(program.tried) == 2, "nothing below Vela's smallest arena is asked for"
 
 
+def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    wide(images, arena="1M")
+    wide(images, ram="64K")
+    assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
+    program = wide(images, arena="4K")
+    assert f"arena takes {max(payload.scratch_bytes for payload in program.payloads):,} bytes, " in caplog.text
+    assert "more than arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
+
+
 def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:
     flash = dense(vectors)
     sram = dense(vectors, constants="sram")
