@@ -53,15 +53,15 @@ MEASURED: tuple[Measured, ...] = (
     Measured("mobilenet_v2, int8", "ethos-u55-256", "alif-e8-hp", SILICON, 19.0, 26.82, _OURS, _MV2_E8.format("its text")),
     Measured("mobilenet_v2, int8", "ethos-u55-256", "alif-e8-hp", SILICON, 30.0, 26.82, _OURS, _MV2_E8.format("its log")),
     Measured(
-        "mobilenet_v3_large, int8", "ethos-u85-256", "alif-e8-u85", SILICON, 35.17, 23.33, _OURS + "; weights in MRAM",
+        "mobilenet_v3_large, int8", "ethos-u85-256", "alif-e8-u85", SILICON, 35.17, 22.73, _OURS + "; weights in MRAM",
         _CARD.format("mobilenet-v3-large-int8"),
     ),
     Measured(
-        "resnet50, int8-per-tensor", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 110.2, 158.78, _OURS + "; weights of 19.9 MB",
+        "resnet50, int8-per-tensor", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 110.2, 158.10, _OURS + "; weights of 19.9 MB",
         _CARD.format("resnet-50-int8-per-tensor") + ", .pte of 14.4 MB",
     ),
     Measured(
-        "resnet50, int8", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 151.4, 178.69, _OURS + "; weights of 23.1 MB",
+        "resnet50, int8", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 151.4, 178.01, _OURS + "; weights of 23.1 MB",
         _CARD.format("resnet-50-int8-per-channel") + ", .pte of 21.8 MB",
     ),
     Measured(
@@ -69,7 +69,7 @@ MEASURED: tuple[Measured, ...] = (
         _OURS + "; weights of 20.1 MB", _CARD.format("inception-v3-int8") + ", .pte of 17.5 MB",
     ),
     Measured(
-        "deit_tiny_patch16_224, int8", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 81.6, 69.31,
+        "deit_tiny_patch16_224, int8", "ethos-u85-256", "alif-e8-u85-ospi", SILICON, 81.6, 67.43,
         _OURS + "; weights of 5.7 MB", _CARD.format("deit-tiny-int8") + ", some dense layers a16w8",
     ),
     Measured(

@@ -17,6 +17,7 @@ from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.memory_report import TensorPlace
 from ethorch.model_files import UserModel
 from ethorch.nhwc import NhwcIo, from_nhwc
+from ethorch.program.board_fit import MEMORY
 from ethorch.program.narrower import narrowed
 from ethorch.program.program import Program
 from ethorch.program.settings import FLASH, SRAM, Settings
@@ -287,17 +288,24 @@ def _in_the_way(program: Program) -> Iterator[str]:
         if budget.name == "ram":
             owners = _at_the_peak(program)
             held = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
-            yield f"RAM: {over}" + (f" At the peak of region {owners[0].region} are alive: {held}." if held else "")
+            peak = f" At the peak of region {owners[0].region} are alive: {held}." if held else ""
+            yield f"RAM: {over} Most of it: {_largest(program, 'ram_bytes')}.{peak}"
         elif budget.name == "flash":
-            parts = sorted(program.memory.components, key=lambda part: -part.flash_bytes)[:2]
-            most = ", ".join(f"{part.name} ({kib(part.flash_bytes)})" for part in parts)
-            yield f"Flash: {over} Most of it: {most}."
+            yield f"Flash: {over} Most of it: {_largest(program, 'flash_bytes')}."
+        elif budget.name.startswith(MEMORY):
+            yield f"The board's {budget.name}: {kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than it has."
         elif budget.name == "latency_ms":
             yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(program.layers)}."
         else:
             what = "" if budget.name == "min_metric" else " dB"
             short = f"{budget.found:.4g}{what}, the least is {budget.limit:g}"
             yield f"Accuracy: {short}. `ethorch sensitivity` says which modules lose it."
+
+
+def _largest(program: Program, size: str) -> str:
+    """The two components that take most of RAM or flash."""
+    parts = sorted(program.memory.components, key=lambda part: -getattr(part, size))[:2]
+    return ", ".join(f"{part.name} ({kib(getattr(part, size))})" for part in parts)
 
 
 def _at_the_peak(program: Program) -> Sequence[TensorPlace]:

@@ -99,8 +99,17 @@ def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions)
 def test_what_stands_in_the_way_is_told(program: ethorch.Program, found: Suggestions) -> None:
     told = "\n".join(found.standing_in_the_way)
     assert "Time: " in told and "the limit is 0.01. Most of it: " in told
-    assert not program.fits and "Time: " in str(found)
+    assert not program.fits and "Time: " in str(found) and "Accuracy: " not in told
     assert json.loads(json.dumps(found.to_json()))["standing_in_the_way"] == told.split("\n")
+
+
+def test_a_memory_of_the_board_that_is_too_small_is_told_as_such(tmp_path: Path) -> None:
+    board = (Path(ethorch.board.__file__).parent / "boards/generic.toml").read_text()
+    (tmp_path / "mine.toml").write_text(board.replace("size_bytes = 0x1000000", "size_bytes = 0x1000"))
+    made = ethorch.compile(nn.Linear(64, 64), torch.randn(1, 64), board=tmp_path / "mine.toml")
+    told = made.suggestions().standing_in_the_way
+    assert [line.split(":")[0] for line in told] == ["Flash", "The board's memory flash"]
+    assert "more than it has" in told[1] and "weights (" in told[0]
 
 
 def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
