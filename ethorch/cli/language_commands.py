@@ -27,10 +27,15 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Draw from that many of the likeliest; 0: from all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     context: Annotated[int | None, typer.Option(help="Tokens that the caches hold; default: as their shapes say.", min=2)] = None,
-    stop: Annotated[str, typer.Option(help="Stop behind the first token of this text.")] = "",
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="Stop behind the first token of this text; default: an end that is in a config.json beside the tokenizer."
+        ),
+    ] = "",
 ) -> Answer:
     """Text from a language model: a program with a method decode, and prefill for prompts, as ethorch.language makes them."""
-    from ethorch.language import Characters, Choice, Speaker, load_tokenizer
+    from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)
     words = load_tokenizer(tokenizer)
@@ -40,6 +45,7 @@ def generate(
     if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
         raise SpecError(f"--prompt has characters that {tokenizer} has not: {unknown!r}. It has {words.characters[:-1]!r}.")
     ids = words.encode(prompt)
-    found = list(speaker.generate(ids, tokens, choice, words.encode(stop)[:1] if stop else ()))
+    ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
+    found = list(speaker.generate(ids, tokens, choice, ends))
     text = words.decode([*ids, *found])
     return Answer({"prompt": prompt, "text": text, "tokens": found, "calls": speaker.calls}, lambda: text)

@@ -9,7 +9,7 @@ from ethorch.language.model import Decode, LanguageModel, Prefill, from_folder, 
 from ethorch.language.sampling import Choice
 from ethorch.language.score import Scores, perplexity, scores, token_perplexity
 from ethorch.language.speaker import Speaker
-from ethorch.language.tokens import Characters, Tokenizer, load_tokenizer
+from ethorch.language.tokens import Characters, Tokenizer, end_tokens, load_tokenizer
 
 __all__ = [
     "Characters",
@@ -22,6 +22,7 @@ __all__ = [
     "Speaker",
     "Tokenizer",
     "decode_cost",
+    "end_tokens",
     "from_folder",
     "language_model",
     "load_tokenizer",

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.fx import GraphModule, Node
+
 from ethorch import tables
 from ethorch.errors import EthorchError
 from ethorch.figures import Layer
+from ethorch.fx.node import Converted, constants_of, op_name, origin_of
 from ethorch.language.speaker import states
 from ethorch.program.program import Program
 from ethorch.report.rendered import as_html, as_text
@@ -21,6 +24,7 @@ _CLOCKS_HZ = (1e9, 400e6)
 #: so many, whatever the bursts. Found by changing one figure of a system configuration after the other.
 _ON_THEIR_WAY = 1638.4
 _WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
+_PRODUCT = "MatMul"  # an operator of Vela's: one of its operands may be one
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class DecodeCost:
         floor: the least: each weight comes once from the memory where weights lie, as fast as Vela estimates one stream of it, or
             each product is one of the MAC array's, whatever takes longer.
         peak_floor: the same at the memory's full speed, which no single stream has by that estimate.
-        weight_bytes: of the weights that one token reads, as bytes of int8, before Vela's encoding.
+        weight_bytes: of the weights that one token reads, a byte or half a byte each, before Vela's encoding.
         constant_bytes: of all constants of the delegate, as Vela encodes them: weights, tables, embeddings.
         state_bytes: of buffers that are kept from token to token.
         copied_bytes: of these, what generated firmware and the desk copy to the NPU for each token; the rest is read in place.
@@ -123,11 +127,18 @@ def decode_cost(program: Program) -> DecodeCost:
     speed = min(peak, _ON_THEIR_WAY / latency) if latency else peak
     found: dict[str, OperatorCost] = {}
     cpu: dict[str, int] = {}
+    quantized = program.quantized
+    bits: dict[str, int] = {}
+    read: set[str] = set()
+    if isinstance(quantized, GraphModule):
+        bits, read = _bits_of_weights(quantized), _reading_constants(quantized)
     for layer in program.layers:
         if layer.where != "NPU":
             cpu[layer.operator] = cpu.get(layer.operator, 0) + 1
             continue
-        weights = layer.macs if any(name in layer.tosa_operators for name in _WITH_WEIGHTS) else 0
+        weighted = any(name in layer.tosa_operators for name in _WITH_WEIGHTS)
+        weighted |= layer.operator == _PRODUCT and layer.module in read
+        weights = layer.macs * bits.get(layer.module, 8) // 8 if weighted else 0
         floor = round(max(weights / speed, layer.macs / spec.target.macs))
         name = _name(layer, bool(weights))
         before = found.get(name, OperatorCost(0, 0, 0, 0))
@@ -150,6 +161,29 @@ def decode_cost(program: Program) -> DecodeCost:
         cpu,
         ordered,
     )
+
+
+def _bits_of_weights(graph: GraphModule) -> dict[str, int]:
+    """Module -> bits of each of its weights."""
+    found: dict[str, int] = {}
+    for node in graph.graph.nodes:
+        if op_name(node.target) == "quantized_decomposed.dequantize_per_channel.default":
+            lowest, highest = node.args[4:6]
+            found |= {origin_of(user).module: int(highest - lowest).bit_length() for user in node.users}
+    return found
+
+
+def _reading_constants(graph: GraphModule) -> set[str]:
+    """The modules of operators that read a constant of several dims as they read an activation."""
+    constants = constants_of(Converted(graph))
+    held: set[Node] = set()
+    for node in graph.graph.nodes:
+        array = constants(node)
+        if array is not None:
+            held |= {node} if array.ndim > 1 else set()
+        elif len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in held:
+            held.add(node)
+    return {origin_of(node).module for node in graph.graph.nodes if node not in held and held & set(node.all_input_nodes)}
 
 
 def _name(layer: Layer, weights: bool) -> str:

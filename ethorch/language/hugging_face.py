@@ -179,6 +179,35 @@ def _scores(query: Tensor, added: Tensor) -> Tensor:
 transformers.AttentionInterface.register(_ATTENTION, attention)
 
 
+class _TableFirst(nn.Module):
+    """The last layer as ``table @ hidden``: the rows of a table that the NPU picks embeddings from, read as they lie."""
+
+    def __init__(self, table: nn.Parameter):
+        super().__init__()
+        self.weight = table
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """float[1, N, D] -> float[1, N, V]"""
+        return (self.weight[None] @ hidden.transpose(1, 2)).transpose(1, 2)
+
+
+def _read_table_first(model: Any) -> None:
+    """Let the last layer of a model with tied embeddings read their table.
+
+    Raises:
+        EthorchError: the model has two tables, or adds something to what it makes of one.
+    """
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, _TableFirst):
+        return
+    if head is None or table is None or head.weight is not table.weight or getattr(head, "bias", None) is not None:
+        raise EthorchError(
+            f"store_table_once=True: {type(model).__name__} has no last layer that is its table of embeddings alone "
+            "(tie_word_embeddings of its config). Leave the option out: each table is stored once then."
+        )
+    model.set_output_embeddings(_TableFirst(head.weight))
+
+
 class _Decoder(nn.Module):
     """A causal language model: ``(tokens, positions, last) -> float[1, V]``."""
 
@@ -307,7 +336,9 @@ def _bias_at(compute: Callable[..., Tensor], call: _Call, context: int) -> Calla
     return bias
 
 
-def adapted(model: nn.Module, context: int, prompt: int, source: Tensor | None, indices: torch.dtype) -> LanguageModel:
+def adapted(
+    model: nn.Module, context: int, prompt: int, source: Tensor | None, indices: torch.dtype, store_table_once: bool = False
+) -> LanguageModel:
     """A model of transformers as ``LanguageModel``; ``language_model`` says what is taken.
 
     Raises:
@@ -323,6 +354,8 @@ def adapted(model: nn.Module, context: int, prompt: int, source: Tensor | None, 
         )
     if not model._supports_attention_backend and not _takes_attention(model):
         raise EthorchError(f"{type(model).__name__} computes attention by code of its own that takes no boolean mask.")
+    if store_table_once:
+        _read_table_first(model)
     model.set_attn_implementation(_ATTENTION)  # type: ignore[operator]
     limit = getattr(text, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
     if limit and context > limit:

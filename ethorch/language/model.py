@@ -188,6 +188,7 @@ def language_model(
     vocabulary: int | None = None,
     source: Tensor | None = None,
     indices: torch.dtype = torch.int32,
+    store_table_once: bool = False,
 ) -> LanguageModel:
     """A decoder that somebody has as ``LanguageModel``. It computes what the model computes, with the model's own code and weights.
 
@@ -203,9 +204,11 @@ def language_model(
         vocabulary: how many tokens there are; None asks the model.
         source: of a sequence-to-sequence model: token ids or features of the size that all sources will have.
         indices: dtype of tokens and positions; ``torch.int64`` for runners that give those, which costs two casts on the CPU.
+        store_table_once: of a transformers model with tied embeddings, whose table is stored twice else, as rows to pick and as
+            encoded weights of the last layer. Once, it saves flash and costs cycles; its numbers have one scale.
 
     Raises:
-        EthorchError: the model is none of these, or its caches are not of a kind that is static.
+        EthorchError: the model is none of these, its caches are not of a kind that is static, or it has no tied embeddings.
     """
     if not 0 <= prompt <= context or context < 2:
         raise EthorchError(f"prompt={prompt}, context={context}: a prompt is 0 to context tokens, a context at least 2.")
@@ -213,7 +216,12 @@ def language_model(
     if hasattr(model, "config") and any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__):
         from ethorch.language.hugging_face import adapted  # transformers, which is optional: 2 seconds
 
-        return adapted(model, context, prompt, source, indices)
+        return adapted(model, context, prompt, source, indices, store_table_once)
+    if store_table_once:
+        raise EthorchError(
+            f"store_table_once=True is for transformers' models. Let the last layer of {type(model).__name__} be "
+            "table.weight[None] @ hidden.transpose(1, 2), then its table is stored once."
+        )
     decoder: nn.Module
     if type(model).__module__.startswith(_EXECUTORCH_LLAMA):
         arguments: Any = model.params
@@ -239,7 +247,14 @@ def language_model(
     return LanguageModel(decoder.eval(), context, prompt, vocabulary, indices=indices)
 
 
-def from_folder(folder: str | Path, *, context: int = 256, prompt: int = 32, source: Tensor | None = None) -> LanguageModel:
+def from_folder(
+    folder: str | Path,
+    *,
+    context: int = 256,
+    prompt: int = 32,
+    source: Tensor | None = None,
+    store_table_once: bool = False,
+) -> LanguageModel:
     """The language model in a folder as ``save_pretrained`` writes it: ``config.json`` and safetensors. Nothing is downloaded.
 
     Raises:
@@ -251,4 +266,5 @@ def from_folder(folder: str | Path, *, context: int = 256, prompt: int = 32, sou
     except ModuleNotFoundError as error:
         raise EthorchError(f'the Python package {error.name} is not installed: pip install "ethorch[language]".') from error
 
-    return language_model(read_folder(Path(folder)), context=context, prompt=prompt, source=source)
+    model = read_folder(Path(folder))
+    return language_model(model, context=context, prompt=prompt, source=source, store_table_once=store_table_once)

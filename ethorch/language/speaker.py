@@ -15,6 +15,8 @@ from ethorch.language.sampling import Choice
 from ethorch.program.program import Program
 from ethorch.words import counted
 
+_PUT = "aten::index_put_"
+
 
 class Speaker:
     """Reads tokens one behind the other and says what may come next.
@@ -94,7 +96,8 @@ class Speaker:
 
         Args:
             program: of ``ethorch.compile`` or ``ethorch.load``.
-            context: tokens that its caches hold; None: the largest extent that all of its state buffers have.
+            context: tokens that its caches hold; None: as many rows as the buffers have that tokens are written to, or the largest
+                extent that all of its state buffers have.
             source: what an encoder-decoder reads.
 
         Raises:
@@ -110,6 +113,8 @@ class Speaker:
                 "token [1, 1] and a position [1], and prefill tokens, "
                 "positions and the number of the last one: see ethorch.language.language_model."
             )
+        if context is None:
+            context = _rows_written(decode)
         if context is None:
             extents = [set(value.shape) for value in states(decode).values()]
             if not extents or max(set.intersection(*extents)) < 2:
@@ -177,6 +182,16 @@ class Speaker:
             if token in stop or not left or self.position >= self.context:
                 return
             logits = self.read([token])
+
+
+def _rows_written(decode: Program) -> int | None:
+    """The extent along which a token's row is put into a buffer; None where none is, or into buffers of several sizes."""
+    values, found = decode.description.values, set()
+    for call in decode.description.calls:
+        if call.operator == _PUT:
+            dims = [k for k, number in enumerate(values[call.args[1]].items) if number >= 0]
+            found.add(values[call.args[0]].shape[dims[0]])
+    return found.pop() if len(found) == 1 else None
 
 
 def _row(logits: Any) -> Tensor:

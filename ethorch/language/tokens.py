@@ -21,6 +21,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""
 
+    def part(self, text: str) -> list[int]:
+        """Ids of a text that does not stand at the beginning: without a token that begins it."""
+
     def __len__(self) -> int: ...
 
 
@@ -49,6 +52,10 @@ class Characters:
         """An id for each character."""
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
 
+    def part(self, text: str) -> list[int]:
+        """An id for each character."""
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """A character for each id."""
         return "".join(self.characters[number] for number in ids)
@@ -69,6 +76,9 @@ class _Library:
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids)
+
+    def part(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids)))
@@ -111,6 +121,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return _Library(library.Tokenizer.from_file(str(file)))
     except Exception as error:  # the library raises Exception itself
         raise EthorchError(f"the tokenizers library cannot read {file}: {error}.") from None
+
+
+def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The tokens that end a text: ``eos_token_id`` of the generation_config.json or config.json beside a tokenizer; none without.
+
+    Args:
+        path: of the tokenizer, as for ``load_tokenizer``.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    for name in ("generation_config.json", "config.json"):
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        found = content.get("eos_token_id") if isinstance(content, dict) else None
+        numbers = found if isinstance(found, list) else [found]
+        if all(isinstance(number, int) for number in numbers):
+            return tuple(numbers)
+    return ()
 
 
 def _library() -> Any:

@@ -28,6 +28,7 @@ _CONFIG = "vela_config"  # ours alone: an ini text, where no file has it
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # ours alone
 _RESIDENT = "ethorch_resident_bytes"  # likewise
+_PLACEMENTS = "external_block_placements"  # theirs alone: what goes to a .ptd file
 # Keys that only that backend gives a meaning to: read over, never written.
 _INCUMBENT_ONLY = frozenset(
     (
@@ -169,6 +170,11 @@ class ArmCompileSpec:
         spec = kinds[found]._from_items(items)
         for key in _INCUMBENT_ONLY & items.keys():
             del items[key]
+        if _PLACEMENTS in items:
+            raise SpecError(
+                f"{_PLACEMENTS} puts commands or weights into a .ptd file beside the program; ethorch keeps all in the .pte. "
+                "Leave it out of the compile spec."
+            )
         if items:
             raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _CONFIG, _ARTIFACTS, _DEBUG))
         return spec.dump_intermediate_artifacts_to(path).dump_debug_info(mode)  # type: ignore[return-value]

@@ -43,6 +43,25 @@ def test_prefill_and_decode_compute_what_the_model_computes(family: str) -> None
         torch.testing.assert_close(mixed, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "refusal"), [("Llama", ""), ("Gemma", ""), ("GPT-2", ""), ("Qwen2", "no last layer"), ("plain", "for tr")]
+)
+def test_a_tied_table_can_be_read_first(family: str, refusal: str) -> None:
+    """What the model computes stays the same: the adapter compares it."""
+    known = FAMILIES[family](32, 2)
+    network = known.decoder.model
+    if refusal:
+        with pytest.raises(EthorchError, match=refusal):
+            language_model(network, context=CONTEXT, prompt=PROMPT, store_table_once=True)
+        return
+    model = language_model(network, context=CONTEXT, prompt=PROMPT, store_table_once=True)
+    table = network.get_input_embeddings().weight
+    assert network.get_output_embeddings().weight is table
+    assert not any(isinstance(part, nn.Linear) and part.weight is table for part in network.modules())
+    again = language_model(network, context=CONTEXT, prompt=0, store_table_once=True)
+    torch.testing.assert_close(Speaker.of_model(model).read(IDS[:9]), Speaker.of_model(again).read(IDS[:9]), rtol=1e-4, atol=1e-5)
+
+
 def test_caches_are_found_and_given_back_what_they_held() -> None:
     model = FAMILIES["plain"](32, 2)
     assert set(model.caches) == {f"model.blocks.{n}.{name}" for n in (0, 1) for name in ("k", "v")}

@@ -90,6 +90,28 @@ def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_pa
         Speaker.of_quantized(Program(program.pte, "decode"), model)
 
 
+def test_a_table_is_stored_once_for_both_methods() -> None:
+    torchvision_models(needed=False)
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=2000, hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        max_position_embeddings=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = language_model(transformers.LlamaForCausalLM(config), context=28, prompt=4, store_table_once=True)
+    program = compiled(model)
+    assert {name: len(program[name].payloads) for name in program.methods} == {"prefill": 1, "decode": 1}
+    table, ids = 2000 * 64, [(7 * k) % 2000 for k in range(12)]
+    cost = decode_cost(program["decode"])
+    assert cost.weight_bytes == 4 * 64 * 64 + 3 * 64 * 32 + table and cost.cycles > cost.floor
+    assert table < len(program["decode"].payloads[0].weights) < 1.5 * table  # of both methods
+    columns = Speaker.of_model(model), Speaker.of_quantized(program, model), Speaker.of_program(program)
+    assert columns[-1].context == 28  # rows of 32 columns
+    exact, fake, found = (column.read(ids) for column in columns)
+    assert ethorch.sqnr_db([exact], [found]) > ethorch.sqnr_db([exact], [fake]) - 1
+
+
 def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = language_model(Rotary(16, 1, 2, 1, vocabulary=30, rows=24), context=24, prompt=0)
     characters = "abcdefghijklmnopqrstuvwxyz .,-"
@@ -110,6 +132,10 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert main(["generate", str(file), *options, *wrong]) == status
         assert words in capsys.readouterr().err
+    token = json.loads(said[2])["tokens"][1]
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": token}))  # as beside a tokenizer of transformers
+    assert main(["generate", str(file), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"][-1] == token
 
 
 @pytest.mark.long

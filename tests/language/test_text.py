@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ethorch
 from ethorch.errors import EthorchError, SpecError
-from ethorch.language import Characters, Choice, Speaker, load_tokenizer, perplexity, scores, token_perplexity
+from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer, perplexity, scores, token_perplexity
 from ethorch.language.score import predictions, surprise
 from ethorch.language.tokens import byte_pairs
 
@@ -44,6 +44,25 @@ def test_byte_pairs_go_there_and_back(tmp_path: Path) -> None:
     assert made.decode(made.encode(TEXT + " é")) == TEXT + " é"
     assert len(made.encode(TEXT)) < len(TEXT) and len(made) <= 280
     assert load_tokenizer(tmp_path).encode(TEXT) == made.encode(TEXT)
+
+
+def test_a_text_ends_where_the_model_says(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    byte_pairs([TEXT] * 9, 280, tmp_path / "tokenizer.json")
+    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    begin, end = (tokenizer.token_to_id(name) for name in ("<s>", "</s>"))
+    tokenizer.post_processor = library.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = load_tokenizer(tmp_path)
+    assert words.encode("</s>") == [begin, end] and words.part("</s>") == [end]
+    assert Characters.of(TEXT).part("cat") == Characters.of(TEXT).encode("cat")
+    assert end_tokens(tmp_path) == ()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    assert end_tokens(tmp_path) == end_tokens(tmp_path / "tokenizer.json") == (7,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert end_tokens(tmp_path) == (3, 5)
+    assert list(successor().generate([1], 9, stop=end_tokens(tmp_path))) == [2, 3]
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

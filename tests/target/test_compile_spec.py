@@ -59,6 +59,8 @@ def test_pairs_of_key_and_value_are_read_without_executorch():
     assert EthosUCompileSpec.from_pairs((item.key, item.value) for item in spec.to_list()) == spec
     with pytest.raises(SpecError, match="twice"):
         EthosUCompileSpec.from_pairs([("target", b"a"), ("target", b"a")])
+    with pytest.raises(SpecError, match=r"\.ptd file"):  # as the Arm backend writes it
+        EthosUCompileSpec.from_pairs([*spec.to_pairs(), ("external_block_placements", b'{"weight_data":"flash"}')])
 
 
 def test_a_list_made_by_the_incumbent_is_read():
