@@ -177,7 +177,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             source = node.args[0]
             if op_name(source.target) in DEQUANTIZE and source in supported:  # what stood between did nothing and is gone
                 source = behind_dequantize(source)
-            if source in tagged:
+            if source in tagged or source in inner:
                 tagged.add(node)
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"

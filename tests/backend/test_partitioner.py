@@ -414,3 +414,23 @@ def test_an_int64_that_two_delegates_share_is_cast_in_the_second() -> None:
     program = ethorch.compile(Found().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
     assert len(program.payloads) == 2 and program.quantized is not None
     assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
+
+
+class Marked(nn.Module):
+    """Rows, which the CPU picks, times the mark of the largest, a truth value made a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.lin = nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.lin(self.rows(ids))
+        return x * (torch.argmax(x, -1, keepdim=True) == torch.arange(8)).to(torch.float32)
+
+
+def test_a_cast_to_numbers_stays_with_their_codes() -> None:
+    torch.manual_seed(0)
+    steps = [(torch.randint(20, (1, 5)),) for _ in range(4)]
+    program = ethorch.compile(Marked().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
+    assert len(program.payloads) == 1 and program.quantized is not None
+    assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
