@@ -21,6 +21,7 @@ from ethorch.errors import EthorchError
 from ethorch.language.model import LanguageModel, picked
 from ethorch.model_zoos import torchvision_models
 from ethorch.ops.attention import MASKED
+from ethorch.user_code import first_sentence
 
 torchvision_models(needed=False)  # transformers imports it
 
@@ -99,6 +100,15 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         """Rows."""
         return self.keys.shape[2]
+
+
+class _Joined(_Rows):
+    """Of a model that reads keys and values by code of its own: rows that are there and those that are added as one tensor."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Both behind one another, which moves the bytes of the cache."""
+        self.added = key_states, value_states
+        return torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
 
 
 class _Whole(_Rows):
@@ -217,6 +227,8 @@ class _Decoder(nn.Module):
         self.config: Any = model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
         parameters = inspect.signature(model.forward).parameters
         self.keeps = "logits_to_keep" in parameters
+        self.own_attention = not _takes_attention(model)
+        self.joined = self.own_attention
         for number, (heads, key_width, value_width) in enumerate(layers):
             self.register_buffer(f"keys_{number}", torch.zeros(1, heads, context, key_width))
             self.register_buffer(f"values_{number}", torch.zeros(1, heads, value_width, context))
@@ -224,7 +236,8 @@ class _Decoder(nn.Module):
     def cache(self, positions: Tensor) -> Any:
         """The cache of one call."""
         buffers = [(getattr(self, f"keys_{number}"), getattr(self, f"values_{number}")) for number in range(self.layers)]
-        return Cache(layers=[_Rows(keys, values, positions) for keys, values in buffers])
+        kind = _Joined if self.joined else _Rows
+        return Cache(layers=[kind(keys, values, positions) for keys, values in buffers])
 
     def masks(self, positions: Tensor) -> Any:
         """bool[1, 1, N, context + N], True where a token may look: one mask, or one for each type of layer.
@@ -248,6 +261,8 @@ class _Decoder(nn.Module):
             if count > window:
                 near = near & ((own < 0) | (own > torch.arange(count)[:, None] - window))
         masks = {name: mask.reshape(1, 1, -1, columns) for name, mask in ((_FULL, past), (_SLIDING, near))}
+        if self.own_attention:  # which adds it
+            masks = {name: torch.zeros(mask.shape).masked_fill(mask.logical_not(), MASKED) for name, mask in masks.items()}
         return masks if len(types) > 1 else masks[types.pop()]
 
     def written(self, cache: Any) -> None:
@@ -352,11 +367,12 @@ def adapted(
         raise EthorchError(
             f"{type(model).__name__} has layers of type {', '.join(others)}; allowed are {', '.join(sorted(known))}."
         )
-    if not model._supports_attention_backend and not _takes_attention(model):
-        raise EthorchError(f"{type(model).__name__} computes attention by code of its own that takes no boolean mask.")
     if store_table_once:
         _read_table_first(model)
-    model.set_attn_implementation(_ATTENTION)  # type: ignore[operator]
+    own = not _takes_attention(model)
+    if own and config.is_encoder_decoder:
+        raise EthorchError(f"{type(model).__name__} computes attention by code of its own that takes no boolean mask.")
+    model.set_attn_implementation("eager" if own else _ATTENTION)  # type: ignore[operator]
     limit = getattr(text, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
     if limit and context > limit:
         raise EthorchError(f"context={context}; {type(model).__name__} has positions for {limit} tokens.")
@@ -371,13 +387,26 @@ def adapted(
     else:
         found = _shapes(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
         decoder = _Decoder(model, context, _widths(found))
-    made = LanguageModel(decoder.eval(), context, prompt or int(source is not None), text.vocab_size, source, indices)
-    _check(made, model)
-    return made
+    for joined in dict.fromkeys((decoder.joined, True)):
+        decoder.joined = joined
+        try:
+            made = LanguageModel(decoder.eval(), context, prompt or int(source is not None), text.vocab_size, source, indices)
+            _check(made, model)
+        except EthorchError:
+            raise
+        except Exception as error:  # the model's own code was given something that it does not expect
+            failed = error
+            continue
+        return made
+    raise EthorchError(
+        f"{type(model).__name__} does not run with a static cache and a mask for each call: {first_sentence(failed)} Wrap it "
+        "in a module with forward(tokens, positions) that keeps keys and values in its buffers."
+    ) from failed
 
 
-def _takes_attention(model: nn.Module) -> bool:
-    return "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(type(model)) or object())
+def _takes_attention(model: Any) -> bool:
+    """Does it compute attention by a function that is chosen?"""
+    return model._supports_attention_backend or "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(type(model)) or object())
 
 
 def _shapes(model: Any, inputs: dict[str, Tensor]) -> Any:
@@ -403,7 +432,7 @@ def _check(made: LanguageModel, model: Any) -> None:
         wanted = model(**given, use_cache=False).logits[0]
         for part, function in zip(biased, ours, strict=True):
             part.compute_bias = function
-        model.set_attn_implementation(_ATTENTION)
+        model.set_attn_implementation("eager" if made.decoder.own_attention else _ATTENTION)
         if made.source is None:
             steps = [made.decoder(ids[:, k : k + 1], torch.tensor([k]), None) for k in range(count)]
         else:

@@ -62,6 +62,14 @@ def test_a_tied_table_can_be_read_first(family: str, refusal: str) -> None:
     torch.testing.assert_close(Speaker.of_model(model).read(IDS[:9]), Speaker.of_model(again).read(IDS[:9]), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_takes_no_mask_of_each_call_is_refused() -> None:
+    import transformers
+
+    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
+    with pytest.raises(EthorchError, match=r"does not run with a static cache.*\. Wrap it in"):
+        language_model(transformers.BloomForCausalLM(config), context=CONTEXT, prompt=PROMPT)
+
+
 def test_caches_are_found_and_given_back_what_they_held() -> None:
     model = FAMILIES["plain"](32, 2)
     assert set(model.caches) == {f"model.blocks.{n}.{name}" for n in (0, 1) for name in ("k", "v")}

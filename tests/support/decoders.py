@@ -106,6 +106,26 @@ def _opt(width: int, layers: int) -> LanguageModel:
     return language_model(library.OPTForCausalLM(config), context=CONTEXT, prompt=PROMPT)
 
 
+def _gpt_neo(width: int, layers: int) -> LanguageModel:
+    """As TinyStories: full and local attention in turns, by code of its own."""
+    library = _transformers()
+    config = library.GPTNeoConfig(
+        vocab_size=VOCABULARY, hidden_size=width, num_layers=layers, num_heads=4, intermediate_size=2 * width, bos_token_id=1,
+        max_position_embeddings=2 * CONTEXT, attention_types=[[["global", "local"], layers // 2]], eos_token_id=2,
+        window_size=2 * CONTEXT,
+    )  # fmt: skip
+    return language_model(library.GPTNeoForCausalLM(config), context=CONTEXT, prompt=PROMPT)
+
+
+def _gptj(width: int, layers: int) -> LanguageModel:
+    library = _transformers()
+    config = library.GPTJConfig(
+        vocab_size=VOCABULARY, n_embd=width, n_layer=layers, n_head=4, n_positions=2 * CONTEXT, rotary_dim=4, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    return language_model(library.GPTJForCausalLM(config), context=CONTEXT, prompt=PROMPT)
+
+
 def _t5(width: int, layers: int) -> LanguageModel:
     library = _transformers()
     config = library.T5Config(
@@ -161,6 +181,8 @@ FAMILIES: dict[str, Callable[[int, int], LanguageModel]] = {
     "Phi": _causal("Phi", num_key_value_heads=4),
     "Phi3": _causal("Phi3", original_max_position_embeddings=CONTEXT),
     "GPT-2": _gpt2,
+    "GPT-Neo": _gpt_neo,
+    "GPT-J": _gptj,
     "OPT": _opt,
     "T5": _t5,
     "Whisper": _whisper,
