@@ -265,7 +265,8 @@ def _replace_by_rows(
     made = next((rows for one, rows in known if shape_of(rows) == shape and torch.equal(one, table)), None)
     if made is None:
         s = AtenBuilder(model, node)
-        rows = s(aten.index_select.default, s.constant(table), 0, s(aten.reshape.default, index, [count]))
+        flat = index if shape_of(index) == (count,) else s(aten.reshape.default, index, [count])  # the CPU may read it
+        rows = s(aten.index_select.default, s.constant(table), 0, flat)
         others = list(range(1, len(shape)))
         if dim is None or count == 1:
             made = s(aten.reshape.default, rows, list(shape))

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 import ethorch
 from ethorch.fx.node import op_name
+from ethorch.ops.cast import to
 from ethorch.ops.spec import find
 from ethorch.quantizer.passes import Scope, run_passes
 from ethorch.quantizer.shared_buffers import at_the_beginning
@@ -85,6 +86,15 @@ def test_each_index_is_cast_once() -> None:
     for node in graph.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         assert spec is None or node in casts or all(arg.meta["val"].dtype != torch.int64 for arg in node.all_input_nodes)
+
+
+@pytest.mark.parametrize("target", ("ethos-u85-256", "ethos-u55-128"))
+def test_positions_pick_rows_as_they_come(target: str) -> None:
+    """A reshape that does nothing would be a delegate of its own, in front of the CPU that picks the rows on U55."""
+    graph = passed(rotation, 1, target)
+    (select,) = (node for node in graph.graph.nodes if op_name(node.target) == "aten.index_select.default")
+    index = select.args[2]
+    assert isinstance(index, torch.fx.Node) and (index.op == "placeholder" or find(index.target) is to)
 
 
 def test_an_npu_without_gather_leaves_indices_to_the_cpu() -> None:
