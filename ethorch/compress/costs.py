@@ -104,11 +104,11 @@ def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: 
             continue
         prepared = prepare(op)
         if op.name == "NPU_OP_DMA_START":
-            source, target = prepared.reads[0], prepared.writes[0]
-            if isinstance(source, Span) and isinstance(target, Span):
-                copies = [pair for pair in copies if not _overlap(pair[1], target)]
-                if source.region == 0:
-                    copies.append((source, target))
+            for source, target in zip(prepared.reads, prepared.writes, strict=True):  # none of rows that indices choose: no weights
+                if isinstance(source, Span) and isinstance(target, Span):
+                    copies = [pair for pair in copies if not _overlap(pair[1], target)]
+                    if source.region == 0:
+                        copies.append((source, target))
             continue
         origin = layer_of(delegate.compiled.op_at(op.offset))
         if origin is None:

@@ -155,3 +155,12 @@ def test_the_front_takes_the_most_saved_for_the_noise() -> None:
         {0: "32-values", 1: "8-values"},
         {0: "8-values", 1: "8-values"},
     ]
+
+
+def test_rows_that_indices_choose_are_no_weights_that_are_copied() -> None:
+    """On U85 an embedding is copies of rows that the indices choose."""
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 16), torch.nn.Linear(16, 16)).eval()
+    samples = [(torch.randint(0, 9, (1, 8)),) for _ in range(2)]
+    found = compress.plan(model, U85, samples, min_sqnr_db=10, recipes=["8-values"])
+    assert [layer.weight for layer in found.layers] == ["1"] and found.reached and found.layers[0].bytes_before > 256
