@@ -24,12 +24,14 @@ from ethorch.fx.node import is_float, is_in_place, is_int64, tensor_of
 from ethorch.ops.arithmetic import add, sub
 from ethorch.ops.cast import to
 from ethorch.ops.rounding import remainder
+from ethorch.ops.selection import masked_fill, where
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
 aten = torch.ops.aten
 
 _LARGEST_TABLE = 1 << 23  #: elements of a table that is made; a larger one would cost more flash than computing costs accuracy
+_WITHIN = (add, sub, where, masked_fill)  #: what computes a number of 32 bits of such, as far as indices go
 _TRIES = 3  #: draws of positions with which a table is held against what it stands for
 
 
@@ -78,7 +80,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             continue
         elif spec is to:
             _narrow_cast(node, narrow)
-        elif (_is_view(node) or spec.moves or spec in (add, sub)) and is_int64(node):
+        elif (_is_view(node) or spec.moves or spec in _WITHIN) and is_int64(node):
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None and not node.kwargs:
                 narrow[node] = AtenBuilder(model, node)(node.target, *args)

@@ -97,6 +97,27 @@ def test_positions_pick_rows_as_they_come(target: str) -> None:
     assert isinstance(index, torch.fx.Node) and (index.op == "placeholder" or find(index.target) is to)
 
 
+def test_chosen_ids_are_cast_with_the_others() -> None:
+    """Gemma 3n's: ids that a smaller table has not are its first."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Embedding(20, 8), nn.Embedding(10, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            known = (ids >= 0) & (ids < 10)
+            padded = ids.masked_fill(ids == 3, 1)
+            return self.large(ids) + self.small(torch.where(known, ids, torch.zeros_like(ids))) + self.large(padded)
+
+    ids, module = torch.randint(20, (1, 7)), Chosen().eval()
+    graph = torch.export.export(module, (ids,)).module(check_guards=False)
+    graph = run_passes(graph, Scope(limits=TARGETS["ethos-u85-256"].limits, trains=False))
+    wide = [node for node in graph.graph.nodes if node.op == "call_function" and node.meta["val"].dtype == torch.int64]
+    assert not wide
+    assert torch.equal(graph(ids), module(ids))
+
+
 def test_an_npu_without_gather_leaves_indices_to_the_cpu() -> None:
     assert "aten.to.dtype" not in names(passed(lambda position: torch.ones(WIDTH), 2, "ethos-u55-128"))
 
