@@ -26,9 +26,10 @@ SCHEMES = ("int8", "a16w8")
 
 def cases() -> dict[str, Any]:
     """Every network by name."""
-    from bench.zoo import classes, families, images, sequences, several
+    from bench.zoo import classes, families, images, recent, sequences, several
 
-    return {case.name: case for case in (*images.CASES, *classes.CASES, *sequences.CASES, *families.CASES, *several.CASES)}
+    files = (images, classes, sequences, families, several, recent)
+    return {case.name: case for file in files for case in file.CASES}
 
 
 def read(path: Path) -> list[Record]:
