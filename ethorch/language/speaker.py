@@ -29,6 +29,7 @@ class Speaker:
         prompt: N.
         source: what an encoder-decoder reads.
         indices: dtype of tokens and positions.
+        vocabulary: how many tokens there are; None: any number is taken for one.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Speaker:
         prompt: int = 0,
         source: Tensor | None = None,
         indices: torch.dtype = torch.int32,
+        vocabulary: int | None = None,
     ):
-        self.indices = indices
+        self.indices, self.vocabulary = indices, vocabulary
         self._decode, self._prefill, self._reset = decode, prefill, reset
         self.context, self.prompt, self.source = context, prompt if prefill else 0, source
         self.position = 0
@@ -51,10 +53,7 @@ class Speaker:
     @classmethod
     def of_model(cls, model: LanguageModel, source: Tensor | None = None) -> Speaker:
         """The float model."""
-        modules = model.modules
-        if model.source is not None and source is None:
-            source = model.source
-        return cls(modules["decode"], model.reset, model.context, modules.get("prefill"), model.prompt, source, model.indices)
+        return cls.of_methods(model.modules, model.reset, model, source)
 
     @classmethod
     def of_methods(
@@ -67,7 +66,8 @@ class Speaker:
         """Other callables of the same model: its quantized modules, or the methods of a program."""
         if model.source is not None and source is None:
             source = model.source
-        return cls(methods["decode"], reset, model.context, methods.get("prefill"), model.prompt, source, model.indices)
+        prefill = methods.get("prefill")
+        return cls(methods["decode"], reset, model.context, prefill, model.prompt, source, model.indices, model.vocabulary)
 
     @classmethod
     def of_quantized(cls, program: Program, model: LanguageModel, source: Tensor | None = None) -> Speaker:
@@ -127,7 +127,8 @@ class Speaker:
                 )
         prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
         indices = getattr(torch, decode.inputs[0].dtype)
-        return cls(decode, program.reset, context, prefill, prompt, source, indices)
+        vocabulary = decode.outputs[0].shape[-1]
+        return cls(decode, program.reset, context, prefill, prompt, source, indices, vocabulary)
 
     def reset(self) -> None:
         """Start anew."""
@@ -140,8 +141,13 @@ class Speaker:
         Prompts go through ``prefill`` as long as it fits the context: of its last call only the first rows may be tokens.
 
         Raises:
-            EthorchError: there are none, or more than the context has left.
+            EthorchError: there are none, or more than the context has left; or one is none of the vocabulary.
         """
+        if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
+            wrong = next(number for number in ids if not 0 <= number < self.vocabulary)
+            raise EthorchError(
+                f"token {wrong} is none of the {self.vocabulary} that the model knows: take the tokenizer that it was trained with."
+            )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
                 f"{counted(len(ids), 'token')} behind {self.position}: a context of {self.context} takes 1 to "

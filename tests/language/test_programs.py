@@ -132,6 +132,9 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert main(["generate", str(file), *options, *wrong]) == status
         assert words in capsys.readouterr().err
+    Characters(characters + "ABCDEF").save(tmp_path / "more.json")
+    assert main(["generate", str(file), "--tokenizer", str(tmp_path / "more.json"), "--prompt", "aD"]) == 1
+    assert "token 33 is none of the 30" in capsys.readouterr().err
     token = json.loads(said[2])["tokens"][1]
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": token}))  # as beside a tokenizer of transformers
     assert main(["generate", str(file), *options, "--json"]) == 0
