@@ -29,7 +29,7 @@ def load(zoo: str, name: str) -> Found:
     - ``torchvision:mobilenet_v2``: a classification network on float[1, 3, 224, 224].
     - ``timm:NAME``: any network of timm, on the input size that timm has for it.
     - ``hf:FOLDER``: a folder with ``config.json`` and weights (safetensors), as ``save_pretrained`` writes it; token ids of 32
-      positions, or a picture of the size that the config names.
+      positions, or a picture of the size that the config names. A decoder has no caches here: ``ethorch.language`` gives it some.
 
     Raises:
         SpecError: there is no model of that name.
@@ -75,7 +75,8 @@ def _hugging_face(folder: str) -> Found:
     except Exception as error:  # whatever transformers raises for a folder that is not what its config says
         raise EthorchError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}") from error
     model.config.use_cache = False
-    model.config.return_dict = False
+    if not getattr(model, "can_generate", bool)():  # decoders read the parts of what their own layers return by name
+        model.config.return_dict = False
     return model, _inputs_of(model)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ethorch import model_zoos
 from ethorch.errors import EthorchError, SpecError
-from ethorch.model_files import load_model
+from ethorch.model_files import UserModel, load_model
 
 
 @pytest.fixture
@@ -77,6 +77,16 @@ def test_a_folder_of_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "config.json").write_text('{"architectures": ["OtherModel"]}')
     with pytest.raises(EthorchError, match="OtherModel, which the installed transformers does not have"):
         load_model(f"hf:{tmp_path}")
+
+
+def test_a_decoder_of_hugging_face_runs(tmp_path: Path) -> None:
+    model_zoos.torchvision_models(needed=False)
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path)
+    user = load_model(f"hf:{tmp_path}")
+    assert isinstance(user, UserModel)
+    assert user.module(*user.example_inputs)[0].shape == (1, 32, 40)
 
 
 def test_a_module_that_is_installed_or_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
