@@ -1,5 +1,5 @@
 """Networks of transformers of recent years, and of kinds that are rare: recurrences beside attention, experts in groups, video,
-matting, key points, vocoders."""
+matting, vocoders."""
 
 from __future__ import annotations
 
@@ -42,10 +42,6 @@ _SWIN_STAGES = {
 }  # fmt: skip
 
 
-def _channel_of_wave(samples: int) -> Sample:
-    return lambda rng: (_wave(samples)(rng)[0][None],)
-
-
 def _line_of_text(rng: np.random.Generator) -> Inputs:
     return (_picture(64)(rng)[0][:, :, :32],)
 
@@ -61,8 +57,7 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     "jamba": (
         "JambaForCausalLM", _DECODER | _EXPERTS | {"num_hidden_layers": 2, "num_experts": 4, "attn_layer_period": 2,
         "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8,
-        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8}, _IDS, "logits",
-        _tokens(8), _NO_CACHE,
+        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8}, _IDS, "logits", _tokens(8), _NO_CACHE,
     ),
     "bamba": (
         "BambaForCausalLM", _DECODER | {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16,
@@ -184,10 +179,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
         "pred_num_attention_heads": 4, "pred_num_hidden_layers": 1}, ("pixel_values_videos",), "last_hidden_state",
         _frames(4), {"skip_predictor": True},
     ),
-    "superpoint": (
-        "SuperPointForKeypointDetection", {"encoder_hidden_sizes": [16, 16, 32, 32], "decoder_hidden_size": 32,
-        "descriptor_decoder_dim": 32}, _PIXELS, "scores", _picture(64), {},
-    ),
     "lw_detr": (
         "LwDetrForObjectDetection", {"backbone_config": {"model_type": "lw_detr_vit", "image_size": 64,
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "window_block_indices": [0],
@@ -207,10 +198,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
         "global_attention_blocks": [3], "window_positional_embedding_background_size": [4, 4]}),
         "backbone_channel_list": [128, 64, 32, 16], "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
         "fpn_hidden_size": 32}, _PIXELS, "last_hidden_state", _picture(64), {},
-    ),
-    "eomt": (
-        "EomtForUniversalSegmentation", _VIT | {"num_hidden_layers": 3, "num_blocks": 1, "num_queries": 8,
-        "num_upscale_blocks": 1}, _PIXELS, "class_queries_logits", _picture(64), {},
     ),
     "seggpt": (
         "SegGptModel", _VIT | {"image_size": [128, 64], "merge_index": 0, "intermediate_hidden_state_indices": [1],
@@ -246,13 +233,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
         "resblock_stride_sizes": [4, 4], "resblock_kernel_sizes": [3, 3], "resblock_dilation_sizes": [[1, 3], [1, 3]],
         "kernel_predictor_hidden_channels": 16}, ("input_features", "noise_sequence"), "waveforms", _joined(_series(16,
         16), _series(16, 16)), {},
-    ),
-    "mimi": (
-        "MimiModel", {"hidden_size": 32, "num_filters": 8, "upsampling_ratios": [4, 2], "codebook_size": 32,
-        "codebook_dim": 16, "vector_quantization_hidden_dimension": 16, "num_quantizers": 4, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64,
-        "sampling_rate": 1600, "frame_rate": 100, "upsample_groups": 32, "sliding_window": 16}, ("input_values",),
-        "audio_values", _channel_of_wave(512), {},
     ),
     "timesfm2_5": (
         "TimesFm2_5Model", {"patch_length": 8, "context_length": 64, "horizon_length": 8, "num_hidden_layers": 2,
