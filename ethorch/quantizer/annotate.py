@@ -42,12 +42,12 @@ class Scan:
         self.config_of = config_of
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
+        self.ends: set[Node] = set()  # pointwise results that are observed: a chain that reads one starts behind it
 
     def run(self) -> None:
         """Annotate every node, and the program's inputs and outputs."""
         nodes = list(self.model.graph.nodes)
-        for node in nodes:
-            self.sources[node] = self.source(node)
+        self.find_chains(nodes)
         for node in nodes:
             if is_control_flow(node):
                 self.annotate_flow(node)
@@ -61,6 +61,20 @@ class Scan:
             output = self.model.graph.output_node()
             inputs = {arg: self.edge(arg, self.io.output_activation) for arg in output.all_input_nodes if is_float(arg)}
             output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+
+    def find_chains(self, nodes: list[Node]) -> None:
+        """Find what each pointwise node depends on.
+
+        A result that is also read outside its chain is observed, so its readers get another tensor than the chain's first. A reader
+        of both depends on two: it is no table, and what it reads is read outside a chain in its turn.
+        """
+        while True:
+            for node in nodes:
+                self.sources[node] = self.source(node)
+            ends = {node for node in nodes if self.sources[node] is not None and is_float(node) and not self.inside_chain(node)}
+            if ends <= self.ends:
+                return
+            self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
         """(the one tensor that a pointwise node depends on, through pointwise nodes before it; their config), or None."""
@@ -78,7 +92,7 @@ class Scan:
                 return None
             if not _is_truth(arg) and (not is_float(arg) or arg.op == "get_attr" or arg.meta["val"].dtype != torch.float32):
                 return None
-            inside = before is not None and before[1] == config and not self.stands_alone(arg)
+            inside = before is not None and before[1] == config and arg not in self.ends and not self.stands_alone(arg)
             roots.add(before[0] if inside and before is not None else arg)
         if len(roots) != 1:
             return None

@@ -18,6 +18,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, sqnr_db
 from ethorch.quantizer.activation_observer import ActivationObserver
 from ethorch.quantizer.config import QuantizationConfig
+from tests.support.ladder import refusal_ids
 from tests.support.quantized import Inputs, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()
@@ -108,6 +109,15 @@ def test_a_chain_of_elementwise_operators_on_one_tensor_is_one_table() -> None:
         return (torch.tanh(y * 0.5 + 0.25) * y).clamp(min=-0.3).exp() / 3
 
     assert results_observed(calibrated(chain)) == ["conv2d", "div"]
+
+
+def test_a_reader_of_a_chains_input_and_of_its_observed_result_is_no_table() -> None:
+    def variance(m: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x) * 0.5
+        return y, (x - y).square() * 0.25
+
+    assert results_observed(calibrated(variance)) == ["mul", "sub", "mul"]
+    assert refusal_ids(quantized(Model(variance).eval(), samples(MAP), quantizer()).program, "ethos-u55-128") == set()
 
 
 MOVES: dict[str, Function] = {
