@@ -22,6 +22,7 @@ from ethorch.quantizer.constants import fold_constants, promote_constants
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
+from ethorch.quantizer.hard_choices import draw_hard_choices
 from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
 from ethorch.quantizer.shared_buffers import written_as_buffers
 from ethorch.quantizer.top_k import draw_top_ks
@@ -115,6 +116,11 @@ PASSES = (
         "draw the greatest few",
         lambda model, scope: draw_top_ks(model, scope.keep),
         "Behind in-place scatters, and before constants are folded: a tensor full of one number still says which.",
+    ),
+    Pass(
+        "draw hard choices",
+        lambda model, scope: draw_hard_choices(model, scope.keep),
+        "Behind in-place scatters, and before composites go: it looks for the places of a maximum.",
     ),
     Pass(
         "draw experts",
