@@ -19,9 +19,11 @@ from ethorch.fx.aten_builder import AtenBuilder
 from ethorch.ops.quant_rules import Layer, QuantRule
 from ethorch.ops.samples import I8, Sample, W
 from ethorch.ops.spec import op
-from ethorch.ops.weights import accumulator_scales, bias_codes, weight_array
+from ethorch.ops.weights import accumulator_scales, bias_codes, real_values, weight_array
 
 aten = torch.ops.aten
+#: Outputs of one CONV2D. Of a longer one Vela's time grows with the square: 14 s for 200,000, where parts take half a second.
+MOST_OUTPUTS = 65536
 
 
 def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -126,10 +128,15 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
     value = b.stored_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
     scales = accumulator_scales(x, w, outputs)
     value = b.reshape(value, (1, 1, rows, inputs))
-    matrix = b.const(weight.reshape(outputs, 1, 1, inputs), name="weight")
-    codes = bias_codes(b, bias, scales, outputs, x.qparams.dtype)
-    acc = b.conv2d(value, matrix, codes, input_zp=x.qparams.zp, weight_zp=w.qparams.zero_point[0])
-    result = b.requantize(acc, scales if w.qparams.per_channel else scales[:1], out.qparams)
+    real = np.zeros(outputs) if bias is None else real_values(bias)
+    parts = []
+    for start in range(0, outputs, MOST_OUTPUTS):
+        span = slice(start, start + MOST_OUTPUTS)
+        matrix = b.const(weight[span].reshape(-1, 1, 1, inputs), name="weight")
+        codes = bias_codes(b, real[span], scales[span], len(scales[span]), x.qparams.dtype)
+        acc = b.conv2d(value, matrix, codes, input_zp=x.qparams.zp, weight_zp=w.qparams.zero_point[0])
+        parts.append(b.requantize(acc, scales[span] if w.qparams.per_channel else scales[:1], out.qparams))
+    result = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
     return b.view(QTensor(result, ((), (2,), (), (3,)), out.qparams), (*x.shape[:-1], outputs))
 
 

@@ -51,6 +51,14 @@ def test_running_sums_of_long_dims_of_int16_are_refused() -> None:
     assert refusal_ids(program, "ethos-u55-128") == {"cumsum.extent"}
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_linear_layers_of_many_outputs(target: str) -> None:
+    """Vela's time for one convolution of more than 65,536 channels grows with the square of them."""
+    inputs = (torch.randn(2, 8),)
+    graph, _ = climb(quantized(nn.Linear(8, 70_000), [inputs], target=target), inputs, target)
+    assert [op.result.shape[-1] for op in graph.ops if op.name == "CONV2D"] == [65_536, 4_464]
+
+
 class Total(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(1)
