@@ -39,12 +39,22 @@ _TIMM: dict[str, int] = {
     "dpn48b": 64,
     "xception41": 64, "densenet121": 64, "inception_v3": 96, "resnest14d": 64, "cs3darknet_focus_s": 64, "rdnet_tiny": 64,
     "mobilenet_edgetpu_v2_s": 64, "regnetz_005": 64, "eca_nfnet_l0": 64, "swinv2_cr_tiny_ns_224": 64, "swinv2_tiny_window8_256": 64,
+    # later variants
+    "test_vit3": 160, "test_byobnet": 64, "test_efficientnet_gn": 64, "test_efficientnet_ln": 64, "test_efficientnet_evos": 64,
+    "test_convnext3": 64, "test_mambaout": 64, "test_nfnet": 64, "test_resnet": 64, "csatv2": 512, "tresnet_m": 64,
+    "vit_pwee_patch16_reg1_gap_256": 64, "vit_dpwee_patch16_reg1_gap_256": 64, "mobilenetv4_hybrid_medium": 64,
+    "pvt_v2_b2_li": 64, "hieradet_small": 64, "hiera_small_abswin_256": 64, "levit_conv_128s": 224, "dm_nfnet_f0": 64,
+    "nfnet_l0": 64, "regnetz_b16": 64, "haloregnetz_b": 224, "hardcorenas_a": 64, "fbnetc_100": 64, "fbnetv3_b": 64,
+    "tf_mixnet_s": 65, "resnetv2_18": 64, "resnetblur18": 64, "ecaresnetlight": 64, "legacy_seresnet18": 64, "resnetrs50": 64,
+    "gcresnext26ts": 64, "dpn68": 64, "dla60_res2next": 64, "selecsls60b": 64, "cspresnext50": 64, "darknetaa53": 64,
+    "vovnet39a": 64, "efficientvit_l1": 64, "fastvit_mci0": 64, "fastvit_sa12": 64, "mambaout_small_rw": 64,
 }  # fmt: skip
 _WITH_IMAGE_SIZE = {
     "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "coat_tiny", "convit_tiny", "tnt_s_patch16_224", "visformer_tiny",
     "coat_lite_tiny", "sequencer2d_s", "cait_xxs24_224", "beit_base_patch16_224", "eva02_tiny_patch14_224",
     "maxvit_rmlp_pico_rw_256",
     "twins_pcpvt_small", "twins_svt_small", "swinv2_cr_tiny_ns_224", "swinv2_tiny_window8_256",
+    "vit_pwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256", "hiera_small_abswin_256",
 }  # fmt: skip
 _SETTINGS: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
@@ -64,6 +74,15 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "twins_svt_small": {"depths": (1, 1, 2, 1)},
     "swinv2_cr_tiny_ns_224": {"window_size": 2, "depths": (1, 1, 1, 1)},
     "swinv2_tiny_window8_256": {"depths": (1, 1, 1, 1)},
+    "tresnet_m": {"layers": [1, 1, 2, 1]},
+    "vit_pwee_patch16_reg1_gap_256": {"depth": 2},
+    "vit_dpwee_patch16_reg1_gap_256": {"depth": 2},
+    "pvt_v2_b2_li": {"depths": (1, 1, 1, 1)},
+    "hieradet_small": {"stages": (1, 1, 1, 1), "embed_dim": 32},
+    "hiera_small_abswin_256": {"embed_dim": 32, "stages": (1, 1, 1, 1)},
+    "resnetrs50": {"layers": [1, 1, 1, 1]},
+    "dpn68": {"k_sec": (1, 1, 1, 1)},
+    "mambaout_small_rw": {"depths": (1, 1, 1, 1)},
 }
 #: A scale of a residual branch below this is the beginning of a training, at which the branch adds nothing.
 _NOTHING = 1e-2
