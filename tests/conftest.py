@@ -1,4 +1,4 @@
-"""Makes `bench` importable from tests, which use its networks, and seeds what draws random numbers."""
+"""Make `bench` importable from tests, which use its networks, seed random numbers, and check that a test's tools are installed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.tools import require_tools
+
 gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes a third of a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the tools that a test names before its fixtures are built."""
+    for mark in item.iter_markers("tools"):
+        require_tools(*mark.args)
 
 
 @pytest.fixture(autouse=True)

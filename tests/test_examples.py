@@ -54,7 +54,6 @@ def test_what_is_missing_is_said_at_the_start(
 
 @pytest.mark.long
 def test_a_story_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
     options = ["--steps", "8", "--out", str(tmp_path), "--tokens", "12", "--npus", "ethos-u85-256"]
     monkeypatch.setattr(sys, "argv", ["story.py", *options])
     runpy.run_path(str(FOLDER / "story.py"), run_name="__main__")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +80,8 @@ def test_a_folder_of_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_decoder_of_hugging_face_runs(tmp_path: Path) -> None:
     model_zoos.torchvision_models(needed=False)
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path)
     user = load_model(f"hf:{tmp_path}")
@@ -111,8 +111,6 @@ def test_made_up_inputs_are_the_same_each_time_and_smooth() -> None:
 
 def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
     """Also where its compiled extension does not fit the installed torch."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
     (tmp_path / "net.py").write_text(
         "import torch, torchvision\ndef net():\n    return torchvision.models.squeezenet1_1().eval(), torch.rand(1, 3, 32, 32)\n"
     )

@@ -170,11 +170,11 @@ class QemuBoard:
             raise EmulatorError(
                 f"board {board.name} is {said}; known is {', '.join(MACHINES)}. backend='unicorn' runs every board."
             )
+        if settings.max_instructions is not None:
+            raise EmulatorError("QEMU counts no instructions; max_instructions is for backend='unicorn'.")
         path = shutil.which(COMMAND)
         if path is None:
             raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' needs none.")
-        if settings.max_instructions is not None:
-            raise EmulatorError("QEMU counts no instructions; max_instructions is for backend='unicorn'.")
         self.board, self.firmware, self.settings, self.machine = board, firmware, settings, MACHINES[board.qemu]
         self._command = path
         self._pc = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import struct
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ethorch
 from ethorch import board
@@ -42,16 +40,8 @@ PARAMETERS, STREAM, WEIGHTS, INPUT = 0x70000000, 0x70001000, 0x70100000, 0x70800
 ARENA, STAGING = 0x31000000, 0x31100000
 
 
-def needs(*packages: str) -> None:
-    """Skip, with the reason, where a package of the extra ``firmware`` is missing."""
-    for name in packages:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f'{name} is not installed: pip install "ethorch[firmware]"')
-
-
 def compiled(folder: Path, source: str = "probe.c", name: str = "probe.elf") -> Path:
     """A program of ``firmware/``, built with ziglang."""
-    needs("ziglang", "unicorn", "elftools")
     path = folder / name
     command = [sys.executable, "-m", "ziglang", "cc", *TARGET, "-Os", "-g", "-ffreestanding", "-fno-builtin"]
     command += ["-T", str(FIRMWARE / "link.ld"), "-Wl,-e,Reset_Handler", "-o", str(path), str(FIRMWARE / source)]

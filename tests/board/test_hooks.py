@@ -9,11 +9,9 @@ import pytest
 
 from ethorch import native
 from ethorch.board import unicorn_hooks
-from tests.board import support as s
 
 
 def test_ziglang_builds_them_where_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    s.needs("ziglang")
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(native, "compiler_command", lambda: None)
     built = ctypes.CDLL(str(unicorn_hooks.build()))

@@ -16,7 +16,7 @@ from ethorch.board.qemu import COMMAND
 from ethorch.errors import EmulatorError
 from tests.board import support as s
 
-needs_qemu = pytest.mark.skipif(shutil.which(COMMAND) is None, reason=f"{COMMAND} is not installed: apt-get install {COMMAND}")
+needs_qemu = pytest.mark.tools("qemu-arm")
 TARGET = "ethos-u55-128"
 
 

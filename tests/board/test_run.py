@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from ethorch import board
 from ethorch.board.loading import FOLDER, parse
-from ethorch.board.qemu import COMMAND
 from ethorch.errors import EthorchError, SpecError
 from tests.board import support as s
 
@@ -286,10 +284,8 @@ def test_ctrl_c_ends_a_run(probe: Path) -> None:
     assert len(turns) == 3
 
 
-@pytest.mark.parametrize("backend", ["unicorn", "qemu"])
+@pytest.mark.parametrize("backend", ["unicorn", pytest.param("qemu", marks=pytest.mark.tools("qemu-arm"))])
 def test_tasks_on_stacks_of_their_own(tmp_path: Path, backend: str) -> None:
     """SVC, PendSV, process stacks, frames with and without floating-point registers: what an RTOS needs."""
-    if backend == "qemu" and shutil.which(COMMAND) is None:
-        pytest.skip(f"{COMMAND} is not installed: apt-get install {COMMAND}")
     run = board.run(s.compiled(tmp_path, "tasks.c", "tasks.elf"), backend=backend)
     assert run.check().text == "PASS\n"

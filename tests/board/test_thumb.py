@@ -59,7 +59,6 @@ OTHERS = (
 
 def assembled(folder: Path) -> list[tuple[int, int]]:
     """The two halfwords that each instruction begins with."""
-    s.needs("ziglang")
     source, made = folder / "all.s", folder / "all.o"
     lines = [f"at{n}: {text}\n nop" for n, text in enumerate([*CASES, *OTHERS])]
     source.write_text(".syntax unified\n.thumb\n.globl start\nstart:\n" + "\n".join(lines) + "\n nop\n")

@@ -11,8 +11,6 @@ import pytest
 
 from ethorch import cli
 
-pytest.importorskip("plotly", reason="the charts need plotly, of the extra report")
-
 MODEL = """
 import torch
 

@@ -91,7 +91,6 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     run = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, env=environment, timeout=600)

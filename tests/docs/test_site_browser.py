@@ -6,7 +6,6 @@ import functools
 import http.server
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,10 +16,10 @@ import pytest
 
 from ethorch.ops.spec import OPS
 from tests.docs.test_site import FOLDER
+from tests.support.tools import find_tool
 
-pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")]
+BROWSER = find_tool("browser")
+pytestmark = [pytest.mark.long, pytest.mark.tools("browser")]
 
 #: Loads a page of the same server into a frame of some width, and writes down how wide the page is.
 FRAME = """<!doctype html><body style="margin:0">

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +49,7 @@ def test_a_part_with_flash_and_without_uart(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="qemu-system-arm is not installed")
+@pytest.mark.tools("qemu-arm")
 @pytest.mark.parametrize("options", [Options(), Options(interrupt=False), Options(cpu="cortex-m55")], ids=["m33", "polled", "m55"])
 @pytest.mark.parametrize("name", ["small", "two_delegates", "state", "sorts", "products_on_cpu"])
 def test_the_same_on_an_emulated_cortex_m55(name: str, options: Options, tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_the_same_on_an_emulated_cortex_m55(name: str, options: Options, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("arm-none-eabi-gcc") is None, reason="arm-none-eabi-gcc is not installed")
+@pytest.mark.tools("arm-gcc")
 @pytest.mark.parametrize("name", ["small", "sorts", "state"])
 def test_the_same_by_gcc(name: str, tmp_path: Path) -> None:
     project(name, "ethos-u55-128", tmp_path)
@@ -99,7 +98,7 @@ def test_ports_follow_the_memory_mode(target: str, mode: str, regions: str, queu
     assert not built_and_run(tmp_path).faults
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.tools("make")
 def test_make_builds_the_same_firmware(tmp_path: Path) -> None:
     project("small", "ethos-u55-128", tmp_path)
     done = subprocess.run(["make", f"PYTHON={sys.executable}"], cwd=tmp_path, capture_output=True, text=True)
@@ -108,7 +107,7 @@ def test_make_builds_the_same_firmware(tmp_path: Path) -> None:
     assert project_run.build(tmp_path).read_bytes() == by_make
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None or shutil.which("ninja") is None, reason="cmake or ninja is not installed")
+@pytest.mark.tools("cmake", "ninja")
 def test_cmake_builds_a_firmware_that_passes(tmp_path: Path) -> None:
     project("small", "ethos-u55-128", tmp_path)
     first = [

@@ -21,7 +21,6 @@ CPUS = ("cortex_m33+fp_armv8d16sp", "cortex_m55", "cortex_m55+mve", "cortex_m0pl
 
 
 def _object(source: str, cpu: str, folder: Path) -> Path:
-    pytest.importorskip("ziglang", reason='ziglang is not installed: pip install "ethorch[firmware]"')
     target = "thumb-freestanding-eabi" + ("" if cpu == "cortex_m0plus" else "hf")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, f"-mcpu={cpu}", "-std=c11", "-Os", "-g", "-ffreestanding"]
     warnings = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wcast-qual", "-Wstrict-prototypes", "-Werror"]

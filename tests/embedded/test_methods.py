@@ -181,7 +181,6 @@ def test_the_command_makes_a_project_of_all_methods_or_of_one(tmp_path: Path, ca
     ("target", "platform"), [("ethos-u85-256", "unicorn"), pytest.param("ethos-u55-128", "qemu", marks=needs_qemu)]
 )
 def test_a_decoder_speaks_on_the_board(target: str, platform: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
     from tests.support.decoders import FAMILIES
 
     model = FAMILIES["Llama"](32, 2)

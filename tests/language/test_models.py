@@ -13,7 +13,6 @@ from ethorch.errors import EthorchError
 from ethorch.language import Speaker, from_folder, language_model
 from tests.support.decoders import CONTEXT, FAMILIES, PROMPT, VOCABULARY, WINDOW, Rotary
 
-pytest.importorskip("transformers")
 IDS = [(k * 7 + k * k) % VOCABULARY for k in range(CONTEXT)]
 
 

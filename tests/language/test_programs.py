@@ -20,7 +20,6 @@ from tests.support.decoders import FAMILIES, SIZES, Rotary
 from tests.support.pte_files import check_round_trip
 from tests.support.spoken import equals_reference_model, recorded
 
-pytest.importorskip("transformers")
 GENERATED = 32
 #: What a family leaves to the CPU besides dequantized logits and rows written to caches.
 _ROWS = {"aten::index_put_", "aten::copy_", "quantized_decomposed::dequantize_per_tensor.out"}

@@ -39,7 +39,6 @@ def test_characters_go_there_and_back(tmp_path: Path) -> None:
 
 
 def test_byte_pairs_go_there_and_back(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
     made = byte_pairs([TEXT] * 9, 280, tmp_path / "tokenizer.json")
     assert made.decode(made.encode(TEXT + " é")) == TEXT + " é"
     assert len(made.encode(TEXT)) < len(TEXT) and len(made) <= 280
@@ -47,12 +46,13 @@ def test_byte_pairs_go_there_and_back(tmp_path: Path) -> None:
 
 
 def test_a_text_ends_where_the_model_says(tmp_path: Path) -> None:
-    library = pytest.importorskip("tokenizers")
+    import tokenizers
+
     byte_pairs([TEXT] * 9, 280, tmp_path / "tokenizer.json")
-    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.add_special_tokens(["<s>", "</s>"])
     begin, end = (tokenizer.token_to_id(name) for name in ("<s>", "</s>"))
-    tokenizer.post_processor = library.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     words = load_tokenizer(tmp_path)
     assert words.encode("</s>") == [begin, end] and words.part("</s>") == [end]

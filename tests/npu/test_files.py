@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ai_edge_litert import interpreter
 
 from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import run_vela
@@ -19,8 +20,6 @@ from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, refere
 from tests.support.tflite import O, T, write
 
 pytestmark = pytest.mark.core
-
-interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
 TARGETS = ("u55-128", "u65-512", "u85-256")
 

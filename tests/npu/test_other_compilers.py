@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +26,6 @@ REPLAY = Path(__file__).parent / "replay.cpp"
 pytestmark = pytest.mark.long
 
 
-def needs(*commands: str) -> pytest.MarkDecorator:
-    missing = [command for command in commands if shutil.which(command) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"there is no {' and no '.join(missing)} here")
-
-
 def compile_(compiler: str, target: Path, *flags: str) -> None:
     command = [compiler, "-std=c++20", *library.FLAGS, *flags, *map(str, sorted(library.FOLDER.glob("*.cpp"))), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -45,13 +39,13 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@needs(ARM, QEMU)
+@pytest.mark.tools("aarch64-gcc", "qemu-aarch64")
 def test_structs_are_as_large_on_arm(replay: Path) -> None:
     found = subprocess.run([QEMU, str(replay)], capture_output=True, text=True, check=True).stdout.split()
     assert list(map(int, found)) == [*map(library.ctypes.sizeof, layout.SIZED)]
 
 
-@needs(ARM, QEMU)
+@pytest.mark.tools("aarch64-gcc", "qemu-aarch64")
 @pytest.mark.parametrize("target", ["u55-128", "u85-256"])
 def test_arm_computes_what_the_plain_build_computes(
     replay: Path, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +81,7 @@ def test_arm_computes_what_the_plain_build_computes(
     assert seen >= 20
 
 
-@needs(ARM)
+@pytest.mark.tools("aarch64-gcc")
 def test_weights_are_decoded_by_code_that_compiles_for_arm(tmp_path: Path) -> None:
     command = [
         ARM,
@@ -103,7 +97,7 @@ def test_weights_are_decoded_by_code_that_compiles_for_arm(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@needs(CLANG)
+@pytest.mark.tools("clang")
 def test_clang_builds_what_passes_the_tests(tmp_path: Path) -> None:
     """The tests of every instruction set, the weights and batches, with all libraries built by clang."""
     environment = {**os.environ, "CXX": CLANG, "ETHORCH_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}

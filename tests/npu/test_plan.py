@@ -26,7 +26,7 @@ from tests.support.both_ways import run_both_ways
 from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, fill, make_machine
 
 ROOT = Path(__file__).parent.parent.parent
-needs_compiler = pytest.mark.skipif(library.library() is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.tools("c++")
 # What runs as all of them: every kind of step, sums of all widths, all tables.
 EVERY_KIND = (
     "conv_3x3_stride2", "conv16_3x3", "conv_dynamic_weights", "depthwise_3x3", "depthwise16_3x3", "max_pool_3x3_padded",

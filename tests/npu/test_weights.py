@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from ethosu import mlw_codec
 
 from ethorch.errors import MachineFault
 from ethorch.npu.weights import compiled
@@ -14,8 +15,6 @@ from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_stan
 from ethorch.npu.weights.order import Order, entries, positions
 
 pytestmark = pytest.mark.core
-
-mlw_codec = pytest.importorskip("ethosu.mlw_codec")
 
 # npu-reference 4.1: hex stream -> weights.
 STREAMS = [

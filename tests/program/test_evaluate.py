@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,6 @@ def test_detections_go_to_the_metric_as_lists_of_pictures(detector: ethorch.Prog
 
 
 @pytest.mark.long  # the import of torchmetrics takes 4 seconds
-@pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is not installed")
 def test_mean_average_precision_of_a_detector(detector: ethorch.Program) -> None:
     data = [Detector.picture((0, 1, 2), (1, 3, 0)), Detector.picture((1, 0, 0)), Detector.picture((0, 3, 3), (0, 0, 1))]
     found = ethorch.evaluate(detector, data, metric="map", postprocess=Detector.boxes)
@@ -158,7 +156,8 @@ def test_what_detection_needs_is_named(monkeypatch: pytest.MonkeyPatch, detector
 
 @pytest.mark.long
 def test_a_dask_cluster_takes_over(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     here = ethorch.evaluate(program, labelled, keep=True)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,

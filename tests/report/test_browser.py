@@ -8,7 +8,6 @@ import html
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ import ethorch
 from ethorch.report.page import page
 from tests.report.conftest import repeated
 from tests.report.test_page import HOSTILE
+from tests.support.tools import find_tool
 
-pytest.importorskip("plotly", reason="the charts need plotly, of the extra report")
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+BROWSER = find_tool("browser")
+pytestmark = pytest.mark.tools("browser")
 
 #: Runs in the page once the charts are drawn; BODY returns what is found.
 PROBE = """

@@ -23,8 +23,6 @@ from ethorch.report.markdown import markdown
 from ethorch.report.page import page
 from tests.report.conftest import repeated
 
-pytest.importorskip("plotly", reason="the charts need plotly, of the extra report")
-
 SECTIONS = ("verdict", "summary", "advice", "cycles", "timeline", "memory", "roofline", "map", "accuracy", "layers", "reproduce")
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import executorch.kernels.quantized  # noqa: F401  registers the out variants of quantize and dequantize
 import numpy as np
-import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 from executorch.exir import EdgeCompileConfig, to_edge
@@ -283,11 +282,9 @@ def both(library: Loaded, name: str, inputs: Sequence[Tensor]) -> list[tuple[Ten
 
 
 def compiled(platform: str, programs: Sequence[Program], folder: Path) -> Library | CortexM33:
-    """Programs on one of PLATFORMS; the test is skipped where what it takes is not installed."""
+    """Programs on one of PLATFORMS."""
     if platform == "computer":
         return Library(programs, folder)
-    for name in ("ziglang", "unicorn"):
-        pytest.importorskip(name, reason=f'{name} is not installed: pip install "ethorch[firmware]"')
     return CortexM33(programs, folder)
 
 

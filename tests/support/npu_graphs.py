@@ -14,12 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
+import tosa_serializer as ts
+from ethosu import regor
 
 from tests.support.both_ways import run_both_ways
-
-ts = pytest.importorskip("tosa_serializer")
-regor = pytest.importorskip("ethosu.regor")
 
 TARGETS = {
     "u55-32": ("EthosU55", 32, 1),

@@ -53,7 +53,6 @@ def test_targets_summary_and_figures(pytester: pytest.Pytester) -> None:
 
 
 def test_the_summary_comes_from_workers_too(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("xdist")
     pytester.makepyfile(test_net=TESTS)
     run = pytester.runpytest_subprocess(*PLUGIN, "-n", "1", "-k", "compiles")
     run.assert_outcomes(passed=1)
