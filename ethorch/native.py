@@ -2,6 +2,7 @@
 
 A library's name holds a digest of everything it is made from, so that a cached file is never stale, and one of its own
 bytes: loading a truncated or overwritten library would end the process, so a file that does not fit its name is not loaded.
+A digest protects against accidents only, so a folder or a file that another user can change is not used at all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,6 +30,28 @@ def cache_folder() -> Path:
     if given := os.environ.get("ETHORCH_CACHE_DIR"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ethorch"
+
+
+def distrust(folder: Path) -> str | None:
+    """Return why another user could replace a library in a folder, or None if only this user and root can.
+
+    The folder and all above it, after symbolic links, must belong to this user or to root. Nobody else may have permission to
+    write to them. Folders above it may be writable if they are sticky, as ``/tmp`` is.
+    """
+    folder = folder.resolve()
+    for path in (folder, *folder.parents):
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{path} belongs to another user (uid {status.st_uid})"
+        is_sticky = bool(status.st_mode & stat.S_ISVTX) and path != folder
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+            return f"other users can write to {path} (mode {stat.S_IMODE(status.st_mode):o}; allow this user only: chmod go-w)"
+    return None
 
 
 def build(
@@ -51,7 +75,8 @@ def build(
         otherwise: the command of another compiler, to be taken when there is none.
 
     Raises:
-        HostError: there is no compiler, or CXX is no command, or the compiler fails, or the cache cannot be written to.
+        HostError: there is no compiler, or CXX is no command, or the compiler fails, or the cache cannot be written to, or other
+            users can write to it.
     """
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256(" ".join([depends, *flags]).encode())
@@ -62,7 +87,8 @@ def build(
     compiler = compiler_command() or list(otherwise) or None
     if compiler is not None:
         start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
-    cached = _cached(folder, start, any_compiler=compiler is None)
+    danger = distrust(folder)
+    cached = None if danger else _cached(folder, start, any_compiler=compiler is None)
     if cached is None:
         cached = _cached(PREBUILT, of_sources, any_compiler=True, keep=True)
     if cached is not None:
@@ -73,8 +99,13 @@ def build(
             "Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install), or set CXX to the "
             "one you have."
         )
+    if danger:
+        raise HostError(
+            f"no library is loaded from {folder}: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
+        )
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            missing.mkdir(exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
         os.close(handle)
     except OSError as error:
@@ -119,7 +150,7 @@ def load(build: Callable[[], Path]) -> ctypes.CDLL:
 
 
 def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) -> Path | None:
-    """A library of a folder whose bytes are those that were built. Damaged ones are removed.
+    """A library of a folder whose bytes are those that were built. Damaged ones, and other users', are removed.
 
     Args:
         start: its name up to the digest of its bytes; with ``any_compiler`` up to the digest of the compiler.
@@ -129,7 +160,7 @@ def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) ->
         if keep and path in _unloadable:
             continue
         try:
-            whole = path.stem.endswith(f"-{_content(path)}")
+            whole = (keep or _is_own(path)) and path.stem.endswith(f"-{_content(path)}")
         except OSError:
             continue
         if whole:
@@ -137,6 +168,13 @@ def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) ->
         if not keep:
             _remove(path)
     return None
+
+
+def _is_own(path: Path) -> bool:
+    """Return True if a path is a file, not a link, that only this user or root can change."""
+    status = path.lstat()
+    is_private = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and is_private
 
 
 def _content(path: Path) -> str:

@@ -115,6 +115,67 @@ def test_a_library_in_a_cache_that_cannot_be_written_to(source, monkeypatch):
         build(source)
 
 
+OTHER = 65534  # the uid of nobody
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o770])
+def test_a_cache_that_others_can_write_to_is_not_used(source, mode):
+    path = build(source)
+    path.parent.chmod(mode)
+    with pytest.raises(HostError, match=rf"other users can write to .*cache \(mode {mode:o}.*chmod go-w.*Set ETHORCH_CACHE_DIR"):
+        build(source)
+    path.parent.chmod(0o755)
+    assert build(source) == path
+
+
+def test_no_folder_above_a_cache_may_be_one_that_others_can_write_to(source, tmp_path, monkeypatch):
+    build(source)
+    tmp_path.chmod(0o1777)
+    build(source)  # as in /tmp: nobody else can rename the folder
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "cache" / "not" / "there"))
+    with pytest.raises(HostError, match="other users can write to"):
+        build(source)
+    tmp_path.chmod(0o700)
+    assert [path.stat().st_mode & 0o777 for path in build(source).parents[:3]] == [0o700] * 3
+
+
+def test_a_cache_that_is_a_link_is_judged_by_its_target(source, tmp_path, monkeypatch):
+    path = build(source)
+    (tmp_path / "link").symlink_to(path.parent)
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "link"))
+    assert build(source).resolve() == path
+    path.parent.chmod(0o777)
+    with pytest.raises(HostError, match="other users can write to"):
+        build(source)
+
+
+def test_a_cache_of_another_user_is_not_used(source, monkeypatch):
+    path = build(source)
+    if os.geteuid() == 0:
+        os.chown(path.parent, OTHER, OTHER)
+    else:  # only root can give a folder away
+        monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    with pytest.raises(HostError, match=r"belongs to another user \(uid \d+\).*Set ETHORCH_CACHE_DIR"):
+        build(source)
+
+
+@pytest.mark.parametrize("kind", ["link", "writable", "foreign"])
+def test_a_library_that_another_user_could_change_is_built_again(source, tmp_path, kind):
+    """Its bytes fit its name: whoever puts it there can compute that."""
+    path = build(source)
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere.so")
+        path.symlink_to(tmp_path / "elsewhere.so")
+    elif kind == "writable":
+        path.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(path, OTHER, OTHER)
+    again = build(source)
+    assert again == path and not again.is_symlink() and again.stat().st_mode & 0o777 == 0o755
+    assert again.stat().st_uid == os.geteuid()
+
+
 def test_processes_that_find_a_damaged_library_at_once(source):
     path = build(source)
     path.write_bytes(path.read_bytes()[:4096])

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ethorch.errors import HostError
-from ethorch.native import cache_folder, compiler_command
+from ethorch.native import cache_folder, compiler_command, distrust
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,9 @@ def _compiler() -> Check:
 
 def _cache() -> Check:
     folder = cache_folder()
+    if danger := distrust(folder):
+        advice = f"No library is loaded from it: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
+        return Check("cache of built libraries", "wrong", str(folder), advice)
     return Check("cache of built libraries", "ok", str(folder))
 
 
