@@ -26,9 +26,9 @@ SCHEMES = ("int8", "a16w8")
 
 def cases() -> dict[str, Any]:
     """Every network by name."""
-    from bench.zoo import classes, families, images, recent, sequences, several
+    from bench.zoo import classes, drawn, families, images, recent, sequences, several
 
-    files = (images, classes, sequences, families, several, recent)
+    files = (images, classes, sequences, families, several, recent, drawn)
     return {case.name: case for file in files for case in file.CASES}
 
 
