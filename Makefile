@@ -45,7 +45,7 @@ test: $(VENV)/test.stamp
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) $(ARGS)
 
-test-long: $(VENV)/test.stamp
+test-long: $(VENV)/zoo.stamp
 	@echo "make test-long takes hours."
 	$(PYTEST) -m long $(ARGS)
 
@@ -100,6 +100,14 @@ $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV): the first time pip downloads some 0.6 GB and unpacks 2 GB; a few minutes." >&2
 	$(BIN)/python -m pip install --quiet -e ".[test]"
 	$(BIN)/python -m pip install --quiet --no-deps "$(TORCHVISION)"
+	@touch $@
+
+# Networks of the long tests, without their dependencies: those name other builds of torch.
+ZOO := diffusers==0.42.1 segmentation-models-pytorch==0.6.0 torch_geometric==2.8.1 ultralytics==8.4.190 timm==1.0.31 xxhash \
+	opencv-python-headless polars polars-runtime-32 importlib_metadata zipp
+
+$(VENV)/zoo.stamp: $(VENV)/test.stamp
+	$(BIN)/python -m pip install --quiet --no-deps $(ZOO)
 	@touch $@
 
 .venv-%/test.stamp: pyproject.toml tests/versions/%.txt

@@ -1,7 +1,8 @@
 """The fifty networks that ``bench.zoo.draw`` drew, in small configurations with random weights.
 
-Graph networks get node features as their input; the graph itself is constant, as for a fixed set of sensors. A class that cannot be
-called with tensors (``MotionAdapter`` only holds modules for another network) is built as it is and stays in the table as a failure.
+Graph networks get node features as their input; the graph itself is constant, as for a fixed set of sensors.
+A class that cannot be called with tensors (``MotionAdapter`` only holds modules for another network) is built as it is and stays in
+the table as a failure.
 Requires ``pip install --no-deps diffusers segmentation-models-pytorch torch_geometric ultralytics timm xxhash
 opencv-python-headless polars polars-runtime-32 importlib_metadata zipp``.
 """
@@ -134,7 +135,8 @@ _DIFFUSERS: dict[str, tuple[Callable[[], nn.Module], Sampler]] = {
             "HunyuanVideoFramepackTransformer3DModel",
             {"in_channels": 4, "out_channels": 4, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 1,
              "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 32, "pooled_projection_dim": 16,
-             "rope_axes_dim": (4, 6, 6), "guidance_embeds": False, "has_clean_x_embedder": True, "has_image_proj": True, "image_proj_dim": 16},
+             "rope_axes_dim": (4, 6, 6), "guidance_embeds": False, "has_clean_x_embedder": True,
+             "has_image_proj": True, "image_proj_dim": 16},
             ("hidden_states", "encoder_hidden_states", "pooled_projections", "image_embeds"),
             timestep=_TIME, encoder_attention_mask=torch.ones(1, 12, dtype=torch.long), indices_latents=torch.arange(2),
         ),
@@ -276,7 +278,7 @@ def _ultralytics(name: str) -> Callable[[], nn.Module]:
         network: nn.Module = network_class(config, ch=3, verbose=False).eval()
         for module in network.modules():
             if hasattr(module, "export"):
-                module.export = True  # the heads' own switch for exporters: one tensor in place of training outputs
+                module.export = True  # type: ignore[assignment]  # the heads' own switch for exporters: one tensor in place of training outputs
         return Call(network)
 
     return create
@@ -335,8 +337,8 @@ _TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], Sampler]] = {
         lambda rng: (*_tokens(110)(rng), *_tokens(110, 8)(rng)),
     ),
     "udop": (
-        _transformers("UdopModel", {"vocab_size": 120, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2,
-                                    "num_heads": 4, "image_size": SIDE, "max_2d_position_embeddings": 64},
+        _transformers("UdopModel", {"vocab_size": 120, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2,
+                                    "num_decoder_layers": 2, "num_heads": 4, "image_size": SIDE, "max_2d_position_embeddings": 64},
                       ("input_ids", "pixel_values", "decoder_input_ids"), bbox=torch.full((1, 24, 4), 0.5), use_cache=False),
         lambda rng: (*_tokens(110)(rng), *_picture(rng), *_tokens(110, 8)(rng)),
     ),
@@ -350,10 +352,12 @@ _TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], Sampler]] = {
                       ("input_ids", "decoder_input_ids"), use_cache=False), _tokens(120, count=2)),
     "d_fine": (
         _transformers("DFineModel", {
-            "backbone_config": {"model_type": "hgnet_v2", "depths": [1, 1, 1, 1], "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64],
-                                "stem_channels": [3, 8, 16], "stage_in_channels": [16, 16, 32, 48], "stage_mid_channels": [8, 8, 16, 16],
-                                "stage_out_channels": [16, 32, 48, 64], "stage_num_blocks": [1, 1, 1, 1],
-                                "stage_numb_of_layers": [2, 2, 2, 2], "out_features": ["stage2", "stage3", "stage4"]},
+            "backbone_config": {
+                "model_type": "hgnet_v2", "depths": [1, 1, 1, 1], "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64],
+                "stem_channels": [3, 8, 16], "stage_in_channels": [16, 16, 32, 48], "stage_mid_channels": [8, 8, 16, 16],
+                "stage_out_channels": [16, 32, 48, 64], "stage_num_blocks": [1, 1, 1, 1], "stage_numb_of_layers": [2, 2, 2, 2],
+                "out_features": ["stage2", "stage3", "stage4"],
+            },
             "encoder_hidden_dim": 32, "encoder_in_channels": [32, 48, 64], "encoder_ffn_dim": 64, "encoder_attention_heads": 4,
             "d_model": 32, "num_queries": 20, "decoder_in_channels": [32, 32, 32], "decoder_ffn_dim": 64, "decoder_layers": 2,
             "decoder_attention_heads": 4, "num_denoising": 0, "anchor_image_size": [SIDE, SIDE],

@@ -1,0 +1,338 @@
+"""The Arm backend's own operator, module and model tests as cases for both implementations.
+
+``python -m bench.incumbent_tests [--folders ops,modules] [--files test_add] [--targets t,u] [--per-function 16] -o FILE.jsonl``
+
+The tests are in executorch's wheel. Pytest collects them as they are; in place of a pipeline's run, its module and inputs are
+compiled by ethorch for each target, run on the simulator, and every byte of every delegate is compared with the TOSA reference
+model. The Arm backend compiles the same case for its own target of the pipeline; operators left on the CPU are counted in both
+``.pte`` files. Each test file runs in a process of its own, and cases that the file FILE.jsonl already contains are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.implementation import BOUNDARY, memory_for
+
+Record = dict[str, Any]
+TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-256")
+FOLDERS = ("ops", "modules", "models")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tests_folder() -> Path:
+    """Return the folder of the Arm backend's tests in the installed wheel.
+
+    Raises:
+        FileNotFoundError: executorch is not installed, or its wheel has no tests.
+    """
+    spec = find_spec("executorch")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(place) / "backends" / "arm" / "test"
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError("executorch/backends/arm/test is not installed; the wheel of executorch 1.5.1 contains it.")
+
+
+def list_files(folders: Sequence[str], names: Sequence[str]) -> list[Path]:
+    """Return the test files of ``folders`` whose name begins with one of ``names``, sorted."""
+    root = tests_folder()
+    files = [file for folder in folders for file in sorted((root / folder).rglob("test_*.py"))]
+    return [file for file in files if file.name.startswith(tuple(names))]
+
+
+class Plugin:
+    """A pytest plugin that selects the Ethos-U cases, at most ``limit`` of each function, and measures them."""
+
+    def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool):
+        self.path, self.targets, self.limit, self.compare = path, targets, limit, compare
+        self.done = {record["case"] for record in read(path)}
+        self.case = ""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        counts: Counter[str] = Counter()
+        selected = []
+        for item in items:
+            function = item.nodeid.partition("[")[0]
+            if "_u55" not in function and "_u85" not in function and "_u65" not in function:
+                continue
+            counts[function] += 1
+            if counts[function] <= self.limit and _case(item) not in self.done:
+                selected.append(item)
+        items[:] = selected
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        import torch
+
+        self.case = _case(item)
+        torch.manual_seed(0)
+        _append(self.path, {"case": self.case, "state": "started"})
+
+    def measure(self, pipeline: Any) -> None:
+        """Write a record of the pipeline's case for each target, in place of running the pipeline."""
+        is_u85 = "U85" in type(pipeline).__name__
+        targets = [target for target in self.targets if ("u85" in target) == is_u85]
+        arm = _arm_record(pipeline) if self.compare else {}
+        for target in targets:
+            _append(self.path, {"case": self.case, "target": target, **_own_record(pipeline, target), "arm": arm})
+
+
+def _case(item: Any) -> str:
+    return f"{item.path.parent.name}/{item.path.stem}::{item.name}"
+
+
+def _append(path: Path, record: Record) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read(path: Path) -> list[Record]:
+    """Return the records of a file. A case that was started and has no record ended its process, or used no pipeline."""
+    return [record for record in _lines(path) if "state" not in record] if path.is_file() else []
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    for line in path.read_text().splitlines():
+        yield json.loads(line)
+
+
+def cpu_operators(pte: bytes) -> tuple[int, dict[str, int]]:
+    """Return the number of delegates of a ``.pte`` and its CPU operators with their counts, without quantize and dequantize."""
+    from ethorch.formats import pte as reader
+
+    program = reader.read(pte)
+    calls = [call for method in program.methods.values() for call in method.calls]
+    names = Counter(call.operator for call in calls if call.delegate is None)
+    kept = {name: n for name, n in names.items() if not any(boundary in name for boundary in BOUNDARY)}
+    return sum(call.delegate is not None for call in calls), kept
+
+
+def _own_quantizer(pipeline: Any, spec: Any) -> Any:
+    """Return ethorch's quantizer with the settings of the pipeline's quantizer.
+
+    Raises:
+        ValueError: a config that ethorch has no name for.
+    """
+    from ethorch import EthosUQuantizer
+
+    theirs = pipeline.quantizer
+    theirs = getattr(theirs, "quantizer", theirs)
+    stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
+    quantizer = EthosUQuantizer(spec)
+    quantizer.set_global(_own_config(theirs.global_config or getattr(stage, "quantization_config", None)))
+    if getattr(theirs, "io_config", None) is not None:
+        quantizer.set_io(_own_config(theirs.io_config))
+    for module_type, config in getattr(theirs, "module_type_config", {}).items():
+        quantizer.set_module_type(module_type, _own_config(config))
+    for name, config in getattr(theirs, "module_name_config", {}).items():
+        quantizer.set_module_name(name, _own_config(config))
+    return quantizer
+
+
+def _own_config(config: Any) -> Any:
+    import torch
+
+    from ethorch import (
+        get_symmetric_a8w4_quantization_config,
+        get_symmetric_a16w8_quantization_config,
+        get_symmetric_quantization_config,
+    )
+
+    if config is None:
+        return None
+    activation = getattr(config.input_activation, "dtype", None)
+    weight, per_channel = config.weight, False
+    if weight is not None:
+        per_channel = weight.qscheme in (torch.per_channel_symmetric, torch.per_channel_affine)
+    if activation == torch.int16:
+        return get_symmetric_a16w8_quantization_config(is_per_channel=per_channel)
+    if activation == torch.int8 and weight is not None and weight.quant_max == 7:
+        return get_symmetric_a8w4_quantization_config(is_per_channel=per_channel)
+    if activation in (torch.int8, None):
+        return get_symmetric_quantization_config(is_per_channel=per_channel)
+    raise ValueError(f"activations of {activation}")
+
+
+def _own_record(pipeline: Any, target: str) -> Record:
+    """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds."""
+    import torch
+
+    from bench.implementation import flat
+    from bench.zoo.run import Watched, _quantized, differing
+    from ethorch import EthosUCompileSpec, flow, host
+    from ethorch.errors import EthorchError
+    from ethorch.formats.payload import DelegatePayload
+    from ethorch.metrics import sqnr_db
+
+    start, step = time.process_time(), "quantize"
+    record: Record = {"status": "ok"}
+    try:
+        system_config, memory_mode = memory_for(target)
+        spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
+        model = copy.deepcopy(pipeline.tester.original_module).eval()
+        inputs = tuple(copy.deepcopy(pipeline.test_data))
+        quantizer = _own_quantizer(pipeline, spec)
+        with torch.no_grad():
+            reference = copy.deepcopy(model)(*copy.deepcopy(inputs))
+        quantized = _quantized(model, inputs, [copy.deepcopy(inputs)], quantizer)
+        step = "compile"
+        build = flow.build(quantized, inputs, spec)
+        delegates, cpu = cpu_operators(build.pte)
+        record |= {"delegates": delegates, "cpu": cpu}
+        record["reasons"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
+        step = "run"
+        machines: dict[DelegatePayload, Watched] = {}
+
+        def watched(payload: DelegatePayload) -> Watched:
+            return machines.setdefault(payload, Watched(payload))
+
+        outputs = host.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
+        step = "reference"
+        record["differing"] = sum(differing(d, machines[d.payload]) for d in build.delegates if d.payload in machines)
+        record["bytes"] = sum(len(data) for machine in machines.values() for data in machine.gave)
+        floats = [torch.as_tensor(x).double() for x in outputs]
+        try:
+            record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(floats).double()))
+        except Exception:  # results that are no floats
+            record["sqnr_db"] = None
+        if record["differing"]:
+            record["status"] = "differs"
+    except EthorchError as error:
+        record |= {"status": f"refused: {step}", "error": str(error)[:800]}
+    except ValueError as error:
+        record |= {"status": f"not translated: {step}", "error": str(error)[:800]}
+    except Exception as error:
+        record |= {"status": f"failed: {step}", "error": f"{type(error).__name__}: {str(error)[:800]}"}
+    return record | {"seconds": round(time.process_time() - start, 2)}
+
+
+def _arm_record(pipeline: Any) -> Record:
+    """Compile one case with the Arm backend: ``delegates`` and ``cpu`` of its ``.pte``, or ``error``."""
+    start = time.process_time()
+    try:
+        for stage in list(pipeline._stages):
+            if stage.id.split(".")[0] in (
+                "quantize",
+                "export",
+                "to_edge",
+                "partition",
+                "to_edge_transform_and_lower",
+                "to_executorch",
+            ):
+                stage()
+            if stage.id.startswith("to_executorch"):
+                break
+        delegates, cpu = cpu_operators(pipeline.tester.get_artifact().buffer)
+        return {"delegates": delegates, "cpu": cpu, "seconds": round(time.process_time() - start, 2)}
+    except BaseException as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: int, compare: bool) -> int:
+    """Run the cases of ``files`` in this process and append their records to ``path``; return pytest's exit status."""
+    import pytest
+    import torch
+    from executorch.backends.arm.test.tester import test_pipeline as pipelines
+
+    torch.set_num_threads(1)
+    plugin = Plugin(path, targets, limit, compare)
+    for kind in (pipelines.BasePipeline, pipelines.TOSAPipeline, pipelines.VgfPipeline):
+        if hasattr(kind, "run"):
+            kind.run = lambda self: None
+    for kind in (pipelines.EthosU55PipelineINT, pipelines.EthosU85PipelineINT, pipelines.EthosU65PipelineINT):
+        kind.run = lambda self, plugin=plugin: plugin.measure(self)
+    arguments = [
+        *map(str, files),
+        "--runxfail",
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tests_folder()),
+        "--import-mode=importlib",
+    ]
+    arguments += ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--tb=line"]
+    return pytest.main(arguments, plugins=[plugin])
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return Markdown: counts by target and status, cases with more CPU operators than the Arm backend, and failures."""
+    targets = list(dict.fromkeys(record["target"] for record in records))
+    statuses = list(dict.fromkeys(record["status"] for record in records))
+    lines = [f"| target | cases | {' | '.join(statuses)} | bytes compared | more on the CPU than the Arm backend |"]
+    lines.append("|---" * (len(statuses) + 4) + "|")
+    for target in targets:
+        rows = [record for record in records if record["target"] == target]
+        counts = Counter(record["status"] for record in rows)
+        more = sum(has_more_on_cpu(record) for record in rows)
+        compared = sum(record.get("bytes", 0) for record in rows)
+        lines.append(f"| {target} | {len(rows)} | {' | '.join(str(counts[s]) for s in statuses)} | {compared:,} | {more} |")
+    for record in records:
+        if record["status"] != "ok":
+            lines.append(f"- {record['case']}, {record['target']}: {record['status']}. {record.get('error', '')[:300]}")
+        elif has_more_on_cpu(record):
+            lines.append(f"- {record['case']}, {record['target']}: {record['reasons']}; Arm backend: {record['arm'].get('cpu')}")
+    return "\n".join(lines)
+
+
+def has_more_on_cpu(record: Record) -> bool:
+    """Return True if the Arm backend compiled the case and left fewer operators on the CPU."""
+    arm = record.get("arm") or {}
+    if record["status"].startswith(("failed", "refused")):
+        return "cpu" in arm
+    return "cpu" in arm and sum(record.get("cpu", {}).values()) > sum(arm["cpu"].values())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("bench.incumbent_tests", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folders", default=",".join(FOLDERS))
+    parser.add_argument("--files", default="test_", help="beginnings of file names, separated by commas")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--per-function", type=int, default=16, help="cases of each test function")
+    parser.add_argument("--no-arm", action="store_true", help="do not compile with the Arm backend beside")
+    parser.add_argument("--timeout", type=int, default=1800, help="seconds of wall clock for a test file")
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a test file")
+    parser.add_argument("-o", "--output", type=Path, default=Path("incumbent_tests.jsonl"))
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and exit")
+    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.table:
+        print(table([record for path in options.table for record in read(path)]))
+        return 0
+    targets = options.targets.split(",")
+    if options.here:
+        return run_here([options.here], options.output, targets, options.per_function, not options.no_arm)
+    limit = int(options.memory * 2**30)
+    for file in list_files(options.folders.split(","), options.files.split(",")):
+        command = [sys.executable, "-m", "bench.incumbent_tests", "--here", str(file), "--targets", options.targets]
+        command += ["--per-function", str(options.per_function), "-o", str(options.output)] + ["--no-arm"] * options.no_arm
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        try:
+            child = subprocess.run(
+                command, capture_output=True, text=True, timeout=options.timeout, check=False, env=environment, cwd=ROOT,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+            )  # fmt: skip
+            print(
+                f"{file.name}: {child.stdout.strip().splitlines()[-1] if child.stdout.strip() else child.stderr[-300:]}",
+                file=sys.stderr,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{file.name}: more than {options.timeout} s", file=sys.stderr)
+    print(table(read(options.output)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
