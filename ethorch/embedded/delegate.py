@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ethorch.embedded.source import templates
 from ethorch.errors import EthorchError
-from ethorch.formats.files import write_whole
+from ethorch.formats.files import write_folder
 from ethorch.versions import versions
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -37,9 +37,7 @@ def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     rendered = templates().get_template("delegate_cmake.jinja").render(sources=sources, made_by=f"ethorch {versions()['ethorch']}")
     contents["CMakeLists.txt"] = rendered.encode()
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_whole(target / name, content)
+        write_folder(target, contents)
     except OSError as error:
         raise EthorchError(f"cannot write the delegate to {target}: {error.strerror}.") from None
     return tuple(target / name for name in contents)

@@ -26,7 +26,7 @@ from ethorch.embedded.streams import Attributes, attributes, config_word, driver
 from ethorch.errors import EthorchError
 from ethorch.figures.boundary import boundary_of
 from ethorch.formats import pte
-from ethorch.formats.files import write_whole
+from ethorch.formats.files import write_folder
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.stream import parse_header
 from ethorch.target.vela_ini import MemorySystem
@@ -217,9 +217,7 @@ class Project:
         self._firmware()
         self._around()
         try:
-            for path, content in self.files.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / path, content)
+            write_folder(folder, self.files)
         except OSError as error:
             raise EthorchError(f"cannot write the project to {folder}: {error.strerror}.") from None
         operators = tuple(sorted(set(self._calls_on_cpu())))

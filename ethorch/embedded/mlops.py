@@ -19,7 +19,7 @@ from ethorch.embedded.firmware import Project
 from ethorch.embedded.opened import opened_of
 from ethorch.embedded.source import prefix
 from ethorch.errors import EthorchError, SpecError
-from ethorch.formats.files import write_whole
+from ethorch.formats.files import write_folder
 from ethorch.target.npus import lookup
 
 _ROOT = "cbuild-mlops"
@@ -148,9 +148,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     files = project.layer(mlops.processor)
     target = Path(folder)
     try:
-        for path, content in files.items():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target / path, content)
+        write_folder(target, files)
     except OSError as error:
         raise EthorchError(f"cannot write the AI layer to {target}: {error.strerror}.") from None
     return tuple(files)

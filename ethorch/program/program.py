@@ -38,7 +38,7 @@ from ethorch.program.integer_io import as_codes
 from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, figure_of_samples, fresh_host
 from ethorch.program.plain_data import plain_data
 from ethorch.program.profile import Profile, import_profile
-from ethorch.program.saving import check_folder, check_writable, tosa_of, write_folder
+from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.program.settings import Settings
 from ethorch.quiet import quiet
 from ethorch.report.page import page
@@ -248,15 +248,18 @@ class Program:
         """
         target = Path(path)
         check_writable(target)
-        if target.suffix == ".pte":
-            write_whole(target, self.pte)
-        elif target.suffix == ".bpte":
-            write_whole(target, self._bundled())
-        elif target.suffix == ".tosa":
-            write_whole(target, tosa_of(self.build))
-        else:
-            builds = [known.build for known in self._others.values() if known.build is not None]
-            write_folder(target, self.pte, self.to_json(), self.settings, builds)
+        try:
+            if target.suffix == ".pte":
+                write_whole(target, self.pte)
+            elif target.suffix == ".bpte":
+                write_whole(target, self._bundled())
+            elif target.suffix == ".tosa":
+                write_whole(target, tosa_of(self.build))
+            else:
+                builds = [known.build for known in self._others.values() if known.build is not None]
+                write_program(target, self.pte, self.to_json(), self.settings, builds)
+        except OSError as error:
+            raise EthorchError(f"cannot write {target}: {error.strerror}. It is unchanged.") from error
         return target
 
     def _bundled(self) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ethorch.board.loading import FOLDER
 from ethorch.errors import EthorchError
-from ethorch.formats.files import write_whole
+from ethorch.formats.files import write_folder, write_whole
 from ethorch.program.settings import Settings
 from ethorch.vela import artifacts
 from ethorch.words import counted
@@ -65,28 +65,25 @@ def tosa_of(build: Build | None) -> bytes:
     return build.delegates[0].tosa
 
 
-def write_folder(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, builds: Sequence[Build]) -> None:
-    """``model.pte``, ``program.json``, ``settings.toml`` and ``delegates/``, as far as they are known; ``load`` reads them.
+def write_program(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, builds: Sequence[Build]) -> None:
+    """Write a program's folder, which ``load`` reads, completely or not at all.
+
+    It has ``model.pte``, ``program.json`` and, as far as they are known, ``settings.toml`` and ``delegates/``.
 
     The delegates are those of all methods. A board of the user's is kept as ``board.toml``: the folder says all on any computer.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.pte", pte)
-    write_whole(folder / "program.json", (json.dumps(data, indent=2) + "\n").encode())
+    contents = {"model.pte": pte, "program.json": (json.dumps(data, indent=2) + "\n").encode()}
     if settings is not None:
         board = None
         path = settings.described.path if settings.described else None
         if path is not None and path.parent != FOLDER:
             board = "board.toml"
-            write_whole(folder / board, path.read_bytes())
-        write_whole(folder / "settings.toml", settings.to_toml(board).encode())
-    if builds:
-        delegates = folder / "delegates"
-        delegates.mkdir(exist_ok=True)
-        for file in delegates.glob("delegate_*"):  # of a program that was here before
-            file.unlink()
-        for delegate in (delegate for build in builds for delegate in build.delegates):
-            artifacts.write(delegates, delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
+            contents[board] = path.read_bytes()
+        contents["settings.toml"] = settings.to_toml(board).encode()
+    for number, delegate in enumerate(delegate for build in builds for delegate in build.delegates):
+        files = artifacts.contents(delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
+        contents |= {f"delegates/delegate_{number}{suffix}": content for suffix, content in files.items()}
+    write_folder(folder, contents, obsolete=["settings.toml", "board.toml", "delegates/delegate_*"])
 
 
 def save_etrecord(record: Any, path: Path) -> None:

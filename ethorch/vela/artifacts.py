@@ -30,14 +30,19 @@ def write(folder: Path, graph: Graph, tosa: bytes, payload: DelegatePayload | No
         payload, sources: what firmware gets, and which operator each of its commands works for; None writes none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    contents = {".txt": to_text(graph).encode()}
-    if payload is not None:
-        contents[".payload"] = payload.pack()
-    if sources is not None:
-        contents[".sources.json"] = sources.to_json().encode()
     delegate = next_delegate(folder)
-    for suffix, content in {**contents, ".tosa": tosa}.items():
+    for suffix, content in contents(graph, tosa, payload, sources).items():
         write_whole(delegate.with_suffix(suffix), content)
+
+
+def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources: Sources | None) -> dict[str, bytes]:
+    """Return the artifacts of a delegate by the suffix of their file, ``.tosa`` last. See :func:`write`."""
+    artifacts = {".txt": to_text(graph).encode()}
+    if payload is not None:
+        artifacts[".payload"] = payload.pack()
+    if sources is not None:
+        artifacts[".sources.json"] = sources.to_json().encode()
+    return {**artifacts, ".tosa": tosa}
 
 
 def replace_payload(folder: Path, old: DelegatePayload, new: DelegatePayload, sources: Sources) -> None:

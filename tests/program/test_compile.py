@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import warnings
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,23 @@ def test_save_and_load(tmp_path: Path, program: ethorch.Program, images: list[Te
         again.save(tmp_path / "again.tosa")
     with pytest.raises(EthorchError, match="cannot read"):
         ethorch.load(tmp_path / "nothing.pte")
+
+
+def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, program: ethorch.Program) -> None:
+    """A limit on the size of files stands for the full disk."""
+    folder, file = program.save(tmp_path / "kept"), program.save(tmp_path / "model.pte")
+    (folder / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for nbytes in (100, len(program.pte)):  # no file fits; the .pte fits, a file that is written later does not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+        try:
+            for path in (folder, *([file] if nbytes == 100 else [])):
+                with pytest.raises(EthorchError, match=rf"cannot write {path}: File too large. It is unchanged"):
+                    program.save(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_bundled_program_holds_inputs_and_what_the_program_answers(
