@@ -5,6 +5,7 @@ A process that joblib starts knows neither the folder of the user's file nor tha
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from ethorch.orphans import end_worker_with
 from ethorch.quiet import quiet
 
 
@@ -23,19 +25,22 @@ class Task:
     Attributes:
         content: the function and what is bound to it, pickled; it never leaves the processes of this program.
         folders: where the modules of the user's classes are found.
+        creator: the process that hands it out; a worker that this process started ends with it.
     """
 
     content: bytes
     folders: tuple[str, ...]
+    creator: int
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
         """The call of a function to which objects of the user's classes ``users`` are bound."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
-        return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))))
+        return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid())
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function returns."""
+        end_worker_with(self.creator)
         with quiet():
             sys.path += [folder for folder in self.folders if folder not in sys.path]
             return cloudpickle.loads(self.content)(*arguments)

@@ -1,4 +1,4 @@
-"""``python -m ethorch.vela FOLDER``: the child's side of ``compile_apart``."""
+"""``python -m ethorch.vela FOLDER PARENT``: the child's side of ``compile_apart``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ethorch.errors import VelaError
+from ethorch.orphans import end_child_with
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.vela.child import to_files
 from ethorch.vela.compiler import compile
@@ -25,4 +26,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_child_with(int(sys.argv[2]))
     main(Path(sys.argv[1]))

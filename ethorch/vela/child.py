@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,14 +18,17 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """``python -m ethorch.vela FOLDER``: the graph and the flags go in as files, the result comes back as files."""
+    """``python -m ethorch.vela FOLDER PARENT``: the graph and the flags go in as files, the result comes back as files."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)
         (folder / "spec.json").write_text(json.dumps([spec.target.name, spec.compiler_flags]))
         try:
             child = subprocess.run(
-                [sys.executable, "-m", "ethorch.vela", name], capture_output=True, timeout=timeout_seconds, check=False
+                [sys.executable, "-m", "ethorch.vela", name, str(os.getpid())],
+                capture_output=True,
+                timeout=timeout_seconds,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise VelaError(
