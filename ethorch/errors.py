@@ -13,6 +13,7 @@
     │   ├── ProgramError     the .pte
     │   ├── BoardError       a board's TOML file: line and key
     │   └── ElfError         firmware that is no ELF file for a Cortex-M, or does not fit the board
+    ├── VerificationError    a compiled delegate computes something else than its TOSA graph; holds the operator
     ├── MachineFault         the NPU simulator stopped: command, offset, registers
     ├── HostError            the host runtime: no compiler, wrong inputs, ExecuTorch refused to load
     └── EmulatorError        a virtual board cannot run here: no emulator, no FVP
@@ -110,6 +111,21 @@ class MachineFault(EthorchError):
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
+
+
+class VerificationError(EthorchError):
+    """A compiled delegate computes something else than its TOSA graph, or cannot run.
+
+    Attributes:
+        operator: The first operator that differs, with its place in the user's code; empty if it could not be found.
+    """
+
+    def __init__(self, text: str, operator: str = ""):
+        super().__init__(text)
+        self.operator = operator
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (str(self), self.operator)
 
 
 class HostError(EthorchError):

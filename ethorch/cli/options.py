@@ -134,6 +134,9 @@ Constants = Annotated[
         metavar="flash|sram|auto|SIZE",
     ),
 ]
+NoVerify = Annotated[
+    bool, _option("--no-verify", help="Do not compare the finished program with the TOSA reference.", panel=COMPILER)
+]
 SettingsFile = Annotated[
     Path | None, _option("--settings", help="A file that --keep wrote; other options change it.", panel=FILES, metavar="FILE.toml")
 ]
@@ -230,6 +233,7 @@ class Compiler:
     vela_flag: VelaFlag = None
     arena: Arena = None
     constants: Constants = None
+    no_verify: NoVerify = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
         latency_ms=budget.latency(),
         min_sqnr_db=budget.min_sqnr_db,
         board=quantization.board,
+        verify=False if compiler.no_verify else None,
     )
     for flag, why in chosen.spec.flags_without_effect.items():
         print(f"the flag {flag} has no effect: {why}", file=sys.stderr)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ethorch.errors import VelaError
 from ethorch.progress import stage
-from ethorch.rewrite.planes import shallow_copy
 from ethorch.rewrite.rewriter import Rewriter
 from ethorch.rewrite.split_rows import Part, parts, split_rows
 from ethorch.tosa.ir import Graph
@@ -94,7 +93,7 @@ def _better(
     for way in _ways(graph, before, size, limit):
         made = in_bands(graph, way)
         try:
-            model = smallest(shallow_copy(made))
+            model = smallest(made.copy())
         except VelaError:
             continue
         if arena.arena_bytes(model) < size:
@@ -128,7 +127,7 @@ def in_bands(graph: Graph, way: Way) -> Graph:
     Args:
         way: which part, of this graph.
     """
-    copied = shallow_copy(graph)
+    copied = graph.copy()
     now = {value.name: value for op in copied.ops for value in (*op.operands, *op.results)}
     places = {id(op): number for number, op in enumerate(graph.ops)}
     own = Part(

@@ -18,7 +18,7 @@ from ethorch.npu import Sources
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
-from ethorch.rewrite.planes import bytes_beside_pixels, shallow_copy, turned_inputs, without_turned_inputs
+from ethorch.rewrite.planes import bytes_beside_pixels, turned_inputs, without_turned_inputs
 from ethorch.target.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
@@ -48,12 +48,14 @@ class Lowered:
     """One delegate at each of its stages.
 
     Attributes:
-        graph: the TOSA graph.
+        graph: the TOSA graph, after the rewrites.
+        source: The TOSA graph before the rewrites: the reference for what the delegate computes.
         tosa: the flatbuffer of it, which Vela compiled, but for how inputs in planes are read (``vela.planes``).
         compiled: what Vela made of that.
     """
 
     graph: Graph = field(repr=False)
+    source: Graph = field(repr=False)
     tosa: bytes = field(repr=False)
     compiled: CompiledModel
 
@@ -138,11 +140,11 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
-    given = graph if limit is None else shallow_copy(graph)
-    usual = _in_either_way(graph, tuning, spec)
-    if limit is None or arena.arena_bytes(usual.compiled) <= limit:
-        return usual
-    return _in_bands(given, tuning, spec, usual, limit)
+    source = graph.copy()
+    result = _in_either_way(graph, tuning, spec)
+    if limit is not None and arena.arena_bytes(result.compiled) > limit:
+        result = _in_bands(source, tuning, spec, result, limit)
+    return replace(result, source=source)
 
 
 def _in_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
@@ -194,7 +196,7 @@ def _filled(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
 
 def _reading_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
     """The program in which convolutions read what comes in planes; None where Vela leaves no way to."""
-    meant = rewrite(shallow_copy(graph), replace(tuning, fold_strides=way.fold))
+    meant = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
     given, planes = without_turned_inputs(meant, way.most)
     if not planes:
         return None
@@ -236,4 +238,4 @@ def _finished(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCo
     _check_arena(compiled, spec)
     if spec.resident_bytes:
         compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
-    return Lowered(graph, tosa, compiled)
+    return Lowered(graph, graph, tosa, compiled)

@@ -33,6 +33,7 @@ from ethorch.program.progress_bar import shown
 from ethorch.program.saving import check_file, save_etrecord
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import FLOAT, Settings, latency_of
+from ethorch.program.verification import verified
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quiet import quiet
@@ -81,6 +82,7 @@ def compile(
     dump: str | None = None,
     etrecord: str | os.PathLike[str] | None = None,
     share_weights: bool = True,
+    verify: bool | None = None,
     progress: bool | None = None,
 ) -> Program:
     """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
@@ -138,12 +140,15 @@ def compile(
         share_weights: of several methods, constants that their delegates have in common are stored once, as named data of the
             program. Firmware needs a delegate that reads these: ethorch's, or that of ExecuTorch from 1.5 on. False stores them for
             each method.
+        verify: Run the finished program in the simulator on a calibration sample, and compare what each delegate returns with the
+            TOSA reference, byte by byte (default). ``Program.verification`` holds the result.
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
         SpecError: a target, scheme, type, size or flag is unknown.
         UserCodeError: the model does not run with its inputs, or cannot be exported.
         QuantizationError: it cannot be quantized as asked.
+        VerificationError: A delegate computes something else than its TOSA graph: a bug of Vela or of ethorch.
         EthorchError: samples do not fit, or ExecuTorch cannot make a program of it.
     """
     chosen = (settings or Settings()).with_(
@@ -166,6 +171,7 @@ def compile(
         min_sqnr_db=min_sqnr_db,
         min_metric=min_metric,
         board=None if board is None else os.fspath(board),
+        verify=verify,
     )
     if (metric is None) != (chosen.min_metric is None):
         raise SpecError("metric is a function and min_metric the least that it may return: give both or neither.")
@@ -176,10 +182,12 @@ def compile(
             if metric is not None:
                 raise SpecError("metric is of one method; of several, compile each alone for that, or give min_sqnr_db.")
             methods = _user_methods(model, example_inputs, calibration, etrecord)
-            return compile_methods(methods, chosen, config, dump, share_weights)
-        user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
-        with in_eval_mode(user.module):
-            return _compiled(user, chosen, config, metric, dump, etrecord)
+            program = compile_methods(methods, chosen, config, dump, share_weights)
+        else:
+            user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
+            with in_eval_mode(user.module):
+                program = _compiled(user, chosen, config, metric, dump, etrecord)
+        return verified(program) if chosen.verify else program
 
 
 def _user_methods(model: Methods, example_inputs: Any, calibration: Any, etrecord: Any) -> UserMethods:

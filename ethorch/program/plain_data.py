@@ -57,6 +57,7 @@ def plain_data(program: Program) -> dict[str, Any]:
         "budgets": [finite(asdict(budget)) for budget in program.budgets],
         "tried": [finite(attempt.to_json()) for attempt in program.tried],
         "accuracy": finite(asdict(measured)) if measured else None,
+        "verification": None if program.verification is None else asdict(program.verification),
         "inputs": [asdict(info) for info in program.inputs],
         "outputs": [asdict(info) for info in program.outputs],
         "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     # the same 2 seconds
     from ethorch.program.suggestions import Suggestions
 
+    # the same 2 seconds
+    from ethorch.program.verification import Verification
+
     # 2 seconds of torchao and ExecuTorch, which a file needs not
     from ethorch.quantizer.config import QuantizationConfig
 
@@ -78,6 +81,7 @@ class Program:
         config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
         metric: the user's own, of which the settings have the least figure, if there is one.
         sessions: calls of the methods in order, of a program that was compiled with several.
+        verification: how its delegates compare with the TOSA reference; None for a file, and if the setting ``verify`` is False.
         tried: the programs that were made to keep the budgets, this one among them; the first is what the settings say.
     """
 
@@ -102,6 +106,7 @@ class Program:
         self._sources = sources
         self._others = {method: self}
         self.tried: tuple[Attempt, ...] = ()
+        self.verification: Verification | None = None
         self._parsed = pte.read(data)
         pte.entry_point(self._parsed, method)
 

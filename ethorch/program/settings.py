@@ -109,6 +109,7 @@ class Settings:
         min_metric: least figure of the user's own metric, which is an argument of ``ethorch.compile``; None: no limit.
         board: name of a board of ``ethorch boards``, or a TOML file of yours: it says what the target may be, its clocks and
             memories, and the RAM and flash there are.
+        verify: Compare each delegate of the program, run in the simulator on a calibration sample, with the TOSA reference.
 
     Raises:
         SpecError: a name is unknown, a size or number is none, or the board cannot have the target.
@@ -134,6 +135,7 @@ class Settings:
     min_sqnr_db: float | None = None
     min_metric: float | None = None
     board: str | None = None
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -146,6 +148,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)):
                 raise SpecError(f"{name} is {value!r}; it has to be a number.")
+        if not isinstance(self.verify, bool):
+            raise SpecError(f"verify is {self.verify!r}; expected true or false.")
         if self.scheme not in SCHEMES:
             raise unknown_name("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():

@@ -102,6 +102,11 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     if accuracy:
         figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
         yield "SQNR", figure, f"NPU against the float model, {counted(accuracy['samples'], 'sample')}"
+    verification = data.get("verification")
+    if verification and verification["delegates"]:
+        yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"
+        for row in verification["unchecked"]:
+            yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]

@@ -9,7 +9,6 @@ commands that read it the strides of planes.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,20 +106,13 @@ def _made_of(r: Rewriter, op: Op) -> int:
     return wide
 
 
-def shallow_copy(graph: Graph) -> Graph:
-    """A copy that shares the constants' numbers."""
-    regions = list(graph.regions())
-    operands = [value for region in regions for op in region.ops for value in op.operands]
-    return copy.deepcopy(graph, {id(value.data): value.data for value in operands if value.data is not None})
-
-
 def without_turned_inputs(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
     """A copy of the graph for Vela in which convolutions read inputs that are planes; ``graph`` itself where there is none.
 
     Args:
         most: planes that such an input may have.
     """
-    r = Rewriter(shallow_copy(graph))
+    r = Rewriter(graph.copy())
     found = tuple(_by_convolution(r, *turned) for turned in _turned(r, most))
     if not found:
         return graph, ()

@@ -103,6 +103,23 @@ class Graph:
             for region in op.regions.values():
                 yield from region.regions()
 
+    def copy(self) -> Graph:
+        """A copy with operators and values of its own, which shares the contents of constants."""
+        values: dict[int, Value] = {}
+
+        def copied(value: Value) -> Value:
+            if id(value) not in values:
+                values[id(value)] = Value(value.name, value.shape, value.dtype, value.origin, value.data)
+            return values[id(value)]
+
+        def of_op(op: Op) -> Op:
+            attrs = {**op.attrs, **{key: region.copy() for key, region in op.regions.items()}}
+            return Op(op.name, tuple(map(copied, op.operands)), attrs, tuple(map(copied, op.results)))
+
+        inputs = list(map(copied, self.inputs))
+        ops = list(map(of_op, self.ops))
+        return Graph(self.name, inputs, list(map(copied, self.outputs)), ops)
+
     def constants(self) -> list[Value]:
         """Every constant in use outside of regions, in order of first use."""
         seen: dict[int, Value] = {}

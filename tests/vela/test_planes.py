@@ -14,7 +14,7 @@ from ethorch import EthosUCompileSpec
 from ethorch.builder.builder import Builder
 from ethorch.lower.delegate import compile_graph, compile_lowered, rewritten
 from ethorch.npu import Program
-from ethorch.rewrite.planes import BRICK, shallow_copy, turned_inputs, without_turned_inputs
+from ethorch.rewrite.planes import BRICK, turned_inputs, without_turned_inputs
 from ethorch.target.npus import TARGETS, TUNING
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
@@ -142,7 +142,7 @@ def test_a_graph_is_not_changed() -> None:
 
 def made_of(target: str = "ethos-u85-256") -> tuple[CompiledModel, Graph, Graph, tuple, EthosUCompileSpec]:
     meant = turned()
-    given, planes = without_turned_inputs(shallow_copy(meant), 4)
+    given, planes = without_turned_inputs(meant.copy(), 4)
     spec = EthosUCompileSpec(target)
     return compile(serialize(given), spec), given, meant, planes, spec
 

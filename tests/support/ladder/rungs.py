@@ -12,6 +12,7 @@ from ethorch.fx.node import constants_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk, lower_program
 from ethorch.rewrite.pipeline import rewrite
+from ethorch.tosa import interpreter
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
@@ -21,10 +22,16 @@ from tests.support.tosa_runs import machine, reference
 
 def lowered(program: torch.export.ExportedProgram, target: str) -> Graph:
     """The whole program as one TOSA graph, rewritten and verified."""
+    return _lowered(program, target)[1]
+
+
+def _lowered(program: torch.export.ExportedProgram, target: str) -> tuple[Graph, Graph]:
+    """The whole program as one TOSA graph, before and after the rewrites."""
     builder = builder_for(EthosUCompileSpec(target).target)
-    graph = rewrite(lower_program(program, builder), tuning=builder.tuning)
+    source = lower_program(program, builder)
+    graph = rewrite(source.copy(), tuning=builder.tuning)
     verify(graph)
-    return graph
+    return source, graph
 
 
 def refusal_ids(program: torch.export.ExportedProgram, target: str) -> set[str]:
@@ -68,16 +75,21 @@ class Climb:
 
 
 def climbed(q: Quantized, inputs: tuple[torch.Tensor, ...], target: str = "ethos-u55-128") -> Climb:
-    """All layers on one input.
+    """All layers on one input. The interpreter gives the reference model's bits before and after the rewrites.
 
     Raises:
         Unsupported: the target refuses the program.
     """
-    graph = lowered(q.program, target)
+    source, graph = _lowered(q.program, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
     codes = [x.astype(np.int8) if value.dtype == "INT8" else x for x, value in zip(codes, graph.inputs, strict=True)]
-    return Climb(graph, q.output_codes(inputs), reference(tosa, codes), machine(tosa, codes, EthosUCompileSpec(target)))
+    wanted = reference(tosa, codes)
+    for interpreted in (interpreter.run(source, codes), interpreter.run(graph, codes)):
+        for a, b in zip(interpreted, wanted, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_array_equal(a, b)
+    return Climb(graph, q.output_codes(inputs), wanted, machine(tosa, codes, EthosUCompileSpec(target)))
 
 
 def climb(

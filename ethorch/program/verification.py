@@ -1,0 +1,253 @@
+"""Verify a finished program: each delegate in the simulator against the TOSA reference, byte by byte."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ethorch import host
+from ethorch.direct.program import CAST_KERNEL, QUANTIZE_KERNEL
+from ethorch.errors import EthorchError, MachineFault, VerificationError
+from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
+from ethorch.formats.pte_types import Call, Method
+from ethorch.host.many import keeps_state
+from ethorch.host.session import together
+from ethorch.lower.delegate import Lowered
+from ethorch.lower.verification import check_outputs, stopped
+from ethorch.model_files import Inputs
+from ethorch.program.program import Program
+from ethorch.progress import stage
+from ethorch.words import counted
+
+Array = npt.NDArray[Any]
+
+logger = logging.getLogger(__name__)
+
+_MOST_SAMPLES = 4  # that are run in search of one whose outputs are not constant
+_CALLS_WITH_STATE = 3  # of each method of a program that keeps state
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A delegate that was not compared with the TOSA reference.
+
+    Attributes:
+        method: Name of its method.
+        delegate: Its number in the method.
+        reason: Why not.
+    """
+
+    method: str
+    delegate: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of comparing a program's delegates with the TOSA reference.
+
+    Attributes:
+        delegates: How many the program has, over all methods.
+        equal: How many gave the bytes of the reference.
+        unchecked: The others, with the reason. A delegate that differs is an error.
+    """
+
+    delegates: int
+    equal: int
+    unchecked: tuple[Unchecked, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.equal} of {counted(self.delegates, 'delegate')}"
+
+
+class _Check:
+    """One payload: the delegate that it was packed from, and what the runs so far have shown.
+
+    Attributes:
+        is_settled: It was compared on outputs that vary.
+        reason: Why it cannot be compared; empty if it can.
+    """
+
+    def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
+        self.name, self.payload, self.delegate = name, payload, delegate
+        self.is_settled = delegate is None
+        self.reason = "" if delegate is not None else "its TOSA graph is not known"
+        self._inputs: list[Array] | None = None  # of the last run
+        self._compared = 0
+
+    def run(self, machine: Any) -> None:
+        """Run a machine whose inputs are in place, and compare the outputs.
+
+        Raises:
+            VerificationError: They differ, or the machine stops.
+        """
+        inputs = [_bytes(machine, tensor) for tensor in self.payload.inputs]
+        try:
+            machine.run()
+        except MachineFault as fault:
+            if self.delegate is None:
+                raise
+            raise stopped(self.delegate, self.name, fault) from fault
+        if self.delegate is None or (self.is_settled and self._compared >= _CALLS_WITH_STATE):
+            return
+        outputs = [_bytes(machine, tensor) for tensor in self.payload.outputs]
+        check_outputs(self.delegate, self.name, inputs, outputs)
+        self._inputs, self._compared = inputs, self._compared + 1
+        self.is_settled |= all(output.size < 2 or bool((output != output[0]).any()) for output in outputs)
+
+    def run_on(self, inputs: Sequence[Array]) -> None:
+        """Run a fresh machine on the bytes of the inputs."""
+        machine = host.npu_machine(self.payload)
+        for tensor, data in zip(self.payload.inputs, inputs, strict=True):
+            machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
+        self.run(machine)
+
+    def run_apart(self) -> None:
+        """Compare on random codes. Inputs that are not codes are those of the last run, or zeros."""
+        assert self.delegate is not None
+        generator, inputs = np.random.default_rng(0), []
+        for number, (tensor, value) in enumerate(zip(self.payload.inputs, self.delegate.inputs, strict=True)):
+            if value.dtype in ("INT8", "INT16"):
+                inputs.append(generator.integers(0, 256, tensor.nbytes, np.uint8))
+            else:
+                inputs.append(np.zeros(tensor.nbytes, np.uint8) if self._inputs is None else self._inputs[number])
+        self.run_on(inputs)
+
+
+class _Checking:
+    """A machine for ``ethorch.host`` that compares each run."""
+
+    def __init__(self, check: _Check):
+        self._check = check
+        self._machine = host.npu_machine(check.payload)
+
+    def region(self, index: int) -> Array:
+        return self._machine.region(index)
+
+    def run(self) -> None:
+        self._check.run(self._machine)
+
+
+def _bytes(machine: Any, tensor: IoTensor) -> Array:
+    found: Array = machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes].copy()
+    return found
+
+
+def verified(program: Program) -> Program:
+    """Compare each delegate of each method with the TOSA reference; return the program, which holds the result.
+
+    Raises:
+        VerificationError: A delegate computes something else, or cannot run.
+    """
+    parts = {name: program[name] for name in program.methods}
+    checks: dict[DelegatePayload, _Check] = {}
+    places: list[tuple[str, int, _Check]] = []
+    for name, part in parts.items():
+        known = {} if part.build is None else {delegate.payload: delegate for delegate in part.build.delegates}
+        for number, delegate in enumerate(part.description.delegates):
+            if delegate.id == BACKEND_ID:
+                payload = delegate.payload
+                if payload not in checks:
+                    checks[payload] = _Check(f"delegate {number} of method {name!r}", payload, known.get(payload))
+                places.append((name, number, checks[payload]))
+    if checks:
+        with stage("verify"), torch.no_grad():
+            _run_samples(parts, checks)
+            for check in checks.values():
+                if not check.is_settled:
+                    check.run_apart()
+    unchecked = tuple(Unchecked(name, number, check.reason) for name, number, check in places if check.reason)
+    for part in parts.values():
+        part.verification = Verification(len(places), len(places) - len(unchecked), unchecked)
+    return program
+
+
+def _run_samples(parts: Mapping[str, Program], checks: Mapping[DelegatePayload, _Check]) -> None:
+    """Run samples of each method until its delegates are settled."""
+    descriptions = {name: part.description for name, part in parts.items()}
+    left = dict(parts)
+    while left:
+        name, part = next(iter(left.items()))
+        group = together(descriptions, name)
+        left = {other: value for other, value in left.items() if other not in group}
+        has_state = any(map(keeps_state, group.values()))
+        if not has_state and _run_directly(part, checks):
+            continue
+        try:
+            loaded = host.load(part.pte, name, machine=lambda payload: _Checking(checks[payload]))
+            calls = Counter[str]()
+            for method, inputs in _calls([parts[other] for other in group]):
+                if calls[method] < (_CALLS_WITH_STATE if has_state else _MOST_SAMPLES):
+                    loaded[method](*pytree.tree_leaves(parts[method].as_taken(inputs)))
+                    calls[method] += 1
+                if not has_state and all(checks[payload].is_settled for payload in part.payloads):
+                    break
+        except VerificationError:
+            raise
+        except EthorchError as error:  # the CPU's part cannot run here
+            logger.debug("delegates are verified apart: %s", error)
+
+
+def _calls(parts: Sequence[Program]) -> list[tuple[str, Inputs]]:
+    """The calls that the user gave: of the sessions, or each method's samples."""
+    if sessions := parts[0].sessions:
+        names = {part.method for part in parts}
+        return [(name, inputs) for session in sessions for name, inputs in session if name in names]
+    models = {part.method: part.model for part in parts if part.model is not None}
+    return [(name, inputs) for name, model in models.items() for inputs in model.calibration or [model.example_inputs]]
+
+
+def _run_directly(part: Program, checks: Mapping[DelegatePayload, _Check]) -> bool:
+    """Run the one delegate of a method without ExecuTorch, whose import takes a second; False if the method has more than that."""
+    if len(part.description.delegates) != 1 or len(part.payloads) != 1:
+        return False
+    check = checks[part.payloads[0]]
+    for _, inputs in _calls([part])[:_MOST_SAMPLES]:
+        found = _delegate_inputs(part.description, pytree.tree_leaves(part.as_taken(inputs)))
+        if found is None:
+            return False
+        check.run_on(found)
+        if check.is_settled:
+            break
+    return True
+
+
+def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
+    """Return the bytes that the first call of a delegate gets; None if operators other than quantize and casts come before it."""
+    if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
+        return None
+    known: dict[int, Array] = {}
+    for index, tensor in zip(method.inputs, inputs, strict=True):
+        if method.values[index].dim_order != tuple(range(tensor.dim())):
+            return None
+        known[index] = tensor.detach().contiguous().numpy()
+    for step in method.chains[0].instructions:
+        if not isinstance(step, Call) or any(arg not in known for arg in (step.args[:1] if step.delegate is None else ())):
+            return None
+        if step.delegate is not None:
+            found = [known.get(arg) for arg in step.args]
+            taken = len(method.delegates[step.delegate].payload.inputs)
+            return None if any(x is None for x in found[:taken]) else [_flat(x) for x in found[:taken] if x is not None]
+        target = method.values[step.args[-1]]
+        if step.operator == QUANTIZE_KERNEL:
+            scale, zero, low, high = (method.values[arg].number for arg in step.args[1:5])
+            codes = np.rint(np.nan_to_num(known[step.args[0]]).astype(np.float64) / scale) + zero
+            known[step.args[-1]] = np.clip(codes, low, high).astype(target.dtype)
+        elif step.operator == CAST_KERNEL:
+            known[step.args[-1]] = known[step.args[0]].astype(target.dtype)
+        else:
+            return None
+    return None
+
+
+def _flat(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
