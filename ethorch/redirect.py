@@ -24,27 +24,33 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 @contextmanager
-def without_lines(*beginnings: bytes) -> Iterator[None]:
-    """Inside, what C code prints to standard output waits; afterwards it is printed, but for lines that begin so.
+def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
+    """Hold back what C code prints to standard output, and print it afterwards without the lines with these beginnings.
 
-    A program's own output may be there, as JSON that another program reads.
+    The program's own output may be on standard output, such as JSON that another program reads.
+
+    Yields:
+        A list that holds the omitted lines after the context ends.
     """
+    omitted: list[bytes] = []
     try:
         kept = os.dup(1)
     except OSError:  # a process without standard output
-        yield
+        yield omitted
         return
     with tempfile.TemporaryFile() as waiting:
         _flush()
         os.dup2(waiting.fileno(), 1)
         try:
-            yield
+            yield omitted
         finally:
             _flush()
             os.dup2(kept, 1)
             os.close(kept)
             waiting.seek(0)
-            rest = memoryview(b"".join(line for line in waiting if not line.startswith(beginnings)))
+            lines = list(waiting)
+            omitted += (line for line in lines if line.startswith(beginnings))
+            rest = memoryview(b"".join(line for line in lines if not line.startswith(beginnings)))
             while rest:
                 rest = rest[os.write(1, rest) :]
 

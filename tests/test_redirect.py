@@ -51,9 +51,10 @@ def test_a_fork_from_inside():
 
 
 def test_only_the_lines_that_are_named_are_dropped(capfd):
-    with without_lines(b"noise", b"more noise"):
+    with without_lines(b"noise", b"more noise") as omitted:
         os.write(1, b"noise of a library\nmore noise\nan answer: noise\n")
         os.write(1, b"without a newline")
+    assert omitted == [b"noise of a library\n", b"more noise\n"]
     assert capfd.readouterr().out == "an answer: noise\nwithout a newline"
 
 

@@ -18,7 +18,7 @@ from ethorch.npu import Sources
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
-from ethorch.rewrite.planes import bytes_beside_pixels, turned_inputs, without_turned_inputs
+from ethorch.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, turned_inputs, without_turned_inputs
 from ethorch.target.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
@@ -197,6 +197,7 @@ def _filled(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
 def _reading_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
     """The program in which convolutions read what comes in planes; None where Vela leaves no way to."""
     meant = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
+    copy_selected_inputs(meant, way.most)
     given, planes = without_turned_inputs(meant, way.most)
     if not planes:
         return None

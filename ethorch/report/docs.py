@@ -11,7 +11,7 @@ from ethorch.report import board_page, listings, messages
 from ethorch.report.limit_words import feature_words
 from ethorch.report.support import FAMILIES
 from ethorch.rewrite.vela_bugs import VELA_BUGS
-from ethorch.target.npus import TARGETS, Target
+from ethorch.target.npus import TARGETS, TUNING, Target
 
 _WRITTEN = "<!-- Written by `python -m ethorch.report.docs`; the tests compare it with the listings. -->"
 
@@ -76,9 +76,11 @@ def targets_page() -> str:
         "| choice | " + " | ".join(family.upper() for family in families) + " |",
         "| --- |" + " --- |" * len(families),
     ]
-    choices = [listings.tuning_rows(target.tuning) for target in families.values()]
+    choices = [listings.tuning_rows(TUNING[family]) for family in families]
     for name in listings.tuning_names(*choices):
-        lines.append(f"| {name} | " + " | ".join(rows.get(name, "-") for rows in choices) + " |")
+        chosen = [rows.get(name, "-") for rows in choices]
+        if set(chosen) != {"no"}:  # of single configurations only: ``ethorch targets --diff``
+            lines.append(f"| {name} | " + " | ".join(chosen) + " |")
     same: dict[tuple[str, ...], list[str]] = {}
     for family, target in families.items():
         found = []
@@ -108,7 +110,8 @@ def vela_bugs_page() -> str:
     ]
     for bug in VELA_BUGS:
         instead = bug.instead if isinstance(bug.instead, str) else (bug.instead.__doc__ or "").partition("\n")[0]
-        cells = (f"`{bug.id}`", bug.wrong, ", ".join(bug.families).upper(), ", ".join(bug.versions), instead.replace("``", "`"))
+        npus = ", ".join(bug.families).upper() + (", 16 KB of SHRAM" if bug.small_shram else "")
+        cells = (f"`{bug.id}`", bug.wrong, npus, ", ".join(bug.versions), instead.replace("``", "`"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -132,23 +132,34 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
         r.erase(pad)
 
 
+def moves_before(r: Rewriter, op: Op) -> list[Op]:
+    """Return the TRANSPOSEs and RESHAPEs before ``op`` that nothing else reads, the last one first."""
+    moves: list[Op] = []
+    while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
+        moves.append(move)
+    return moves
+
+
+def run_before_moves(r: Rewriter, op: Op) -> None:
+    """Make ``op`` read what the TRANSPOSEs and RESHAPEs before it read, and move its result by them."""
+    moves, at = moves_before(r, op), r.before(op)
+    value = at.again(op, moves[-1].operands[0])
+    for move in reversed(moves):
+        value = at.again(move, value)
+    r.replace(op, value)
+
+
 def move_tables_before_moves(r: Rewriter) -> None:
     """TABLE of a TRANSPOSE or RESHAPE becomes one of the TABLE, INT8: it can join what is before it, a convolution for one.
 
     Of a RESHAPE only where an operator makes what it reads, of up to four axes. Vela's bug: ``vela.table-between-transposes``.
     """
     for op in r.named("TABLE"):
-        moves: list[Op] = []
-        while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
-            moves.append(move)
+        moves = moves_before(r, op)
         source = (moves or [op])[-1].operands[0]
         joins = bool(moves) and r.producer(source) is not None and source.rank <= 4
         if op.operands[0].dtype == "INT8" and (joins or any(move.name == "TRANSPOSE" for move in moves)):
-            at = r.before(op)
-            value = at.again(op, source)
-            for move in reversed(moves):
-                value = at.again(move, value)
-            r.replace(op, value)
+            run_before_moves(r, op)
 
 
 def move_tables_behind_transposes(r: Rewriter) -> None:

@@ -163,7 +163,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     ),
     Step(
         "work around Vela's bugs",
-        lambda r, t: work_around(r, t.vela_family),
+        work_around,
         "Last: its copies stand between operators that Vela must not see side by side.",
     ),
 )

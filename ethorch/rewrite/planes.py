@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.rewrite.insert_copies import LONGEST
+from ethorch.rewrite.insert_copies import LONGEST, copied
 from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import DTYPES, Graph, Op, Value
 
@@ -81,6 +81,20 @@ def _turned(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
         if size is not None:
             found.append((op, source, *size))
     return found
+
+
+def copy_selected_inputs(graph: Graph, most: int) -> None:
+    """Make each SELECT read a copy of the inputs that convolutions may read in planes, which is another shape.
+
+    Vela's bug: ``vela.select-of-reshaped``.
+    """
+    r = Rewriter(graph)
+    turned = {source for _, source, *_ in _turned(r, most)}
+    for op in r.named("SELECT"):
+        for index, value in enumerate(op.operands):
+            if input_of(r, value) in turned:
+                r.insert_before(op, index, copied)
+    r.finish()
 
 
 def turned_inputs(graph: Graph, most: int) -> bool:

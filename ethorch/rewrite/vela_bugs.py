@@ -13,7 +13,9 @@ from typing import Literal
 
 from ethorch.rewrite import vela_workarounds as do
 from ethorch.rewrite.insert_copies import ELEMENTWISE
+from ethorch.rewrite.peephole import run_before_moves
 from ethorch.rewrite.rewriter import Rewriter
+from ethorch.target.tuning import Tuning
 from ethorch.tosa.ir import Op
 
 Family = Literal["u55", "u65", "u85"]
@@ -38,6 +40,7 @@ class VelaBug:
         placed: a CONCAT or PAD places their result; ``reshaped``: behind one RESHAPE at least, ``anyhow``: perhaps behind some.
         families: those of which a graph shows it.
         assumed: families for which it is avoided though no graph shows it.
+        small_shram: True if only NPUs with 16 KB of SHRAM have it.
         versions: of Vela, in which it was seen; the families are those of the last one.
     """
 
@@ -51,6 +54,7 @@ class VelaBug:
     placed: Literal["", "anyhow", "reshaped"] = ""
     families: tuple[Family, ...] = ALL
     assumed: tuple[Family, ...] = ()
+    small_shram: bool = False
     versions: tuple[str, ...] = ("5.1.0", "5.2.0")
 
     def concerns(self, family: str) -> bool:
@@ -134,12 +138,32 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_operand,
     ),
     VelaBug(
+        id="vela.turned-slice",
+        wrong="Of a SLICE that is read several times, a TRANSPOSE that Vela's own for a MATMUL's second operand or a REDUCE_SUM "
+        "undoes becomes a transfer, from the beginning of the whole.",
+        operators=("MATMUL", "REDUCE_SUM"),
+        which=do.is_of_turned_slice,
+        instead=do.copy_turned_slice,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.matmul-of-slice",
         wrong="A MATMUL reads a SLICE from the beginning of the whole.",
         operators=("MATMUL",),
         reads=("SLICE",),
         instead=do.copy_operand,
         families=U55_U65,
+    ),
+    VelaBug(
+        id="vela.broadcast-slice-in-chain",
+        wrong="An elementwise operator that is chained to the one before it takes a SLICE for the whole if the whole has as many "
+        "elements as the result: x * e[:, 32:48], where e has as many chunks as x has rows.",
+        operators=do.TAKING_TWO,
+        which=do.is_of_broadcast_slice_of_as_many,
+        instead=do.copy_slices_of_as_many,
+        families=U85,
+        versions=SINCE_5_2,
     ),
     VelaBug(
         id="vela.lone-rescale-of-move",
@@ -298,23 +322,23 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
-        id="vela.spread-of-reshaped-rescale",
-        wrong="Of x[n, 1, c] and y[n, m, 1], Vela spreads one by an addition of its own; where it is a RESHAPE of a RESCALE, in "
-        "the shape before.",
+        id="vela.spread-in-other-shape",
+        wrong="Of x[n, 1, c] and y[n, m, 1], Vela spreads the first by an addition of its own, which reads it in the shape that "
+        "the last RESHAPE gives it, or that it has before the RESCALE: all differences of the rows of one value, for example.",
         operators=ELEMENTWISE,
-        which=do.is_broadcast_both_ways_behind_reshape,
-        instead=do.rescale_behind_reshape,
+        which=do.is_spread_in_other_shape,
+        instead=do.give_first_operand_one_shape,
         families=U55_U65,
         versions=SINCE_5_2,
     ),
     VelaBug(
-        id="vela.spread-of-one-value",
-        wrong="Of x[1, n, c] and x[n, 1, c], one value in two shapes, as of all differences of rows, Vela spreads one by an "
-        "addition that reads it in the shape of the other.",
-        operators=ELEMENTWISE,
-        which=do.is_of_one_broadcast_both_ways,
-        instead=do.reshape_copy,
-        families=U55_U65,
+        id="vela.axis-of-column",
+        wrong="A reduction or REVERSE along the last axis runs along the middle one of three. Of a value whose last axis has "
+        "extent 1, reshaped to be without it, Vela allocates bricks of 16 channels for as many bytes as they hold.",
+        operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
+        which=do.is_along_last_axis_of_column,
+        instead=do.run_along_middle_axis,
+        families=U85,
         versions=SINCE_5_2,
     ),
     VelaBug(
@@ -403,6 +427,16 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.transpose_now,
         families=("u55", "u85"),
         assumed=("u65",),  # where constants lie in memory of their own, it is right
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.table-of-transpose",
+        wrong="An INT8 TABLE that becomes part of a TRANSPOSE is loaded behind the end of an SHRAM of 16 KB.",
+        operators=("TABLE",),
+        which=do.is_of_transposed,
+        instead=run_before_moves,
+        families=("u55",),
+        small_shram=True,
         versions=SINCE_5_2,
     ),
     # --- what saturates -----------------------------------------------------------------------------------------------
@@ -536,10 +570,11 @@ VELA_BUGS: tuple[VelaBug, ...] = (
 BY_ID: Mapping[str, VelaBug] = {bug.id: bug for bug in VELA_BUGS}
 
 
-def work_around(r: Rewriter, family: Family) -> None:
-    """Do what the rows that concern ``family`` say, one row after the other."""
+def work_around(r: Rewriter, tuning: Tuning) -> None:
+    """Apply the rows that concern the NPUs of ``tuning``, one row after the other."""
     for bug in VELA_BUGS:
-        if bug.concerns(family) and not isinstance(bug.instead, str):
+        concerned = bug.concerns(tuning.vela_family) and tuning.vela_small_shram >= bug.small_shram
+        if concerned and not isinstance(bug.instead, str):
             for op in r.named(*bug.operators) if bug.operators else r:
                 if bug.finds(r, op):
                     bug.instead(r, op)

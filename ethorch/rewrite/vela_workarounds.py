@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ethorch.rewrite.insert_copies import ELEMENTWISE, copied
+from ethorch.rewrite.peephole import moves_before
 from ethorch.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
@@ -26,6 +27,11 @@ POINTWISE = (
     *ELEMENTWISE, "RESCALE", "CLAMP", "CAST", "ABS", "NEGATE", "CLZ", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL",
     "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT",
     "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT",
+)  # fmt: skip
+#: What Vela makes an elementwise operation of two operands, or several, of.
+TAKING_TWO = (
+    *ELEMENTWISE, "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "LOGICAL_AND",
+    "LOGICAL_OR", "LOGICAL_XOR", "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "INTDIV",
 )  # fmt: skip
 #: What follows an elementwise operator as a part of the same operation.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
@@ -364,33 +370,106 @@ def _slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
     return [index for index, yes in enumerate(shaped) if yes and reads(r, values[index], "SLICE")]
 
 
-def is_broadcast_both_ways_behind_reshape(r: Rewriter, op: Op) -> bool:
-    """Both operands are broadcast, and one at least is a RESHAPE of a RESCALE."""
+def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
+    """Both operands are broadcast, and Vela stores the first in another shape than the operator reads."""
     spread = all(value.shape != op.result.shape for value in op.operands[:2])
-    return spread and any(_reshaped_rescale(r, value) is not None for value in op.operands[:2])
+    return spread and not _has_one_shape(r, op.operands[0])
 
 
-def is_of_one_broadcast_both_ways(r: Rewriter, op: Op) -> bool:
-    """Both operands are broadcast, and they are one value in two shapes, perhaps rescaled."""
-    spread = all(value.shape != op.result.shape for value in op.operands[:2])
-    return spread and _in_other_shape(r, op) is not None
+def _has_one_shape(r: Rewriter, value: Value) -> bool:
+    """Return True if Vela stores ``value``, and what its RESCALE reads, in the shape of ``value``."""
+    source = _root(r, value)
+    rescale = r.producer(source, "RESCALE")
+    sources = [source] if rescale is None else [source, _root(r, rescale.operands[0])]
+    return all(_stored_shapes(r, each) == {_without_leading_ones(value.shape)} for each in sources)
 
 
-def _in_other_shape(r: Rewriter, op: Op) -> int | None:
-    """Which operand is a RESHAPE, perhaps rescaled, of what the other is made of."""
-    values = [_unscaled(r, value) for value in op.operands[:2]]
-    reshapes = [r.producer(value, "RESHAPE") for value in values]
-    sources = [value if reshape is None else reshape.operands[0] for value, reshape in zip(values, reshapes, strict=True)]
-    if sources[0] is not sources[1]:
+def _stored_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
+    """Return the shapes in which Vela may store ``value``: those that RESHAPEs give it, or else its own.
+
+    Of a value that RESHAPEs read Vela keeps one tensor, in the shape of the last RESHAPE.
+    """
+    shapes = {_without_leading_ones(shape) for shape in _shapes_behind(r, value)}
+    return shapes or {_without_leading_ones(value.shape)}
+
+
+def _shapes_behind(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
+    for reader in r.readers(value):
+        if reader.name == "RESHAPE" and not _moves_behind_transpose(r, reader):
+            yield reader.result.shape
+            yield from _shapes_behind(r, reader.result)
+
+
+def _moves_behind_transpose(r: Rewriter, reshape: Op) -> bool:
+    """Return True if Vela moves a RESHAPE that only adds or removes axes of extent 1 behind the TRANSPOSE that alone reads it."""
+    before, after = ([n for n in value.shape if n != 1] for value in (reshape.operands[0], reshape.result))
+    readers = r.readers(reshape.result)
+    return before == after and r.uses(reshape.result) == len(readers) == 1 and readers[0].name == "TRANSPOSE"
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
+    return shape[first:]
+
+
+def _root(r: Rewriter, value: Value) -> Value:
+    """Return what ``value`` is before all RESHAPEs."""
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+    return value
+
+
+def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
+    """An operand, perhaps rescaled, is a SLICE of a whole that has as many elements as the result."""
+    return bool(_slices_of_as_many(r, op))
+
+
+def _slices_of_as_many(r: Rewriter, op: Op) -> list[int]:
+    """Return the operands that are SLICEs of a whole with as many elements as the result."""
+    slices = [r.producer(_root(r, _unscaled(r, _root(r, value))), "SLICE") for value in op.operands]
+    count = math.prod(op.result.shape)
+    return [index for index, cut in enumerate(slices) if cut is not None and math.prod(cut.operands[0].shape) == count]
+
+
+def is_of_turned_slice(r: Rewriter, op: Op) -> bool:
+    """Reads a TRANSPOSE of a SLICE that others read, too, and Vela's own TRANSPOSE of the operand undoes that one."""
+    return _turned_slice(r, op) is not None
+
+
+def _turned_slice(r: Rewriter, op: Op) -> Op | None:
+    """Return the SLICE of which a MATMUL's second operand, or the operand of a REDUCE_SUM, is the TRANSPOSE that Vela undoes."""
+    value = op.operands[-1]
+    rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
+    turned = _root(r, value if rescale is None else rescale.operands[0])
+    transpose = r.producer(turned, "TRANSPOSE")
+    if transpose is None:
         return None
-    return next((index for index in (1, 0) if reshapes[index] is not None), None)
+    axes = [axis for axis in transpose.attrs["perms"] if transpose.operands[0].shape[axis] != 1]
+    if len(axes) < 2 or sorted(axes) != [*axes[:-2], axes[-1], axes[-2]] or op.attrs.get("axis", 1) != op.operands[0].rank - 2:
+        return None
+    value, shared = transpose.operands[0], False
+    while True:
+        shared |= r.uses(value) > 1
+        if (reshape := r.producer(value, "RESHAPE")) is None:
+            break
+        value = reshape.operands[0]
+    return r.producer(value, "SLICE") if shared else None
 
 
-def _reshaped_rescale(r: Rewriter, value: Value) -> Op | None:
-    """The RESCALE by one scale that ``value`` is a RESHAPE of."""
-    reshape = r.producer(value, "RESHAPE")
-    rescale = reshape and r.producer(reshape.operands[0], "RESCALE")
-    return rescale if rescale is not None and not rescale.attrs["per_channel"] else None
+def is_of_transposed(r: Rewriter, op: Op) -> bool:
+    """Reads a TRANSPOSE of INT8, perhaps behind RESHAPEs, that nothing else reads."""
+    return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
+
+
+def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
+    """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1."""
+    value, axis = op.operands[0], op.attrs["axis"]
+    if axis != value.rank - 1 or value.rank == 0:
+        return False
+    extent, source = value.shape[-1], _root(r, value)
+    reverse = r.producer(source, "REVERSE")
+    is_column = source.shape[-2:] == (extent, 1)
+    return extent > 1 and (is_column or (reverse is not None and reverse.attrs["axis"] == source.rank - 1))
 
 
 def _unscaled(r: Rewriter, value: Value) -> Value:
@@ -549,12 +628,45 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
                 r.read(reader, reader.operands.index(output), op.results[index])
 
 
-def rescale_behind_reshape(r: Rewriter, op: Op) -> None:
-    """Each operand that is a RESHAPE of a RESCALE is a RESCALE of a RESHAPE."""
-    for index, value in enumerate(op.operands[:2]):
-        if (rescale := _reshaped_rescale(r, value)) is not None:
-            at = r.before(op)
-            r.read(op, index, at.again(rescale, at.reshape(rescale.operands[0], *value.shape)))
+def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
+    """The operands are exchanged if the second has one shape and the operator allows it; else the first is stored for itself.
+
+    What is stored for itself is a RESHAPE of what the RESCALE before it reads, copied if others read that.
+    """
+    first, second = op.operands[:2]
+    if op.name != "SUB" and _has_one_shape(r, second):
+        r.read(op, 0, second)
+        r.read(op, 1, first)
+        return
+    at, rescale = r.before(op), r.producer(_root(r, first), "RESCALE")
+    if rescale is None or rescale.attrs["per_channel"]:
+        r.read(op, 0, copied(at, first))
+        return
+    source = rescale.operands[0]
+    if r.uses(rescale.result) > 1 or r.uses(source) > 1 or r.producer(source, "RESHAPE") is not None or source in r.graph.inputs:
+        source = copied(at, source)
+    r.read(op, 0, at.again(rescale, at.reshape(source, *first.shape)))
+
+
+def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
+    """The operator, or the RESCALE of its operand, reads a copy of each SLICE of a whole with as many elements as the result."""
+    for index in _slices_of_as_many(r, op):
+        rescale = r.producer(_root(r, op.operands[index]), "RESCALE")
+        r.insert_before(rescale or op, 0 if rescale else index, copied)
+
+
+def copy_turned_slice(r: Rewriter, op: Op) -> None:
+    """All readers of the SLICE read a copy of it."""
+    cut = _turned_slice(r, op)
+    assert cut is not None
+    r.insert_after(cut, copied)
+
+
+def run_along_middle_axis(r: Rewriter, op: Op) -> None:
+    """The operator runs along the middle one of three axes, as Vela has the NPU do it."""
+    value, at = op.operands[0], r.before(op)
+    column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
+    r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
@@ -590,19 +702,6 @@ def reshape_result(r: Rewriter, op: Op) -> None:
     assert reshape is not None
     at = r.before(op)
     r.replace(op, at.reshape(at.again(op, reshape.operands[0]), *op.result.shape))
-
-
-def reshape_copy(r: Rewriter, op: Op) -> None:
-    """The operand in the other shape is that of a copy."""
-    index = _in_other_shape(r, op)
-    assert index is not None
-    value = op.operands[index]
-    rescale = r.producer(value, "RESCALE")
-    reshape = r.producer(_unscaled(r, value), "RESHAPE")
-    assert reshape is not None
-    at = r.before(op)
-    again = at.again(reshape, copied(at, reshape.operands[0]))
-    r.read(op, index, at.again(rescale, again) if rescale else again)
 
 
 def reshape_twice(r: Rewriter, op: Op) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ethorch.errors import unknown_name
@@ -70,6 +70,8 @@ _CONFIGURATIONS = (
     ("ethos-u85-1024", "u85", 1024, 1),
     ("ethos-u85-2048", "u85", 2048, 1),
 )
+#: Those with 16 KB of SHRAM. Source: Vela 5.2 ethos_u55.cpp, s_EthosU55Configs.
+_SMALL_SHRAM = ("ethos-u55-32", "ethos-u55-64")
 
 
 def _configuration(name: str, family: Family, macs: int, cores: int) -> Target:
@@ -84,7 +86,7 @@ def _configuration(name: str, family: Family, macs: int, cores: int) -> Target:
         family.address_bits,
         family.port_bytes,
         family.limits,
-        family.tuning,
+        replace(family.tuning, vela_small_shram=True) if name in _SMALL_SHRAM else family.tuning,
     )
 
 

@@ -164,6 +164,8 @@ class Tuning:
 
     #: The NPUs whose rows apply. TOSA as such is written for whoever compiles it; if by Vela, then for U85, which has all of it.
     vela_family: Literal["u55", "u65", "u85"] = "u85"
+    #: True if the NPU has 16 KB of SHRAM, of which Vela reserves nothing for tables.
+    vela_small_shram: bool = False
 
 
 #: TOSA as such.

@@ -34,6 +34,9 @@ _FEATURES = {
 }
 # What Vela 5.1 prints whatever its flags, of a cost that it cannot estimate: SCATTER's.
 _NOISE = (b"Missing element access estimation",)
+#: Beginnings of lines that Vela prints instead of raising: an address outside a memory, an operator without a command, one that it
+#: cannot decompose. It returns a program all the same, which cannot run.
+_ERRORS = (b"Error", b"Register command stream generator", b"!!!!", b"Failed", b"Invalid graph")
 # Flags that make Vela print: section of its options, key.
 _VERBOSE = {
     "--verbose-high-level-command-stream": ("compiler", "verbose_high_level_command_stream"),
@@ -80,7 +83,7 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
         cascading: False is as the flag --disable-cascading.
 
     Raises:
-        VelaError: Vela refused the graph.
+        VelaError: Vela refused the graph, or printed an error and returned a program that cannot run.
     """
     try:
         from ethosu import regor
@@ -88,10 +91,13 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
         raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
     options = options_text(spec, cascading=cascading)
     try:
-        with COUT_LOCK, without_lines(*_NOISE):  # nor does anything say that two compilations may overlap
+        with COUT_LOCK, without_lines(*_NOISE, *_ERRORS) as omitted:  # nor does anything say that two compilations may overlap
             raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
     except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
+    errors = dict.fromkeys(line.decode(errors="replace").strip() for line in omitted if line.startswith(_ERRORS))
+    if errors:
+        raise VelaError(f"Vela returned a program for {spec.target.name} that cannot run, and printed: {'; '.join(errors)}.")
     if not isinstance(raw, regor.CompiledRawModel):
         raise VelaError(f"Vela returned {type(raw).__name__} instead of a raw model.")
     return _read(raw, spec)

@@ -23,7 +23,7 @@ from ethorch.target.npus import TARGETS
 from ethorch.tosa.ir import Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
-from tests.rewrite.vela_bug_findings import findings, led_around
+from tests.rewrite.vela_bug_findings import NPUS, findings, led_around, npu_of
 from tests.rewrite.vela_bug_graphs import GRAPHS, UNSHOWN
 from tests.support.tosa_runs import machine, reference
 
@@ -44,9 +44,9 @@ def test_led_around(id: str, family: str) -> None:
     bug = BY_ID[id]
     for name, graph in GRAPHS[id].items():
         if bug.concerns(family):
-            assert led_around(graph, family)[0] == "right", name
+            assert led_around(graph, npu_of(bug, family))[0] == "right", name
         elif bug.families == U55_U65 and not isinstance(bug.instead, str):
-            assert led_around(graph, family) == ("right", 0), f"{name}: operators that this family does not need"
+            assert led_around(graph, NPUS[family]) == ("right", 0), f"{name}: operators that this family does not need"
 
 
 @pytest.mark.long
@@ -222,6 +222,6 @@ def test_what_cannot_saturate_is_not_copied(factor: int, copies: bool) -> None:
         narrow = b.rescale(product, 1.0, dtype="INT16")
         return b.emit("MUL", b.rescale(narrow, 1.0, dtype="INT32"), b.input("y", (2, 12), "INT32"), shift=0)
 
-    outcome, more = led_around(make, "u85")
+    outcome, more = led_around(make, NPUS["u85"])
     assert outcome == "right"
     assert (more > 0) == copies

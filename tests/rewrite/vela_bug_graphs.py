@@ -65,6 +65,15 @@ from tests.rewrite.vela_bug_makers import (
     widened_twice,
     within,
 )
+from tests.rewrite.vela_bug_views import (
+    along_column,
+    along_reversed,
+    beside_convolution,
+    chained_slice,
+    product_of_turned_slice,
+    sum_of_turned_slice,
+    table_of_transpose,
+)
 
 GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.transposed-convolution-of-slice": {"": lambda b: convolved(b, cut(b), "TRANSPOSE_CONV2D")},
@@ -81,6 +90,14 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "along the last axis": lambda b: maximum(b, cut(b), 3),
     },
     "vela.sum-along-channels-of-slice": {"": lambda b: b.rescale(b.emit("REDUCE_SUM", int32(b, cut(b)), axis=3), 0.1)},
+    "vela.turned-slice": {
+        "MATMUL": product_of_turned_slice,
+        "REDUCE_SUM": sum_of_turned_slice,
+    },
+    "vela.broadcast-slice-in-chain": {
+        **{name: chained_slice(name) for name in ("MUL", "ADD", "SUB")},
+        "of one element": chained_slice("ADD", 1),
+    },
     "vela.matmul-of-slice": {
         "": lambda b: multiplied(b, b.emit("SLICE", b.input("x", (2, 5, 9), "INT8"), start=(0, 0, 1), size=(2, 5, 8)))
     },
@@ -161,15 +178,14 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "rows to one": tables_of_parts((6, 1, 5), (30,)),
         "CLAMP": tables_of_parts((12, 16, 1), (12, 16), clamped),
     },
-    "vela.spread-of-reshaped-rescale": {
+    "vela.spread-in-other-shape": {
         "MUL": spread("MUL", (12, 32)),
         "ADD of four axes": spread("ADD", (1, 1, 12, 32)),
         "MUL of a sum": spread("MUL", (1, 1, 12, 32), rescaled_sum),
-    },
-    "vela.spread-of-one-value": {
-        "SUB": of_all_rows("SUB"),
-        "MUL": of_all_rows("MUL", lambda b, x: table(b, x, 1)),
+        "SUB of one value": of_all_rows("SUB"),
+        "MUL of one value": of_all_rows("MUL", lambda b, x: table(b, x, 1)),
         "SUB of a sum": of_all_rows("SUB", lambda b, x: b.rescale(rescaled_sum(b, x), 1.0, dtype="INT8")),
+        **{f"{name} of one that a convolution reads": beside_convolution(name) for name in ("MUL", "SUB")},
     },
     "vela.five-axes-of-slice": {
         **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD")},
@@ -195,6 +211,11 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "DEPTHWISE_CONV2D": over_long_axis("DEPTHWISE_CONV2D", 131_073, taps=5, stride=2),
     },
     "vela.transpose-of-constant": {"": transposed_constant},
+    "vela.table-of-transpose": {"": table_of_transpose},
+    "vela.axis-of-column": {
+        **{name: along_column(name) for name in ("ARGMAX", "REDUCE_MAX", "REDUCE_MIN")},
+        "of a REVERSE": along_reversed,
+    },
     "vela.transposed-convolution-of-long-result": {
         "": Avoided(long_result(transposed=True), instead=long_result(transposed=False))
     },

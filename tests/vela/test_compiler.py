@@ -14,6 +14,7 @@ from ethorch.formats.payload import DelegatePayload
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.npus import TARGETS
 from ethorch.tosa.serialize import serialize
+from tests.rewrite.vela_bug_views import table_of_transpose
 from tests.support.ladder import machine
 from tests.support.npu_graphs import Graph
 
@@ -159,6 +160,18 @@ def test_an_operator_the_npu_lacks_is_refused_in_velas_words():
     vela.compile(g.serialize(), EthosUCompileSpec("ethos-u85-256"))
     with pytest.raises(VelaError, match=r"Vela refused the graph for ethos-u55-128: .*And"):
         vela.compile(g.serialize(), EthosUCompileSpec("ethos-u55-128"))
+
+
+def test_a_program_with_a_printed_error_is_no_result(capfd):
+    """Vela's bug ``vela.table-of-transpose``: it loads the table behind the end of SHRAM, prints so, and returns a program."""
+    b = Builder()
+    b.graph.outputs.append(table_of_transpose(b))
+    tosa = serialize(b.graph)
+    vela.compile(tosa, EthosUCompileSpec("ethos-u55-128"))
+    for timeout_seconds in (None, 60):
+        with pytest.raises(VelaError, match=r"ethos-u55-64 that cannot run, and printed: Error: Address out of bounds, .*'shram'"):
+            vela.compile(tosa, EthosUCompileSpec("ethos-u55-64"), timeout_seconds=timeout_seconds)
+    assert "Address" not in capfd.readouterr().out
 
 
 def test_a_lost_output_is_no_result():

@@ -90,6 +90,22 @@ def test_the_input_is_read_elsewhere_too() -> None:
     compiled(Both(), torch.randn(1, 3, 32, 32), torch.randn(1, 3, 16, 16))
 
 
+@pytest.mark.parametrize("scheme", ["int8", "a16w8"])
+def test_a_choice_reads_the_input_in_its_own_shape(scheme: str) -> None:
+    """Vela's bug ``vela.select-of-reshaped``: the convolution reads bricks of the input."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0.1, x, self.stem(x))
+
+    torch.manual_seed(3)
+    compiled(Chosen().eval(), torch.randn(1, 2, 6, 24), scheme=scheme)
+
+
 def test_two_pictures() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

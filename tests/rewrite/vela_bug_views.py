@@ -1,0 +1,77 @@
+"""Graphs of ``vela_bug_graphs`` about slices and views of one value."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ethorch.builder.builder import Builder
+from ethorch.tosa.ir import Value
+from tests.rewrite.vela_bug_makers import Make, constant, int32, pair, table, whole
+
+
+def product_of_turned_slice(b: Builder) -> tuple[Value, ...]:
+    """A CLAMP of a SLICE, and a product with its TRANSPOSE."""
+    x = b.emit("SLICE", b.input("x", (1, 4, 8, 5), "INT8"), start=(0, 2, 0, 0), size=(1, 1, 8, 5))
+    clamped = b.emit("CLAMP", x, min_val=-4, max_val=50)
+    turned = b.reshape(b.emit("TRANSPOSE", b.reshape(x, (8, 5)), perms=(1, 0)), (1, 5, 8))
+    return clamped, b.rescale(b.emit("MATMUL", b.input("y", (1, 6, 5), "INT8"), turned, a_zp=0, b_zp=0), 0.01)
+
+
+def sum_of_turned_slice(b: Builder) -> tuple[Value, ...]:
+    """A CLAMP of a SLICE, and a sum of its TRANSPOSE."""
+    x = b.emit("SLICE", b.input("x", (1, 9, 7), "INT8"), start=(0, 2, 0), size=(1, 6, 7))
+    turned = int32(b, b.emit("TRANSPOSE", x, perms=(0, 2, 1)))
+    return b.emit("CLAMP", x, min_val=-4, max_val=50), b.rescale(b.emit("REDUCE_SUM", turned, axis=1), 0.1)
+
+
+def chained_slice(name: str, size: int = 16, start: int = 32) -> Make:
+    """``name`` of a sum of six rows of 16 and of a SLICE, to be broadcast, of 96 numbers."""
+
+    def make(b: Builder) -> Value:
+        x = b.rescale(b.emit("ADD", *(int32(b, b.input(key, (1, 6, 16), "INT8")) for key in "xz")), 0.5)
+        part = b.emit("SLICE", b.input("e", (1, 96), "INT8"), start=(0, start), size=(1, size))
+        part = b.reshape(part, (1, 1, size))
+        made = b.emit(name, int32(b, x), int32(b, part), **({"shift": 0} if name == "MUL" else {}))
+        return b.rescale(made, 0.01 if name == "MUL" else 0.5)
+
+    return make
+
+
+def beside_convolution(name: str) -> Make:
+    """``name`` of all pairs of 24 numbers, that a convolution reads in another shape."""
+
+    def make(b: Builder) -> tuple[Value, ...]:
+        x = b.input("x", (1, 24, 1), "INT8")
+        where = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "input_zp": 0, "weight_zp": 0}
+        maps = b.emit("CONV2D", b.reshape(x, (1, 1, 24, 1)), constant(b, 5, 1, 1, 1), constant(b, 5, dtype=np.int32), **where)
+        row, column = (int32(b, b.reshape(x, shape)) for shape in ((1, 24), (24, 1)))
+        pairs = b.emit(name, row, column, **({"shift": 0} if name == "MUL" else {}))
+        return b.rescale(maps, 0.01), b.rescale(pairs, 0.01 if name == "MUL" else 0.5)
+
+    return make
+
+
+def along_column(name: str) -> Make:
+    """``name`` along the rows of a map of one channel that another operator reads, too."""
+
+    def make(b: Builder) -> tuple[Value, ...]:
+        x = b.emit("MAX_POOL2D", b.input("x", (1, 3, 4, 1), "INT8"), kernel=(1, 1), stride=(1, 1), pad=(0, 0, 0, 0))
+        return b.emit("REVERSE", x, axis=1), b.emit(name, b.reshape(x, (1, 1, 3, 4)), axis=3)
+
+    return make
+
+
+def along_reversed(b: Builder) -> Value:
+    x = b.emit("REVERSE", b.input("x", (2, 3, 5, 4), "INT8"), axis=3)
+    return b.emit("ARGMAX", x, axis=3)
+
+
+def table_of_transpose(b: Builder) -> Value:
+    return table(b, b.emit("TRANSPOSE", b.emit("CLAMP", whole(b), min_val=-50, max_val=50), perms=(0, 3, 1, 2)), 0)
+
+
+def minimum_of_reshaped(b: Builder) -> tuple[Value, ...]:
+    """The minimum of rows of what another operator reads in another shape."""
+    x, y = pair(b)
+    total = b.rescale(b.emit("ADD", int32(b, x), int32(b, y)), 0.5)
+    return b.emit("REVERSE", b.reshape(total, (4, 6)), axis=0), b.emit("REDUCE_MIN", total, axis=1)
