@@ -419,6 +419,24 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.gather-of-many-rows",
+        wrong="A GATHER of 65,536 rows or more is one transfer, of which 16 bits count the rows.",
+        operators=("GATHER",),
+        which=do.is_of_many_rows,
+        instead=do.gather_in_parts,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.scatter-of-many-rows",
+        wrong="A SCATTER of 65,536 rows or more is one transfer, of which 16 bits count the rows.",
+        operators=("SCATTER",),
+        which=do.is_of_many_rows,
+        instead=do.scatter_in_parts,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.transpose-of-constant",
         wrong="A TRANSPOSE of a constant writes its result into the constants' memory, which is read-only; so does one that Vela "
         "itself puts in front of a constant map, where the weights are computed.",

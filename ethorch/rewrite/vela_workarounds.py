@@ -44,6 +44,8 @@ _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 _WIDEST_INT32 = 32768
 #: Places of an axis up to which Vela makes one operation of a window over it.
 _LONGEST_AXIS = 65536
+#: Rows that one transfer reads or writes by index: its register has 16 bits (npu-reference 2.3, DMA0_SIZE0).
+_MOST_ROWS = 65535
 #: Axes of an operator that Vela takes as they are.
 _MOST_AXES = 4
 #: Channels of NHCWB16 that lie side by side.
@@ -660,6 +662,39 @@ def copy_turned_slice(r: Rewriter, op: Op) -> None:
     cut = _turned_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copied)
+
+
+def is_of_many_rows(r: Rewriter, op: Op) -> bool:
+    """A GATHER or SCATTER of more rows than a transfer counts."""
+    return op.operands[1].shape[1] > _MOST_ROWS
+
+
+def gather_in_parts(r: Rewriter, op: Op) -> None:
+    """As many GATHERs as are needed read so many rows each that a transfer counts, and a CONCAT joins them."""
+    at, (values, indices) = r.before(op), op.operands
+    parts = [at.again(op, values, part) for part, _ in _row_parts(at, indices)]
+    r.replace(op, at.emit("CONCAT", *parts, axis=1))
+
+
+def scatter_in_parts(r: Rewriter, op: Op) -> None:
+    """As many SCATTERs as are needed, each into the result of the one before, write so many rows each that a transfer counts."""
+    at, (values, indices, rows) = r.before(op), op.operands
+    for part, first in _row_parts(at, indices):
+        size = (rows.shape[0], part.shape[1], rows.shape[2])
+        values = at.again(op, values, part, at.emit("SLICE", rows, start=(0, first, 0), size=size))
+    r.replace(op, values)
+
+
+def _row_parts(at: Place, indices: Value) -> Iterator[tuple[Value, int]]:
+    """Yield equal parts of the indices of rows, and where each begins."""
+    count = indices.shape[1]
+    most = -(-count // -(-count // _MOST_ROWS))
+    for first in range(0, count, most):
+        size = (indices.shape[0], min(most, count - first))
+        if indices.data is not None:
+            yield at.constant(np.ascontiguousarray(indices.data[:, first : first + size[1]]), indices.dtype), first
+        else:
+            yield at.emit("SLICE", indices, start=(0, first), size=size), first
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:

@@ -70,7 +70,9 @@ from tests.rewrite.vela_bug_views import (
     along_reversed,
     beside_convolution,
     chained_slice,
+    gathered,
     product_of_turned_slice,
+    scattered,
     sum_of_turned_slice,
     table_of_transpose,
 )
@@ -211,6 +213,8 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "DEPTHWISE_CONV2D": over_long_axis("DEPTHWISE_CONV2D", 131_073, taps=5, stride=2),
     },
     "vela.transpose-of-constant": {"": transposed_constant},
+    "vela.gather-of-many-rows": {f"{rows}": gathered(rows) for rows in (65_536, 70_000)},
+    "vela.scatter-of-many-rows": {f"{rows}": scattered(rows) for rows in (65_536, 70_000)},
     "vela.table-of-transpose": {"": table_of_transpose},
     "vela.axis-of-column": {
         **{name: along_column(name) for name in ("ARGMAX", "REDUCE_MAX", "REDUCE_MIN")},

@@ -66,6 +66,28 @@ def along_reversed(b: Builder) -> Value:
     return b.emit("ARGMAX", x, axis=3)
 
 
+def gathered(rows: int) -> Make:
+    """``rows`` rows of a map of 16, by indices that are computed."""
+    return lambda b: b.emit("GATHER", b.input("x", (1, 16, 3), "INT8"), in_range(b, b.input("i", (1, rows), "INT32"), 16))
+
+
+def in_range(b: Builder, value: Value, count: int) -> Value:
+    """Return ``value`` modulo ``count``, a power of 2."""
+    return b.emit("BITWISE_AND", value, b.const(np.full((1,) * value.rank, count - 1, np.int32)))
+
+
+def scattered(rows: int) -> Make:
+    """``rows`` rows into a map of as many and some more, backwards."""
+
+    def make(b: Builder) -> Value:
+        indices = b.emit(
+            "SUB", b.const(np.arange(rows, dtype=np.int32)[None, ::-1].copy()), in_range(b, b.input("i", (1, 1), "INT32"), 1)
+        )
+        return b.emit("SCATTER", b.input("x", (1, rows + 5, 3), "INT8"), indices, b.input("y", (1, rows, 3), "INT8"))
+
+    return make
+
+
 def table_of_transpose(b: Builder) -> Value:
     return table(b, b.emit("TRANSPOSE", b.emit("CLAMP", whole(b), min_val=-50, max_val=50), perms=(0, 3, 1, 2)), 0)
 
