@@ -10,10 +10,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.direct import NotWhole, lower_whole, program_of
@@ -24,7 +26,8 @@ from ethorch.fx.export import described, exported
 from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
-from ethorch.nhwc import NhwcIo, nhwc_inputs
+from ethorch.nhwc import NhwcIo, nhwc_axis, nhwc_inputs
+from ethorch.open_sizes import is_dynamic, unlimited
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
@@ -54,7 +57,16 @@ def with_nhwc_io(model: UserModel) -> UserModel:
     calibration = [nhwc_inputs(inputs) for inputs in model.calibration]
     wrapped = NhwcIo(model.module)
     wrapped.training = False  # not eval(): a module that torch.export made refuses it
-    return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration)
+    return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration, dynamic_shapes=_nhwc_dims(model))
+
+
+def _nhwc_dims(model: UserModel) -> list[dict[int, Any]] | None:
+    """The open dims of the model's inputs where they are in NHWC."""
+    if model.dynamic_shapes is None:
+        return None
+    tensors = [leaf for leaf in pytree.tree_leaves(model.example_inputs) if isinstance(leaf, Tensor)]
+    dims = zip(tensors, model.dynamic_shapes, strict=True)
+    return [{nhwc_axis(axis, x.dim()): size for axis, size in sizes.items()} for x, sizes in dims]
 
 
 def quantize(
@@ -78,6 +90,8 @@ def quantize(
         quantizer = EthosUQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
     for number, inputs in enumerate(model.calibration):
         _check_shapes(f"calibration sample {number}", inputs, model)
+    if model.dynamic_shapes:  # what stays on the CPU computes in float
+        quantizer.set_node_finder(None, lambda graph: filter(is_dynamic, graph.graph.nodes))
     prepared, buffers = _prepared(model, quantizer)
     samples = model.calibration or [model.example_inputs]
     with stage("calibrate", len(samples)) as step, torch.no_grad(), kept(buffers):
@@ -150,7 +164,7 @@ def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, what: str) -
 
 
 def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
-    if (given := described(inputs)) != (wanted := described(model.example_inputs)):
+    if (given := described(inputs, model.dynamic_shapes)) != (wanted := described(model.example_inputs, model.dynamic_shapes)):
         raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
 
 
@@ -161,7 +175,7 @@ def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[st
         changed: buffers that it reads and somebody else writes: no constants.
     """
     with stage("export"), collected_later():
-        graph = fold(exported(model.module, model.example_inputs).module(check_guards=False))
+        graph = fold(exported(model.module, model.example_inputs, model.dynamic_shapes).module(check_guards=False))
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"), collected_later():
@@ -178,6 +192,7 @@ def build(
     etrecord: bool = False,
     shared: bool = False,
     wide: Collection[str] = (),
+    dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
@@ -191,20 +206,35 @@ def build(
         shared: buffers that are kept from call to call lie in a memory of their own, with their names, to be shared with other
             methods (``formats.pte_merge``).
         wide: counters that stay of int64.
+        dynamic_shapes: the open dims of each input tensor; such a program goes ExecuTorch's way.
 
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
     """
+    for number, axis in unlimited(dynamic_shapes or ()):
+        logger.warning(
+            "axis %d of input %d has no greatest size: ExecuTorch reserves memory for that of the example inputs, and the program "
+            "accepts at most that. Export with Dim(..., max=N), or give shapes=[...]. [dynamic.no_maximum]",
+            axis,
+            number,
+        )
     states: tuple[StateBuffer, ...] = ()
     with stage("compile"), collected_later():
         if isinstance(quantized, GraphModule):
             quantized, states = with_codes(quantized, wide)
-        return replace(_built(quantized, example_inputs, spec, etrecord, shared), states=states)
+        return replace(_built(quantized, example_inputs, spec, etrecord, shared, dynamic_shapes), states=states)
 
 
-def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec, etrecord: bool, shared: bool) -> Build:
+def _built(
+    quantized: nn.Module,
+    example_inputs: Inputs,
+    spec: EthosUCompileSpec,
+    etrecord: bool,
+    shared: bool,
+    dynamic_shapes: Sequence[dict[int, Any]] | None,
+) -> Build:
     """As ``build``, of a graph whose buffers hold codes already."""
-    if isinstance(quantized, GraphModule) and not etrecord:
+    if isinstance(quantized, GraphModule) and not etrecord and not dynamic_shapes:
         try:
             return _built_directly(quantized, spec)
         except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
@@ -217,7 +247,7 @@ def _built(quantized: nn.Module, example_inputs: Inputs, spec: EthosUCompileSpec
             logger.debug("not reduced: %s", error)
     from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
 
-    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared)
+    return built_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared, dynamic_shapes=dynamic_shapes)
 
 
 def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ethorch import model_zoos
@@ -26,6 +27,7 @@ from ethorch.errors import EthorchError, SpecError
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
 from ethorch.model_zoos import torchvision_models
+from ethorch.open_sizes import dynamic_shapes_of
 from ethorch.user_code import ZOOS, Reference, explained, find, first_sentence
 from ethorch.words import did_you_mean
 
@@ -44,12 +46,15 @@ class UserModel:
         example_inputs: fix the shapes.
         calibration: inputs whose ranges become the model's; empty means the example inputs.
         quantized: it holds quantize and dequantize operators, as from ``convert_pt2e``.
+        dynamic_shapes: the open dims of each tensor among the example inputs, as ``open_sizes.dynamic_shapes_of`` returns them;
+            None: all are fixed.
     """
 
     module: nn.Module
     example_inputs: Inputs
     calibration: Sequence[Inputs] = ()
     quantized: bool = False
+    dynamic_shapes: Sequence[dict[int, Any]] | None = None
 
     def __post_init__(self) -> None:
         arguments, keywords = _arguments(self.module, self.example_inputs)
@@ -290,9 +295,20 @@ def _from_exported(path: Path) -> UserModel:
         raise EthorchError(f"{path} is not a program that torch.export.save wrote: {first_sentence(error)}") from error
     if not program.example_inputs or not any(program.example_inputs):
         raise EthorchError(f"{path} holds no example inputs: export it with them.")
+    return of_exported(program)
+
+
+def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserModel:
+    """The model that ``torch.export`` made, with the sizes open that the program leaves open.
+
+    Args:
+        example_inputs: instead of the program's own.
+    """
     module = program.module(check_guards=False)
-    arguments, keywords = program.example_inputs
-    return UserModel(module, (tuple(arguments), keywords), quantized=is_quantized(module))
+    if example_inputs is None:
+        arguments, keywords = program.example_inputs
+        example_inputs = tuple(arguments), keywords
+    return UserModel(module, example_inputs, quantized=is_quantized(module), dynamic_shapes=dynamic_shapes_of(program))
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from ethorch.lower.diagnose import STREAM_TOO_LONG
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
+from ethorch.open_sizes import unguarded
 from ethorch.ops.spec import OPS
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
@@ -122,7 +123,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         }
         refused |= {node: node.meta[LEFT_TO_CPU] for node in program.graph.nodes if LEFT_TO_CPU in node.meta}
         while True:
-            walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
+            with unguarded(program.graph.nodes):
+                walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
             found = {**walk.refusals, **_unread(walk)}
             found |= _incomplete(walk, found)
             walked = found.keys() == walk.refusals.keys() and not any(map(is_control_flow, program.graph.nodes))
@@ -141,7 +143,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
         """Let the CPU pick rows of codes, where it picks rows of a quantized table."""
-        picks = picked_from_codes(program, self.compile_spec.target.limits)
+        with unguarded(program.graph.nodes):
+            picks = picked_from_codes(program, self.compile_spec.target.limits)
         if picks:
             supported, _ = self.dry_run(program)
             pick_codes(program, [node for node in picks if node not in supported])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,14 @@ def built_by_executorch(
     *,
     etrecord: bool = False,
     shared: bool = False,
+    dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
     """A program that ExecuTorch exports anew and partitions.
 
     Args:
         etrecord: make ExecuTorch's ETRecord too.
         shared: buffers that are kept lie in a memory of their own, with their names.
+        dynamic_shapes: the open dims of each input tensor.
 
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
@@ -91,7 +93,8 @@ def built_by_executorch(
     partitioner = EthosUPartitioner(spec)
     if isinstance(quantized, GraphModule):
         quantized = with_reads_first(quantized)
-    delegates, program, record = _lowered(exported(quantized, example_inputs), partitioner, etrecord=etrecord, shared=shared)
+    graph = exported(quantized, example_inputs, dynamic_shapes)
+    delegates, program, record = _lowered(graph, partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
 
 

@@ -27,12 +27,15 @@ class LookupBuilder(OperandBuilder):
         bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
         Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see ethorch.builder.int16_tables).
         Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit table, which is exact; a narrower
-        one is looked up in 1/128 of its steps and then rounded.
+        one is looked up in 1/128 of its steps and then rounded. Codes of int32 are 16 bits of the largest value, scaled.
         """
         source, real = x.value.dtype, continued(real)
         if source == out.dtype == "INT8":
             looked_up = self.emit("TABLE", x.value, self.const(out.quantize(real).astype(np.int8), name="table"))
             return self.requantized(QTensor(looked_up, x.dims, out), out)
+        if out.dtype == "INT32":
+            fine = QParams((max(float(np.abs(real).max()) / 32767, out.step),), (0,), -32767, 32767, "INT16")
+            return self.requantized(self.table(x, real, fine, exact=exact), out)
         if source == "INT8":
             value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
             entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)

@@ -6,7 +6,7 @@ Each becomes the input tuple of one inference, checked against the model's examp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def samples(
     example_inputs: Inputs,
     *,
     keywords: Sequence[str] = (),
+    open_dims: Sequence[Collection[int]] | None = None,
     transform: Callable[[Any], Any] | None = None,
     limit: int | None = None,
     what: str = "sample",
@@ -57,6 +58,7 @@ def samples(
             a file or folder, or several (see ``ethorch.data.sample_files``).
         example_inputs: the model's input tuple; it fixes number, shapes and dtypes.
         keywords: names of the last of these, for items that are dicts.
+        open_dims: axes of each example tensor that may have another size.
         transform: is called on each item as it comes, before anything is checked.
         limit: stop after this many.
         what: what messages call an item.
@@ -64,7 +66,7 @@ def samples(
     Raises:
         EthorchError: an item does not fit the example inputs, or a file cannot be read; both are named.
     """
-    expected = Expected(example_inputs, keywords)
+    expected = Expected(example_inputs, keywords, open_dims)
     count = 0
     for name, item in _items(source, expected, what):
         if transform is not None:
@@ -118,8 +120,8 @@ def _from_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str
 class Expected:
     """What the example inputs say of a sample: how many tensors, of which shapes and dtypes."""
 
-    def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = ()):
-        self.example, self.keywords = example_inputs, keywords
+    def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = (), open_dims: Sequence[Collection[int]] | None = None):
+        self.example, self.keywords, self.open_dims = example_inputs, keywords, open_dims
         leaves = pytree.tree_leaves(self.example)
         self.leaves = len(leaves)
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -162,8 +164,10 @@ class Expected:
     def _batch(self, found: Sequence[Tensor]) -> int | None:
         """How many samples the tensors hold; None where they do not fit."""
         shapes = [tuple(x.shape) for x in found]
-        if shapes == self.shapes:
+        if shapes == self.shapes or self._differs_in_open_dims(shapes):
             return 1
+        if self.open_dims is not None:
+            return None
         if not self.shapes or any(not shape for shape in self.shapes):
             return None
         if all(wanted[0] == 1 and shape == wanted[1:] for shape, wanted in zip(shapes, self.shapes, strict=True)):
@@ -175,7 +179,17 @@ class Expected:
             counts.add(shape[0] // wanted[0])
         return counts.pop() if len(counts) == 1 else None
 
+    def _differs_in_open_dims(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Return True if the shapes are the example's but for the sizes of open dims."""
+        return self.open_dims is not None and all(
+            len(shape) == len(wanted) and all(a == b or axis in dims for axis, (a, b) in enumerate(zip(shape, wanted, strict=True)))
+            for shape, wanted, dims in zip(shapes, self.shapes, self.open_dims, strict=True)
+        )
+
     def _split(self, found: Sequence[Tensor], count: int) -> Iterator[list[Tensor]]:
+        if self.open_dims is not None:
+            yield list(found)
+            return
         for number in range(count):
             yield [
                 x.reshape(wanted) if count == 1 else x[number * wanted[0] : (number + 1) * wanted[0]]

@@ -38,9 +38,10 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
             value = method.values[index]
             if value.kind != "tensor" or value.dynamism == 1:
                 what = str(value) if value.kind != "tensor" else f"of a shape that changes, at most {value}"
+                way_out = "Export the model without it" if value.kind != "tensor" else "Compile a method for each (shapes=[...])"
                 raise EthorchError(
                     f"{side} {number} of method {method.name!r} is {what}; firmware takes and gives tensors of fixed shapes. "
-                    f"Export the model without it. {WAY_OUT}"
+                    f"{way_out}. {WAY_OUT}"
                 )
     for call in method.calls:
         if call.delegate is None:

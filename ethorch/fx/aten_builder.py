@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ethorch.fx.node import attribute, tensor_of
+from ethorch.fx.node import attribute, flat, tensor_of
+from ethorch.open_sizes import OpenSize
 from ethorch.tosa.limits import Limits
 
 #: Key of ``Node.meta``: (name, target) of the user's operator a node was made for; settings by name or target see that.
@@ -54,6 +55,8 @@ class AtenBuilder:
         return made
 
     def _drawn(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | list[Node]:
+        if any(isinstance(arg, torch.SymInt) for arg in flat([*args, *kwargs.values()])):
+            raise OpenSize(f"{target} was drawn for one size of {self.node.name}, which is open")
         graph = self.model.graph
         with graph.inserting_before(self.node):
             made = graph.call_function(target, args, kwargs)
@@ -169,8 +172,15 @@ def value_of(node: Any) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's result, which is one tensor."""
-    return tuple(int(extent) for extent in node.meta["val"].shape)
+    """The shape of a node's result, which is one tensor. Inside ``unguarded``, an open size is a SymInt."""
+    return tuple(map(_number, node.meta["val"].shape))
+
+
+def _number(extent: Any) -> Any:
+    try:
+        return int(extent)
+    except OpenSize:
+        return extent
 
 
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:

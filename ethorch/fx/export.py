@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -12,19 +13,32 @@ from torch.utils import _pytree as pytree
 
 from ethorch.errors import QuantizationError, UserCodeError
 from ethorch.fx.sequences import short_sequences
+from ethorch.open_sizes import in_structure
 from ethorch.user_code import at, explained, first_sentence
 
 
-def described(inputs: Any) -> str:
-    """``float32[1, 3, 8, 8], int64[1, 4]``: the tensors of an input tuple."""
+def described(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
+    """Return the tensors of an input tuple as text: ``float32[1, 3, 8, 8], int64[1, any]`` where the last size is open."""
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves) or "no tensor"
+    texts = []
+    for number, leaf in enumerate(leaves):
+        dims = dynamic_shapes[number] if dynamic_shapes else {}
+        sizes = ", ".join("any" if axis in dims else str(size) for axis, size in enumerate(leaf.shape))
+        texts.append(f"{str(leaf.dtype).removeprefix('torch.')}[{sizes}]")
+    return ", ".join(texts) or "no tensor"
 
 
-def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False) -> ExportedProgram:
+def exported(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    dynamic_shapes: Sequence[dict[int, Any]] | None = None,
+    *,
+    any_batch: bool = False,
+) -> ExportedProgram:
     """``torch.export.export(module, inputs)``.
 
     Args:
+        dynamic_shapes: the open dims of each input tensor, as ``open_sizes.dynamic_shapes_of`` returns them.
         any_batch: the first dimension of each input may be another one later, where the model allows it.
 
     Raises:
@@ -33,7 +47,8 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], any_batch: bool = False
     """
     try:
         with short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
-            return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else None)
+            open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
+            return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else open_dims)
     except QuantizationError:
         raise
     except Exception as error:

@@ -34,6 +34,7 @@ from ethorch.fx.node import (
 )
 from ethorch.lower.chains import OnCpu, PointwiseChain, entries
 from ethorch.lower.reasons import no_tensor
+from ethorch.open_sizes import has_open_size
 from ethorch.ops.spec import OpSpec, find
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
@@ -152,7 +153,7 @@ class Frame(ABC):
         if self.given is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor) or shape_of_values(node):
+        if not isinstance(tensor, torch.Tensor) or shape_of_values(node) or has_open_size(tensor):
             return OnCpu(node)
         unsigned = tensor.dtype == torch.uint8 and self.b.integers and _only_dequantized(node)
         if not unsigned and TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:

@@ -16,6 +16,7 @@ from ethorch.errors import Reason
 from ethorch.fx.control_flow import Subgraph
 from ethorch.fx.node import first_value, flat, op_name
 from ethorch.lower.replacements import BETWEEN, instead_of
+from ethorch.open_sizes import open_shape
 from ethorch.ops.spec import OpSpec
 from ethorch.target.u55 import NO_LOOP_ON_CPU
 from ethorch.tosa.ir import FLOATS, Origin
@@ -34,6 +35,15 @@ SHAPE_OF_VALUES = Reason(
     "the shape of its result depends on what the tensors hold, and the NPU's programs have fixed shapes",
     "Keep all elements, and put 0 in place of the others with torch.where; or make what the shape depends on a constant.",
 )
+
+
+def dynamic_shape(node: Node) -> Reason:
+    """Some size of its tensors is open: the program was exported with ``torch.export.Dim``."""
+    return Reason(
+        "graph.dynamic_shape",
+        f"one of its tensors is {open_shape(node)}, and the NPU's programs have fixed sizes",
+        "Compile a method for each shape that you need: ethorch.compile(..., shapes=[...]), or --shape once for each.",
+    )
 
 
 def not_quantized(node: Node) -> Reason:
@@ -75,6 +85,18 @@ EMPTY_OUTPUT = Reason(
 #: Most results of a program that the NPU computes: Vela gives all outputs their places together. 400 take 1.5 s, 600 6 s, and 1,000
 #: more than 40 s. Results that are read inside cost nothing.
 MOST_RETURNED = 512
+
+NO_INT32_ACTIVATIONS = Reason(
+    "graph.int32_activation",
+    "it is quantized to int32, and the target's activations are int8 or int16",
+    "Quantize it to int16 (get_symmetric_a16w8_quantization_config), or choose an ethos-u85 target.",
+)
+
+INT32_OPERAND = Reason(
+    "graph.int32_operand",
+    "it reads or returns int32 activations; on them the NPU has sums, differences, copies and functions whose input is int16",
+    "Quantize it to int16 (get_symmetric_a16w8_quantization_config).",
+)
 
 RETURNED_LATE = Reason(
     "graph.returned_late",

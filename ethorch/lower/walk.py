@@ -48,20 +48,24 @@ from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,
+    INT32_OPERAND,
     INT64_INPUT,
     INT64_OUTPUT,
     LEFT_OUT,
     MOST_RETURNED,
+    NO_INT32_ACTIVATIONS,
     NOT_OUTPUT_QUANTIZED,
     RETURNED_LATE,
     SHAPE_OF_VALUES,
     WRITTEN_BACK,
+    dynamic_shape,
     no_integer_dtype,
     no_table,
     not_decomposed,
     not_quantized,
     unknown_operator,
 )
+from ethorch.open_sizes import is_dynamic, is_size
 from ethorch.ops.rounding import TOO_MANY_STEPS
 from ethorch.ops.spec import OpSpec, find
 from ethorch.tosa import ir as tosa
@@ -148,6 +152,12 @@ class Walk(Frame):
         if shape_of_values(node):
             raise Unsupported(SHAPE_OF_VALUES if find(node.target) else unknown_operator(node))
         name = op_name(node.target)
+        if is_size(node):
+            return OnCpu(node)
+        if is_dynamic(node):
+            if name in QUANTIZE | DEQUANTIZE or node.target is operator.getitem:
+                return OnCpu(node)
+            raise Unsupported(dynamic_shape(node))
         empty = self.empty(node)
         if empty is not None:
             return empty
@@ -201,11 +211,14 @@ class Walk(Frame):
         if is_left_out(node):
             raise Unsupported(LEFT_OUT)
         out = result_of(node, self.output_qparams(node))
+        self.check_int32(spec, args, out)
         source = chain_source(node, spec, self.env, out.shape, quantized=out.q is not None)
         absorbed = spec.lower is not None and spec.absorbs and out.q is not None and not has_chain(args)
         if source is not None and not absorbed:
             steps = spec.steps or any(isinstance(arg, PointwiseChain) and arg.steps for arg in args)
             return self.chained(PointwiseChain(source, node, steps), out)
+        if out.q is not None and out.q.dtype == "INT32" and not (spec.moves or spec.int32):
+            raise Unsupported(INT32_OPERAND)
         args, kwargs = mapped(args, self.plain), mapped(kwargs, self.plain)
         self.require_present(spec, args)
         args, kwargs = spec.canonical(name, args, kwargs)
@@ -273,6 +286,15 @@ class Walk(Frame):
                 raise Unsupported(self.absent(spec) or INT64_INPUT)
             if isinstance(x, (OnCpu, PointwiseChain)):
                 raise Unsupported(not_quantized(x.node if isinstance(x, OnCpu) else x.end))
+
+    def check_int32(self, spec: OpSpec, args: tuple[Any, ...], out: Result) -> None:
+        """Raise Unsupported if the operator reads or returns int32 activations that the target, or the operator, has not."""
+        reads = [x for x in flat(args) if isinstance(x, QTensor) and x.is_quantized and x.qparams.dtype == "INT32"]
+        returns = out.q is not None and out.q.dtype == "INT32"
+        if (reads or returns) and not self.b.tuning.int32_activations:
+            raise Unsupported(NO_INT32_ACTIVATIONS)
+        if reads and not (spec.moves or spec.int32):
+            raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
         """Why the target cannot read a computed index, where it has no operator that does so."""

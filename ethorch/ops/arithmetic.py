@@ -60,6 +60,7 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
 
     Both operands are rescaled to a common unit. Where their scales are equal, it is their scale, and the sum is exact. Where they
     are not, it is so fine that only the last rounding counts. |x - zp| < 2**bits, so the sum stays below 2**31.
+    Activations of int32 are halved.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -72,7 +73,8 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
     x, y = as_quantized(b, x), as_quantized(b, y)
     scales = (x.qparams.step, y.qparams.step * abs(alpha))
     headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
-    unit = max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
+    wide_codes = any(q is not _INTEGERS and q.dtype == "INT32" for q in (x.qparams, y.qparams))
+    unit = max(scales) * 2 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
     (xv, yv), dims = b.aligned(x, y)
     wide = [
         b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
@@ -132,6 +134,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     "aten.add.Tensor",
     quant=EACH_INPUT,
     pointwise=True,
+    int32=True,
     also={"aten.add.Scalar": _scalar},
     check=no_float_constant("add"),
     floats=add_of_floats,
@@ -162,6 +165,7 @@ def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     "aten.sub.Tensor",
     quant=EACH_INPUT,
     pointwise=True,
+    int32=True,
     also={"aten.sub.Scalar": _scalar, "aten.rsub.Tensor": lambda x, y, alpha=1: ((y, x), {"alpha": alpha})},
     check=no_float_constant("sub"),
     floats=sub_of_floats,

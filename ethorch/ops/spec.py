@@ -80,6 +80,7 @@ class OpSpec:
         homogeneous: f(s x) = s f(x) for any s > 0 that is one number along so many of the last axes: 0 for an operator of
             single elements, 2 for one that mixes a map's; None where this does not hold.
         steps: the function jumps. Interpolation between the entries of an int16 table would round off the jumps.
+        int32: its lowering takes and returns activations that are quantized to int32.
         needs: the TOSA operator that reads a computed index for it. A target without it is the reason to refuse such an index.
         samples: calls that tests and documentation try.
         bound: by how many steps of its output it may differ from fake-quantized PyTorch in int8 (see above).
@@ -102,6 +103,7 @@ class OpSpec:
     moves: bool = False
     homogeneous: int | None = None
     steps: bool = False
+    int32: bool = False
     needs: str = ""
     samples: Sequence[Sample] = ()
     bound: int = 1
@@ -179,6 +181,7 @@ def op(
     moves: bool = False,
     homogeneous: int | None = None,
     steps: bool = False,
+    int32: bool = False,
     needs: str = "",
     samples: Sequence[Sample] = (),
     bound: int = 1,
@@ -207,6 +210,7 @@ def op(
             moves,
             homogeneous,
             steps,
+            int32,
             needs,
             samples,
             bound,

@@ -24,6 +24,7 @@ from ethorch.model_files import (
     in_eval_mode,
     is_quantized,
     load_model,
+    of_exported,
     user_methods,
 )
 from ethorch.program.fitting import fitted
@@ -252,11 +253,9 @@ def user_model(
     if isinstance(model, UserMethods):
         raise EthorchError(f"the model has several methods, {', '.join(map(repr, model.models))}; here one model is wanted.")
     if isinstance(model, ExportedProgram):
-        inputs = model.example_inputs if example_inputs is None else example_inputs
-        model = UserModel(model.module(check_guards=False), inputs, quantized=is_quantized(model.graph_module))
-        example_inputs = None
+        model, example_inputs = of_exported(model, example_inputs), None
     if isinstance(model, UserModel):
-        user = model if example_inputs is None else UserModel(model.module, example_inputs, quantized=model.quantized)
+        user = model if example_inputs is None else replace(model, example_inputs=example_inputs, calibration=())
     elif not isinstance(model, nn.Module):
         raise EthorchError(
             f"the model is {type(model).__name__}; it has to be an nn.Module, an ExportedProgram or the name of one."
@@ -270,7 +269,15 @@ def user_model(
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
     with stage("read samples") as step:
         taken = []
-        for sample in samples(calibration, user.example_inputs, keywords=names, transform=transform, limit=limit, what=_SAMPLE):
+        for sample in samples(
+            calibration,
+            user.example_inputs,
+            keywords=names,
+            open_dims=user.dynamic_shapes,
+            transform=transform,
+            limit=limit,
+            what=_SAMPLE,
+        ):
             taken.append(sample.inputs)
             step()
     if not taken:

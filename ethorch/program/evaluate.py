@@ -156,7 +156,8 @@ def evaluate(
         )
     user = None if program.model is None else program.model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
-    source = samples(dataset, _example(program), keywords=names, transform=transform, limit=limit)
+    open_dims = None if program.model is None else program.model.dynamic_shapes
+    source = samples(dataset, _example(program), keywords=names, open_dims=open_dims, transform=transform, limit=limit)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()

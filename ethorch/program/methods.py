@@ -195,5 +195,5 @@ def built(
         from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
 
         taken = on_cpu(taken)
-    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide)
+    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes)
     return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))

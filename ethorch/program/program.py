@@ -309,7 +309,9 @@ class Program:
         given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self.model, "module", None), "names", ())
-            given = list(samples) if self.model is None else [one.inputs for one in read_samples(samples, example, keywords=names)]
+            open_dims = None if self.model is None else self.model.dynamic_shapes
+            found = read_samples(samples, example, keywords=names, open_dims=open_dims)
+            given = list(samples) if self.model is None else [one.inputs for one in found]
         given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
         if not given or given == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")

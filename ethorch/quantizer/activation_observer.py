@@ -233,10 +233,13 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def known_qparams(known: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
-    """(scale, zero point) that map a known real range to all codes; in int16, which has no zero point on the NPU, around zero."""
+    """(scale, zero point) that map a known real range to all codes; in int16, which has no zero point on the NPU, around zero.
+
+    In int32 too, where ExecuTorch's kernel overflows with a zero point. To half of the codes: float32 has no 2**31 - 1.
+    """
     low, high = known
-    if dtype == torch.int16:
-        return max(abs(low), abs(high)) / quant_max, 0
+    if dtype in (torch.int16, torch.int32):
+        return max(abs(low), abs(high)) / min(quant_max, 1 << 30), 0
     scale = (high - low) / (quant_max - quant_min)
     return scale, round(quant_min - low / scale)
 

@@ -27,7 +27,7 @@ from ethorch.ops.spec import OpSpec, find
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.joins import join
 from ethorch.quantizer.mask_tensors import is_mask_fill
-from ethorch.quantizer.specs import ANNOTATION, dtype_of, fixed_spec, on_axis, per_tensor
+from ethorch.quantizer.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantizer.states import share_states
 
 #: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
@@ -142,6 +142,7 @@ class Scan:
             return
         if not _has_float(node) and not is_float(node):
             return
+        check_int32(config)
         rule = spec.rule(node)
         if not rule.inputs and rule.output == "none":
             return

@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, value_of
 from ethorch.fx.node import arguments, first_value, is_float, is_in_place, makes_constant, op_name, shape_of_values
+from ethorch.open_sizes import OpenSize, is_dynamic, is_size
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
 
@@ -38,19 +39,26 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
     while pending:
         node = pending.popleft()
         spec = find(node.target)
-        if is_in_place(node) or (spec is not None and spec.decompose is None) or keep(node):
+        if is_in_place(node) or is_size(node) or (spec is not None and spec.decompose is None) or keep(node):
             continue
         if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
             continue
         if shape_of_values(node) or any(map(shape_of_values, node.all_input_nodes)):
             continue  # the CPU's, whatever it is made of
         before, s = node.prev, AtenBuilder(model, node, limits)
-        if spec is None:
-            made = _by_pytorch(s, node)
-        else:
-            assert spec.decompose is not None
-            args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
-            made = spec.decompose(s, *args, **kwargs)
+        try:
+            if spec is None:
+                made = _by_pytorch(s, node)
+            else:
+                assert spec.decompose is not None
+                args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
+                made = spec.decompose(s, *args, **kwargs)
+        except (OpenSize, RuntimeError) as error:  # the parts would be of one size only
+            if not isinstance(error, OpenSize) and not is_dynamic(node):
+                raise
+            while node.prev is not before:
+                model.graph.erase_node(node.prev)
+            continue
         if made is None:
             continue
         relaid |= _relaid(node, made)

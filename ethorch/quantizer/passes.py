@@ -7,6 +7,7 @@ Each pass changes a graph in place and is a function of its own, without knowled
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
@@ -14,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ethorch.errors import QuantizationError
 from ethorch.fx.node import shape_of_values
+from ethorch.open_sizes import unguarded
 from ethorch.quantizer.attention_masks import gather_masks
 from ethorch.quantizer.batch_norms import name_weights_apart
 from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
@@ -178,12 +180,15 @@ PASSES = (
 def run_passes(model: GraphModule, scope: Scope) -> GraphModule:
     """Run all of ``PASSES`` over ``model``, in place, and drop what nothing reads after each of them.
 
+    Sizes that the program leaves open stay open, unless parameters train: what is trained is exported anew.
+
     Raises:
         QuantizationError: an in-place operator has no functional form; a pass needs to know a shape that depends on values.
     """
     for each in PASSES:
         try:
-            each.run(model, scope)
+            with nullcontext() if scope.trains else unguarded(model.graph.nodes):
+                each.run(model, scope)
         except GuardOnDataDependentSymNode as error:
             first = next(node for node in model.graph.nodes if shape_of_values(node))
             line = (first.meta.get("stack_trace") or "").strip().splitlines()[-1:]

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from ethorch.open_sizes import unguarded
 from ethorch.quantizer.batch_norms import fold_batch_norms
 
 
@@ -21,7 +22,8 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
     See ``fold_batch_norms``.
     """
-    fold_batch_norms(graph)
+    with unguarded(graph.graph.nodes):
+        fold_batch_norms(graph)
     with _numbered_on():
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
     return prepared

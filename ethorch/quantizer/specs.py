@@ -17,6 +17,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.activation_observer import ActivationObserver, known_qparams
+from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.weight_observer import WeightObserver
 
 #: Key of ``Node.meta`` under which torchao looks for a node's annotation.
@@ -47,6 +48,21 @@ def fixed_spec(known: tuple[float, float], like: QuantizationSpec, is_qat: bool)
     return FixedQParamsQuantizationSpec(
         dtype=like.dtype, scale=scale, zero_point=zero, quant_min=low, quant_max=high, qscheme=torch.per_tensor_affine
     )
+
+
+def check_int32(config: QuantizationConfig) -> None:
+    """Check that int32 activations have no zero point.
+
+    Raises:
+        QuantizationError: they may have one: ExecuTorch's CPU kernel subtracts it in 32 bits, which overflows.
+    """
+    for spec in (config.input_activation, config.output_activation):
+        if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:
+            raise QuantizationError(
+                "config.int32_zero_point",
+                f"int32 activations are quantized by {spec.qscheme}, whose zero point overflows in ExecuTorch's CPU kernel; "
+                "expected torch.per_tensor_symmetric",
+            )
 
 
 def _class_of(maker: Any) -> Any:

@@ -107,6 +107,9 @@ class Tuning:
     #: How truth values are held: BOOL, or INT8 with 0 and 1 on an NPU without BOOL.
     truth_dtype: Literal["BOOL", "INT8"] = "BOOL"
 
+    #: Whether activations can be quantized to int32, beside int8 and int16.
+    int32_activations: bool = True
+
     # --- what lowerings emit ------------------------------------------------------------------------------------------
 
     #: ``folded``: neighbouring axes of a TRANSPOSE are joined to as few as possible. ``whole``: one of up to four axes keeps them.

@@ -74,6 +74,7 @@ STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte
 #: Both families have no BOOL, and RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
 TUNING = Tuning(
     truth_dtype="INT8",
+    int32_activations=False,
     resize="doubling",
     transpose_conv="phases",
     # Vela makes two operations, 250 bytes of commands, of each. Its estimate on u55-128: 64 rows of 1,024 columns take 4.32e6
