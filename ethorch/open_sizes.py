@@ -100,7 +100,11 @@ def unguarded(nodes: Iterable[Node]) -> Iterator[None]:
 
 
 def _evaluator(env: ShapeEnv) -> Any:
-    def evaluate(expr: Any, hint: Any = None, *_: Any, fallback_value: bool | None = None, **__: Any) -> Any:
+    original = env.evaluate_expr
+
+    def evaluate(expr: Any, hint: Any = None, *args: Any, fallback_value: bool | None = None, **keywords: Any) -> Any:
+        if any(map(env.is_unbacked_symint, getattr(expr, "free_symbols", ()))):
+            return original(expr, hint, *args, fallback_value=fallback_value, **keywords)
         known = env._maybe_evaluate_static(expr)
         if known is not None:
             return known

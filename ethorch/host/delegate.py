@@ -132,6 +132,7 @@ class HostBackend:
             if core.register_kernels and core.get_registered_kernels:
                 kernels = (ctypes.c_void_p(core.get_registered_kernels), ctypes.c_void_p(core.register_kernels))
                 self.library.ethorch_register_kernels(*kernels)
+                self.library.ethorch_saturate_quantize(kernels[0])
         if not any(result == 0 for result in results):
             raise HostError(
                 f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}); another delegate of this name "

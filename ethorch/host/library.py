@@ -18,7 +18,7 @@ from ethorch.garbage import collected_later
 #: The C++ module behind ``executorch.runtime``, as 1.4 and as 1.5 calls it.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
 
-_KERNELS = ("cortex_m.cpp", "cortex_m_images.cpp")
+_KERNELS = ("cortex_m.cpp", "cortex_m_images.cpp", "saturation.cpp")
 
 
 class Core(NamedTuple):

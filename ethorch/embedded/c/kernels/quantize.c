@@ -2,7 +2,7 @@
 
 #include "arithmetic.h"
 
-/* clamp(nearest(x * inverse) + zero point, low, high). NaN and what an int64 does not hold, +inf too, is `low`, as on x86-64. */
+/* clamp(nearest(x * inverse) + zero point, low, high); 0 of NaN, as PyTorch and a conversion on Arm have it. */
 ETK_INLINE int32_t quantized(float x, float inverse, int32_t zero_point, int32_t low, int32_t high) {
   const float scaled = x * inverse;
   const float code = etk_nearest(scaled) + (float)zero_point;
@@ -10,7 +10,7 @@ ETK_INLINE int32_t quantized(float x, float inverse, int32_t zero_point, int32_t
     const int32_t whole = (int32_t)code;
     return (whole < low) ? low : (whole > high) ? high : whole;
   }
-  return (code > 0.0F && code < 9223372036854775808.0F) ? high : low;
+  return (code != code) ? 0 : (code > 0.0F) ? high : low;
 }
 
 /* Wraps as int32 arithmetic of two's complement does. */
