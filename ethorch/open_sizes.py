@@ -100,11 +100,12 @@ def unguarded(nodes: Iterable[Node]) -> Iterator[None]:
 
 
 def _evaluator(env: ShapeEnv) -> Any:
-    original = env.evaluate_expr
+    original: Any = env.evaluate_expr
 
-    def evaluate(expr: Any, hint: Any = None, *args: Any, fallback_value: bool | None = None, **keywords: Any) -> Any:
+    def evaluate(expr: Any, *args: Any, **keywords: Any) -> Any:
         if any(map(env.is_unbacked_symint, getattr(expr, "free_symbols", ()))):
-            return original(expr, hint, *args, fallback_value=fallback_value, **keywords)
+            return original(expr, *args, **keywords)
+        hint, fallback_value = (*args, keywords.get("hint"))[0], keywords.get("fallback_value")
         known = env._maybe_evaluate_static(expr)
         if known is not None:
             return known
