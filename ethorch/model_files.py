@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 
 from ethorch import model_zoos
 from ethorch.data.samples import samples
-from ethorch.errors import EthorchError, SpecError
+from ethorch.errors import EthorchError, FormatError, SpecError
+from ethorch.exported_program import load_exported_program
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
 from ethorch.model_zoos import torchvision_models
@@ -290,7 +291,9 @@ def _in_eval_mode(module: nn.Module) -> nn.Module:
 
 def _from_exported(path: Path) -> UserModel:
     try:
-        program = torch.export.load(path)
+        program = load_exported_program(path)
+    except FormatError:
+        raise
     except Exception as error:  # zip, pickle and schema errors of many types
         raise EthorchError(f"{path} is not a program that torch.export.save wrote: {first_sentence(error)}") from error
     if not program.example_inputs or not any(program.example_inputs):
