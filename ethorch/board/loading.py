@@ -45,6 +45,7 @@ Every number wants a source, or the word ``assumed``.
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,9 @@ def _fvp(document: Document, top: dict[str, Any]) -> dict[str, str]:
     for family, command in found.items():
         if family not in FAMILIES:
             raise document.wrong(("fvp", family), "no such family", ", ".join(FAMILIES))
-        if not isinstance(command, str) or not command.startswith("FVP_"):
-            raise document.wrong(("fvp", family), f"found {command!r}", "a command that starts with FVP_")
+        if not isinstance(command, str) or not re.fullmatch(r"FVP_[\w.-]+", command, re.ASCII):
+            allowed = "a command that starts with FVP_, without a folder: letters, digits, '_', '-' and '.'"
+            raise document.wrong(("fvp", family), f"found {command!r}", allowed)
     return dict(found)
 
 

@@ -66,9 +66,9 @@ def not_negative(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    """A text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text that is not empty")
+    """A text of one line that is not empty."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError("a text of one line that is not empty")
     return value
 
 

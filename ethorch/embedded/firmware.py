@@ -17,6 +17,7 @@ from ethorch.board.loading import names as board_names
 from ethorch.embedded import project_run
 from ethorch.embedded.cases import Case, cases, placed
 from ethorch.embedded.data import Blob, blob, fnv1a
+from ethorch.embedded.escapes import linker_labels
 from ethorch.embedded.kernels import SOURCE_FOLDER
 from ethorch.embedded.layout import STACK_BYTES, Layout, Part, layout, parts
 from ethorch.embedded.methods import Whole, whole
@@ -325,7 +326,7 @@ class Project:
         self._text("firmware/link.ld", "link.ld.jinja", **self._linker())
 
     def _linker(self) -> dict[str, Any]:
-        labels = {memory.name: memory.name.upper().replace("-", "_") for memory in self.layout.memories}
+        labels = linker_labels(memory.name for memory in self.layout.memories)
         rows = [
             {
                 "label": labels[memory.name],

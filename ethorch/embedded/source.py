@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 
 from ethorch.embedded.data import Blob, blob
+from ethorch.embedded.escapes import FILTERS, c_comment
 from ethorch.embedded.kernels import HEADERS, kernel_call
 from ethorch.embedded.methods import Whole, refused
 from ethorch.embedded.steps import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
@@ -40,7 +41,7 @@ _KEYWORDS = re.compile(
 @cache
 def templates() -> jinja2.Environment:
     """The files of ``templates/``."""
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -48,6 +49,8 @@ def templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.filters.update(FILTERS)
+    return environment
 
 
 def prefix(name: str) -> str:
@@ -365,7 +368,7 @@ class _Writer:
             where = self.explain(step.operator)
             raise refused(replace(found, text=f"{found.text}{where}"))
         self.sources.update(found.sources)
-        return [f"/* {step.operator} */", *found.lines], list(found.constants)
+        return [f"/* {c_comment(step.operator)} */", *found.lines], list(found.constants)
 
 
 def _ctype(title: str, value: Value) -> str:
