@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shlex
@@ -16,7 +17,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ethorch.errors import HostError
@@ -65,7 +67,8 @@ def build(
 ) -> Path:
     """A shared library, compiled unless the cache or the wheel has it whole.
 
-    It is written under a temporary name and renamed, so that any number of processes may do this at once.
+    It is written under a temporary name and renamed, so that any number of processes may do this at once. Those that need the same
+    library wait for the first, which compiles one file on each CPU.
 
     Args:
         name: how its file name starts.
@@ -113,21 +116,47 @@ def build(
             f"cannot write the compiled library to {folder}: {error.strerror}. Set ETHORCH_CACHE_DIR to a folder of yours."
         ) from None
     try:
-        command = [*compiler, *flags, *map(str, files), "-o", temporary]
-        result = subprocess.run(command, capture_output=True, timeout=600, check=False)
-        if result.returncode:
-            raise HostError(
-                f"{compiler[0]} could not compile {name}; a compiler that knows C++20 is needed (g++ 10 or newer). "
-                f"It said: {result.stderr.decode(errors='replace')[-2000:]}"
-            )
-        os.chmod(temporary, 0o755)
-        path = folder / f"{start}-{_content(Path(temporary))}.so"
-        os.replace(temporary, path)
+        with _locked(folder / f"building-{start}.lock"):
+            if (cached := _cached(folder, start, any_compiler=False)) is not None:
+                return cached
+            _compile(name, [*compiler, *flags], files, temporary)
+            os.chmod(temporary, 0o755)
+            path = folder / f"{start}-{_content(Path(temporary))}.so"
+            os.replace(temporary, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"compiling {name} with {compiler[0]} failed: {error}") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def _compile(name: str, command: list[str], files: Sequence[Path], output: str) -> None:
+    """Compile files, one on each CPU, and link them. HostError with what the compiler says if it fails."""
+
+    def run(arguments: list[str]) -> None:
+        result = subprocess.run([*command, *arguments], capture_output=True, timeout=600, check=False)
+        if result.returncode:
+            raise HostError(
+                f"{command[0]} could not compile {name}; a compiler that knows C++20 is needed (g++ 10 or newer). "
+                f"It said: {result.stderr.decode(errors='replace')[-2000:]}"
+            )
+
+    with tempfile.TemporaryDirectory(prefix="ethorch-build-") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [f"{folder}/{number}.o" for number in range(len(files))]
+        list(pool.map(run, (["-c", str(file), "-o", object] for file, object in zip(files, objects, strict=True))))
+        run([*objects, "-o", output])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait until no other process is inside with this file. It is removed at the end; a process that waits has it open."""
+    with open(path, "wb") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: each process builds for itself
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
