@@ -53,7 +53,7 @@ def test_the_suite_passes_with_no_more_than_the_compiler_make_and_git_on_path(tm
         (tmp_path / command).symlink_to(shutil.which(command) or f"/absent/{command}")
     environment = {name: value for name, value in os.environ.items() if name not in (tools.REQUIRE, "CXX", "CC")}
     environment |= {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "2", "-p", "no:cacheprovider", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfs", "-n", "2", "-p", "no:cacheprovider", *TESTS]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:]
     skipped = [line for line in run.stdout.splitlines() if line.startswith("SKIPPED")]
