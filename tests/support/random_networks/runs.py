@@ -104,15 +104,33 @@ class Case:
 
 
 def cases(seed: int, count: int) -> list[Case]:
-    """Return the configurations that network ``seed`` is compiled for, ``count`` different combinations of NPU and scheme.
+    """Return the ``count`` configurations, at most 5, that network ``seed`` is compiled for.
 
-    Over 22 networks in a row, each combination occurs equally often. They mostly share a scheme and a family, and with it
-    quantization and lowering.
+    They share a scheme and what is quantized alike. Over 22 networks in a row, each combination occurs equally often.
     """
-    start = seed * count
-    chosen = [COMBINATIONS[(start + place) % len(COMBINATIONS)] for place in range(count)]
+    group, turn = _TURNS[seed % len(_TURNS)]
     source = random.Random(f"memories {seed}")
+    chosen = [group[(turn * count + place) % len(group)] for place in range(count)]
     return [Case(target, scheme, *source.choice(MEMORIES[TARGETS[target].family])) for target, scheme in chosen]
+
+
+def quantized_as(target: str) -> str:
+    """Return the family whose quantization ``target`` shares: U65 is quantized as U55."""
+    return "u85" if TARGETS[target].family == "u85" else "u55"
+
+
+def _turns() -> list[tuple[list[tuple[str, str]], int]]:
+    """Return a group of combinations and a number for each of 22 networks: a group has as many turns as members."""
+    groups = [
+        [combination for combination in COMBINATIONS if (quantized_as(combination[0]), combination[1]) == (family, scheme)]
+        for scheme in SCHEMES
+        for family in ("u85", "u55")
+    ]
+    turns = [(turn / len(group), group, turn) for group in groups for turn in range(len(group))]
+    return [(group, turn) for _, group, turn in sorted(turns, key=lambda entry: entry[0])]
+
+
+_TURNS = _turns()
 
 
 class Failure(Exception):
@@ -163,8 +181,8 @@ class Subject:
         return UserModel(module, samples[0], samples)
 
     def quantized(self, case: Case) -> GraphModule:
-        """Return the converted graph. U65 is quantized as U55."""
-        key = ("u85" if case.family == "u85" else "u55", case.scheme)
+        """Return the converted graph."""
+        key = (quantized_as(case.target), case.scheme)
         if key not in self._quantized:
             spec = EthosUCompileSpec("ethos-u85-256" if key[0] == "u85" else "ethos-u55-128")
             with _quiet():
