@@ -374,7 +374,9 @@ class Draw:
         if fitting and self.chance(0.7):
             return self.one(fitting)
         if axis == len(shape) - 1 and self.chance(0.4):
-            rows = [v for v in self.values if v.kind == "float" and v.shape[:-1] == tuple(shape[:-1]) and v.shape[-1] <= 64]
+            rows = [
+                v for v in self.values if v.kind == "float" and v.rank and v.shape[:-1] == tuple(shape[:-1]) and v.shape[-1] <= 64
+            ]
             if rows:
                 before = self.one(rows)
                 return self.emit(f"{self.layer(f'nn.Linear({before.shape[-1]}, {shape[-1]})')}({before})")
