@@ -77,7 +77,7 @@ class Draw:
     def __init__(self, seed: int, attempt: int = 0):
         self.seed = seed
         self.random = random.Random(f"network {seed} {attempt}")
-        self.large = self.chance(0.04)
+        self.large = random.Random(f"large {seed}").random() < 0.04
         self.sizes = [self.one(SIZES) for _ in range(self.random.randint(2, 4))]
         self.most_elements = MOST_ELEMENTS
         if self.large:

@@ -62,22 +62,22 @@ def gate(d: Draw) -> None:
 # --- truth values and choices -----------------------------------------------------------------------------------------
 
 
-def comparison(d: Draw, x: Value) -> Value:
-    """Return a comparison of ``x`` with a related operand or a number."""
-    y = d.operand(x) if d.chance(0.7) else str(d.number())
+def comparison(d: Draw, x: Value, y: str | None = None) -> Value:
+    """Return a comparison of ``x`` with ``y``, or else with a related operand or a number."""
+    y = y or (d.operand(x) if d.chance(0.7) else str(d.number()))
     return d.emit(f"{x} {d.one(('>', '<', '>=', '<=', '==', '!=', '!='))} {y}")
 
 
-def condition(d: Draw, x: Value) -> Value:
-    """Return truth values that broadcast with ``x``."""
-    if d.chance(0.35):
+def condition(d: Draw, x: Value, y: str | None = None) -> Value:
+    """Return truth values that broadcast with ``x``: mostly of comparisons, of which the first is with ``y`` if that is given."""
+    if y is None and d.chance(0.35):
         try:
             return d.value("bool", lambda value: broadcasts(value.shape, x.shape))
         except Unfit:
             pass
-    if d.chance(0.1):
+    if y is None and d.chance(0.1):
         return d.input(d.spread(x.shape), "bool")
-    found = comparison(d, x)
+    found = comparison(d, x, y)
     if d.chance(0.3):
         other = comparison(d, x)
         found = d.emit(
@@ -90,8 +90,9 @@ def condition(d: Draw, x: Value) -> Value:
 def choose(d: Draw) -> None:
     """torch.where of a condition and related operands."""
     x = d.value()
-    mask = condition(d, x)
-    first, second = [str(x), d.operand(x)][:: d.one((1, -1))]
+    other = d.operand(x)
+    mask = condition(d, x, other if d.chance(0.5) else None)
+    first, second = [str(x), other][:: d.one((1, -1))]
     if d.chance(0.15):
         d.emit(f"{x}.masked_fill({mask}, {d.number()})")
     else:
