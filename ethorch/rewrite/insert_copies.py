@@ -40,7 +40,7 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 
 
 def copy_outputs(graph: Graph) -> Graph:
-    """A copy of the graph whose outputs that are read inside too are copies of what is read.
+    """Return a copy of the graph in which each output that is also read inside, or is a RESHAPE of such a value, is a copy of it.
 
     Vela puts layouts together over such a value, and may leave none that is the output: ``vela.undone-transpose-output``.
     """
@@ -54,7 +54,16 @@ def copy_outputs(graph: Graph) -> Graph:
                     for place, operand in enumerate(reader.operands):
                         if operand is result:
                             r.read(reader, place, op.results[number])
+            elif r.is_output(result) and op.name == "RESHAPE" and _is_read_elsewhere(r, op.operands[0]):
+                r.insert_before(op, 0, copied)
     return r.finish()
+
+
+def _is_read_elsewhere(r: Rewriter, value: Value) -> bool:
+    """Return True if ``value``, or what it is a RESHAPE of, has several readers."""
+    while r.uses(value) == 1 and (reshape := r.producer(value, "RESHAPE")):
+        value = reshape.operands[0]
+    return r.uses(value) > 1
 
 
 def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -19,6 +19,18 @@ class Cache(nn.Module):
         return cache, scores @ cache
 
 
+class Keys(nn.Module):
+    """A part of a projection is an output and is read turned: the output is a RESHAPE of what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self.projection(x).chunk(2, -1)[1]
+        return keys, x @ keys.transpose(-1, -2)
+
+
 def inputs() -> tuple[Tensor, ...]:
     return torch.randn(16, 32), torch.randn(4, 32), torch.arange(4, dtype=torch.int32), torch.randn(4, 32)
 
@@ -36,3 +48,13 @@ def test_one_delegate_that_gives_all_outputs(monkeypatch: pytest.MonkeyPatch) ->
     sample = inputs()
     assert ethorch.sqnr_db(list(model(*sample)), list(program(*sample))) > 25
     assert program.compare(*sample).bit_exact
+
+
+def test_an_output_in_another_shape_than_what_is_read() -> None:
+    model = Keys().eval()
+    calibration = [(torch.randn(1, 4, 32),) for _ in range(4)]
+    program = ethorch.compile(model, calibration[0], "ethos-u85-256", calibration=calibration)
+    assert program.build is not None
+    assert not program.build.partition.refusals
+    assert len(program.payloads) == 1
+    assert program.compare(*calibration[0]).bit_exact
