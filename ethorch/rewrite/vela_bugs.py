@@ -345,7 +345,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.five-axes-of-slice",
         wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
         "behind it.",
-        operators=do.POINTWISE,
+        operators=(*do.POINTWISE, "TABLE"),
         which=do.is_of_slice_behind_ones,
         instead=do.run_in_four_axes,
         families=U85,

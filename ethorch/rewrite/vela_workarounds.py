@@ -714,7 +714,8 @@ def run_in_four_axes(r: Rewriter, op: Op) -> None:
             rescale = r.producer(op.operands[index], "RESCALE") if scaled else None
             r.insert_before(rescale or op, 0 if rescale else index, copied)
         return
-    made = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in op.operands))
+    values = op.operands[:1] if op.name == "TABLE" else op.operands
+    made = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in values))
     while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and readers[0].name in _FOLLOWING:
         (op,), at = readers, r.before(readers[0])
         made = at.again(op, made)

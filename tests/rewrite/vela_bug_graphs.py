@@ -190,7 +190,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         **{f"{name} of one that a convolution reads": beside_convolution(name) for name in ("MUL", "SUB")},
     },
     "vela.five-axes-of-slice": {
-        **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD")},
+        **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD", "TABLE")},
         "MUL, broadcast": slice_behind_ones("MUL", into=3),
         "CLAMP of six axes": slice_behind_ones("CLAMP", axes=6),
     },

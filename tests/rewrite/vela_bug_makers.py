@@ -146,6 +146,8 @@ def slice_behind_ones(name: str, into: int = 1, axes: int = 5) -> Make:
             return b.emit("CLAMP", x, min_val=-9, max_val=9)
         if name == "RESCALE":
             return b.rescale(x, 0.5, output_zp=3)
+        if name == "TABLE":
+            return b.rescale(b.emit("MUL", int32(b, table(b, x, 1)), int32(b, b.input("z", x.shape, "INT8")), shift=0), 0.01)
         if name == "NEGATE":
             return b.emit("NEGATE", x, input_zp=0, output_zp=0)
         other = int32(b, b.input("z", (into, *x.shape[1:]), "INT8"))

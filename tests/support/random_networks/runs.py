@@ -37,7 +37,6 @@ from ethorch.lower.delegate import compile_lowered
 from ethorch.model_files import UserModel
 from ethorch.npu import Machine, Program
 from ethorch.report.compare import compare
-from ethorch.rewrite.planes import shallow_copy
 from ethorch.target.npus import TARGETS
 from ethorch.target.tuning import Tuning
 from ethorch.tosa.ir import Graph
@@ -287,7 +286,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
         return "through ExecuTorch" if delegates is None else "equal"
     for number, delegate in enumerate(delegates):
         with _nothing_printed():
-            lowered = compile_lowered(shallow_copy(delegate.graph), delegate.tuning, case.spec())
+            lowered = compile_lowered(delegate.graph.copy(), delegate.tuning, case.spec())
         found = simulated(lowered.compiled, delegate.inputs)
         for place, (got, wanted) in enumerate(zip(found, delegate.outputs, strict=True)):
             different = int((got.ravel() != np.asarray(wanted).ravel()).sum())
