@@ -15,8 +15,9 @@ from collections import Counter
 import pytest
 import torch
 
+from ethorch.target.npus import TARGETS
 from tests.support.random_networks import Network, network
-from tests.support.random_networks.runs import COMBINATIONS, Subject, cases, outcome
+from tests.support.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
 from tests.support.random_networks.shrink import shrunk
 from tests.support.random_networks.sweeps import sweep
 
@@ -46,6 +47,25 @@ def test_a_few() -> None:
 def test_many() -> None:
     """20,000 networks, four configurations each."""
     check_many(*seeds(0, 20_000), 4)
+
+
+#: What once failed: a network, a target and a scheme.
+SEEN = {
+    "windows that read padding only": (
+        Network(
+            0, (("x", "torch.randn(2, 4, 5, 1)"),), (("l", "nn.Conv2d(4, 3, (3, 1), stride=2, padding=1)"),),
+            (("y", "self.l(x)"),), ("y",)),
+        "ethos-u85-256", "int8"),
+    "one step of a recurrent layer": (
+        Network(0, (("x", "torch.randn(2, 1, 1)"),), (("l", "nn.GRU(1, 1, batch_first=True)"),), (("y", "self.l(x)[0]"),), ("y",)),
+        "ethos-u85-128", "16x8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_once_failed(name: str) -> None:
+    drawn, target, scheme = SEEN[name]
+    assert outcome(Subject(drawn), Case(target, scheme, *MEMORIES[TARGETS[target].family][0])) == ("equal", "")
 
 
 def test_a_seed_is_the_same_network_in_every_process() -> None:

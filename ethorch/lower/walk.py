@@ -372,28 +372,13 @@ def _only_constants(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(tensors) and all(isinstance(x, np.ndarray) for x in tensors)
 
 
-def _reads_only_padding(op: tosa.Op) -> bool:
-    """Return True if no window of a convolution or pool contains an element of its map."""
-    if op.name not in ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"):
-        return False
-    kernel = op.attrs.get("kernel") or op.operands[1].shape[0 if op.name == "DEPTHWISE_CONV2D" else 1 :][:2]
-    for axis, taps in enumerate(kernel):
-        size, results = op.operands[0].shape[1 + axis], op.result.shape[1 + axis]
-        stride, dilation = op.attrs["stride"][axis], op.attrs.get("dilation", (1, 1))[axis]
-        first = -op.attrs["pad"][2 * axis]
-        starts = range(first, first + results * stride, stride)
-        if not any(0 <= start + tap * dilation < size for start in starts for tap in range(taps)):
-            return True
-    return False
-
-
 def _read_all_inputs(b: Builder) -> None:
     """Add inputs that no output depends on (a softmax of one number is 1) to an output, times 0: ``vela.unread-input``."""
     outputs = b.graph.outputs
     read = {id(value) for value in outputs}
     for op in reversed(b.graph.ops):
         if any(id(result) in read for result in op.results):
-            read.update(id(operand) for operand in op.operands[1 if _reads_only_padding(op) else 0 :])
+            read.update(id(operand) for operand in op.operands)
     place = next((k for k, value in enumerate(outputs) if value.dtype in ("INT8", "INT16", "INT32")), None)
     for value in b.graph.inputs:
         if id(value) in read or place is None or value.dtype not in INTEGERS:
