@@ -413,7 +413,7 @@ class Draw:
         others = [value.name for value in results if value.name in read]
         outputs = unread[-4:]
         if others and self.chance(0.35):
-            outputs += {self.one(others) for _ in range(self.between(1, 2))}
+            outputs += dict.fromkeys(self.one(others) for _ in range(self.between(1, 2)))
         if self.chance(0.2):
             self.random.shuffle(outputs)
         network = Network(self.seed % (1 << 31), tuple(self.inputs), tuple(self.layers), tuple(self.lines), tuple(outputs))
