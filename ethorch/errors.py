@@ -155,7 +155,13 @@ class Reason:
 
 
 class Unsupported(EthorchError):
-    """A refusal. The walk turns it into a partition report entry; ``preprocess`` lets it propagate."""
+    """A refusal. The walk turns it into a partition report entry; ``preprocess`` lets it propagate.
+
+    Attributes:
+        place: The operator's place in the user's code (an Origin), if a delegate's lowering refused it.
+    """
+
+    place: Any = None
 
     def __init__(self, reason: Reason):
         super().__init__(str(reason))

@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.direct import NotWhole, lower_whole, program_of
 from ethorch.direct.build import Build
-from ethorch.errors import EthorchError, VelaError
+from ethorch.errors import EthorchError, Unsupported, VelaError
 from ethorch.formats.pte_writer import write
 from ethorch.fx.export import described, exported
 from ethorch.fx.states import StateBuffer, with_codes
@@ -237,13 +237,13 @@ def _built(
     if isinstance(quantized, GraphModule) and not etrecord and not dynamic_shapes:
         try:
             return _built_directly(quantized, spec)
-        except (NotWhole, VelaError) as error:  # what Vela declines, the partitioner leaves to the CPU
+        except (NotWhole, Unsupported, VelaError) as error:  # what is declined, the partitioner leaves to the CPU
             logger.debug("not directly: %s", error)
         from ethorch.backend.through_executorch import built_reduced  # 1.5 seconds of ExecuTorch
 
         try:
             return built_reduced(quantized, example_inputs, spec, shared=shared)
-        except (NotWhole, VelaError) as error:
+        except (NotWhole, Unsupported, VelaError) as error:
             logger.debug("not reduced: %s", error)
     from ethorch.backend.through_executorch import built_by_executorch  # 1.5 seconds, if not imported above
 

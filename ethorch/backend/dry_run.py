@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = {"<built-in function getitem>"}
 
 
-def _refusal(words: str) -> Reason:
-    """Why what Vela refuses in these words stays on the CPU."""
+def refusal_of(words: str) -> Reason:
+    """Return the reason for an operator that Vela refuses in these words."""
     if STREAM_TOO_LONG in words:
         return Reason(
             "vela.stream",
@@ -66,7 +66,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.published().to_list())
         self.additional_checks = list(additional_checks or ())
         self.report = PartitionReport(compile_spec.target.name)
-        self.declined: dict[Origin, str] = {}  # what Vela refused though the limits allow it -> its words
+        self.declined: dict[Origin, Reason] = {}  # what Vela or a delegate's lowering refused though the dry run accepted it
         self.begins: dict[Origin, int] = {}  # what begins a delegate, since the one before had too many commands -> how much later
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
 
@@ -117,7 +117,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             if node.op == "call_function" and not plumbing(node) and not check.is_node_supported(modules, node)
         }
         refused |= {
-            node: _refusal(self.declined[origin])
+            node: self.declined[origin]
             for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
@@ -139,7 +139,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         operators = [getattr(node.target, "_op", None) for node in left]
         whole = [node for node, op in zip(left, operators, strict=True) if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]
         for node in break_up(program, whole):
-            self.declined[origin_of_codes(node)] = "it is a part of what Vela refuses"
+            self.declined[origin_of_codes(node)] = refusal_of("it is a part of what Vela refuses")
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
         """Let the CPU pick rows of codes, where it picks rows of a quantized table."""

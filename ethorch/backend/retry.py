@@ -2,7 +2,7 @@
 
 ExecuTorch partitions first and compiles the delegates then, too late for a partitioner to hear of what Vela declines: the
 partitioner sees weights without values, and nothing that ``preprocess`` returns takes a delegate back. So ``to_backend``
-itself gets a second attempt.
+itself gets a second attempt, also if a delegate's lowering refuses an operator because of the values of its constants.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from ethorch.backend.dry_run import DryRunPartitioner
-from ethorch.errors import VelaError
+from ethorch.backend.dry_run import DryRunPartitioner, refusal_of
+from ethorch.errors import Reason, Unsupported, VelaError
+from ethorch.lower.partition_report import PartitionReport
+from ethorch.tosa.ir import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,11 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
             before = [copy.deepcopy(user.report) for _, user in users]
             try:
                 return once(program, *rest)
+            except Unsupported as refusal:
+                place = refusal.place
+                if place is None or all(place in user.declined for _, user in users):
+                    raise
+                _decline(users, before, {place: refusal.reason})
             except VelaError as error:
                 cut = error.too_long
                 if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
@@ -66,14 +73,23 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
                 }
                 if not new:
                     raise
-                logger.warning("Vela refused a delegate; again without %s", "; ".join(map(str, new)))
-                for (edge, user), report in zip(users, before, strict=True):
-                    user.declined.update(new)
-                    user.report.restore(report)
-                    user.break_up_what_stays(edge)
+                _decline(users, before, {place: refusal_of(words) for place, words in new.items()})
 
     setattr(attempts, _MARK, True)
     return attempts
+
+
+def _decline(
+    users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
+) -> None:
+    """Leave the operators at these places to the CPU, with their reasons, and restore the partitioners' reports."""
+    logger.warning(
+        "a delegate was refused; again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
+    )
+    for (edge, user), report in zip(users, before, strict=True):
+        user.declined.update(new)
+        user.report.restore(report)
+        user.break_up_what_stays(edge)
 
 
 def _pairs(spec: MethodProgramsPartitionerSpec) -> list[tuple[ExportedProgram, Partitioner]]:

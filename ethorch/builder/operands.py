@@ -16,7 +16,7 @@ from ethorch.tosa.limits import Limits
 
 B = TypeVar("B", bound="OperandBuilder")
 
-_INT32_MAX = 2**31 - 1
+_INT32 = np.iinfo(np.int32)
 _INTEGERS = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
 
 
@@ -97,7 +97,7 @@ class OperandBuilder(ScalingBuilder):
         if array.dtype == np.bool_:
             dtype = self.tuning.truth_dtype
             return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
-        if np.any(np.abs(array.astype(np.float64)) > _INT32_MAX) or np.any(array != np.rint(array)):
+        if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
             text = f"a constant between {array.min()} and {array.max()}; allowed are integers of 32 bits"
             raise self.refuse("integer.constant", text, "Convert the tensor that it meets to float in the model, and quantize.")
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)

@@ -52,7 +52,9 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """A constant tensor: floats (64-bit ones as FP32), integers (64-bit ones saturated at 32) or truth values."""
+    """Return a constant tensor: floats (64-bit ones as FP32), integers (64-bit ones saturated at 32) or the NPU's truth values."""
+    if array.dtype == np.bool_:
+        return b.plain_tensor(array)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype == np.int64:

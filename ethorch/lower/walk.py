@@ -142,6 +142,7 @@ class Walk(Frame):
                 self.supported.add(node)
         except Unsupported as refusal:
             if self.strict:
+                refusal.place = refusal.place or origin_of_codes(node)
                 raise
             if op_name(node.target) not in QUANTIZE:  # the integers it makes are at hand all the same: the CPU computes them
                 self.refusals[node] = refusal.reason

@@ -169,7 +169,7 @@ def _concat(values: Sequence[Value], attrs: Attrs) -> Results:
     axis, shape = attrs["axis"], list(values[0].shape)
     for value in values[1:]:
         rest = [(a, b) for k, (a, b) in enumerate(zip(shape, value.shape, strict=True)) if k != axis]
-        assert all(a == b for a, b in rest), f"CONCAT along {axis} of {values}"
+        assert all(a == b for a, b in rest) and value.dtype == values[0].dtype, f"CONCAT along {axis} of {values}"
     shape[axis] = sum(value.shape[axis] for value in values)
     return [(tuple(shape), values[0].dtype)]
 

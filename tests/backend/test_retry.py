@@ -16,7 +16,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, host, vela
+from ethorch import EthosUCompileSpec, EthosUPartitioner, flow, get_symmetric_a16w8_quantization_config, host, vela
 from ethorch.backend import retry
 from ethorch.errors import VelaError
 from ethorch.rewrite import pipeline
@@ -55,6 +55,27 @@ def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptur
     assert refusal.origin.source.startswith("test_retry.py:")
     assert partitioner.report.npu_operators == 2 + 1  # two convolutions and relu, each counted once
     assert "again without aten.avg_pool2d.default" in caplog.text
+
+
+class Gathered(nn.Module):
+    """As many runs of indices as take a GATHER, which U55 does not have; a partitioner sees zeros, which are few runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("index", torch.randint(0, 12, (1, 12, 12, 8), generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, self.index)
+
+
+def test_what_a_delegates_lowering_refuses_goes_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = (torch.randn(1, 12, 12, 8),)
+    module = quantized(Gathered(), [inputs]).module
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        build = flow.build(module, inputs, EthosUCompileSpec("ethos-u55-128"))
+    assert [refusal.reason.id for refusal in build.partition.refusals] == ["GATHER.absent"]
+    assert "again without aten.gather.default" in caplog.text
+    assert steps(host.load(build.pte)(*inputs)[0], module, inputs) == 0
 
 
 def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:

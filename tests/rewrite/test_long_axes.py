@@ -66,8 +66,8 @@ def reduced(name: str) -> Callable[[int], Step]:
     return along
 
 
-def windows(name: str, kernel: tuple[int, int], stride: int = 1, pad: int = 0) -> Step:
-    where = {**WINDOW, "stride": (stride, stride), "pad": (0, pad, 0, pad)}
+def windows(name: str, kernel: tuple[int, int], pad: int = 0) -> Step:
+    where = {**WINDOW, "pad": (0, pad, 0, pad)}
 
     def step(b: Builder, x: Value) -> Value:
         c = x.shape[-1]
@@ -135,7 +135,6 @@ KERNELS = ((1, 1), (1, 2), (2, 1))
 OF_FOUR: dict[str, Step] = {
     **{f"{name} {size}": windows(name, size) for name in ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D") for size in KERNELS},
     "AVG_POOL2D": windows("AVG_POOL2D", (1, 2)),
-    "stride": windows("CONV2D", (1, 1), stride=2),
     "padded": windows("CONV2D", (2, 2), pad=1),
 }
 STEPS = {**ANYWHERE, **OF_THREE, **OF_FOUR}
