@@ -33,6 +33,8 @@ TAKING_TWO = (
     *ELEMENTWISE, "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "LOGICAL_AND",
     "LOGICAL_OR", "LOGICAL_XOR", "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "INTDIV",
 )  # fmt: skip
+#: What Vela makes an elementwise operation of.
+_BY_ELEMENT = (*TAKING_TWO, "ABS", "NEGATE", "CLZ", "CAST", "BITWISE_NOT", "LOGICAL_NOT")
 #: What follows an elementwise operator as a part of the same operation.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
 #: NumPy's dtypes of codes.
@@ -323,7 +325,8 @@ def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
     """A RESHAPE of a RESCALE that is no end of another operator and that is read several times, perhaps in SLICEs.
 
-    Of INT8 and INT16 both readers are operands of one elementwise operator, perhaps behind RESCALEs.
+    Of INT8 and INT16 both readers are operands of one elementwise operator, or SLICEs are read by elementwise operators alone,
+    perhaps behind RESCALEs.
     """
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
@@ -335,7 +338,10 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
     if op.result.dtype == "INT32":
         return len(readers) > 1
     readers = [other for reader in readers for other in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
-    return any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers)
+    if any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers):
+        return True
+    has_slice = any(reader.name == "SLICE" for reader in r.readers(op.result))
+    return has_slice and len(readers) > 1 and all(reader.name in _BY_ELEMENT for reader in readers)
 
 
 def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
@@ -662,6 +668,11 @@ def copy_turned_slice(r: Rewriter, op: Op) -> None:
     cut = _turned_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copied)
+
+
+def is_along_columns(r: Rewriter, op: Op) -> bool:
+    """Its axis is the last but one."""
+    return int(op.attrs["axis"]) == op.operands[0].rank - 2
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:

@@ -71,6 +71,7 @@ from tests.rewrite.vela_bug_views import (
     beside_convolution,
     chained_slice,
     gathered,
+    parts_of_reshaped_rescale,
     product_of_turned_slice,
     scattered,
     sum_of_turned_slice,
@@ -90,6 +91,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.maximum-of-slice": {
         "along the first axis": lambda b: maximum(b, cut(b), 1),
         "along the last axis": lambda b: maximum(b, cut(b), 3),
+        "REDUCE_MIN": lambda b: b.emit("REDUCE_MIN", cut(b), axis=3),
     },
     "vela.sum-along-channels-of-slice": {"": lambda b: b.rescale(b.emit("REDUCE_SUM", int32(b, cut(b)), axis=3), 0.1)},
     "vela.turned-slice": {
@@ -138,6 +140,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.maximum-placed": {
         "along the first axis": lambda b: beside(b, maximum(b, whole(b), 1)),
         "along the last axis": lambda b: beside(b, maximum(b, whole(b), 3)),
+        "REDUCE_MIN": lambda b: beside(b, b.emit("REDUCE_MIN", whole(b), axis=3)),
     },
     "vela.clamp-of-transpose-placed": {
         "": lambda b: beside(b, b.emit("CLAMP", b.emit("TRANSPOSE", whole(b), perms=(0, 3, 1, 2)), min_val=-9, max_val=9))
@@ -173,6 +176,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "INT16": lambda b: of_reshaped(b, b.rescale(whole(b), 70.0, dtype="INT16")),
         "INT32": lambda b: of_reshaped(b, int32(b, whole(b), 0.7)),
         "long": lambda b: of_reshaped(b, b.rescale(b.input("x", (1, 2, 65_537), "INT16"), 0.7)),
+        "parts in several operators": parts_of_reshaped_rescale,
     },
     "vela.table-of-reshaped-slice": {
         "one channel": tables_of_parts((12, 16, 1), (12, 16)),
@@ -194,6 +198,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "MUL, broadcast": slice_behind_ones("MUL", into=3),
         "CLAMP of six axes": slice_behind_ones("CLAMP", axes=6),
     },
+    "vela.argmax-of-slice": {"": lambda b: b.emit("ARGMAX", cut(b), axis=2)},
     "vela.bool-output-that-is-read": {"": read_condition},
     "vela.loop-in-operands": {"": loop},
     "vela.concat-of-five-axes": {f"along {axis}": concat_of_five_axes(axis) for axis in range(5)},

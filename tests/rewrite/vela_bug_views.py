@@ -6,7 +6,7 @@ import numpy as np
 
 from ethorch.builder.builder import Builder
 from ethorch.tosa.ir import Value
-from tests.rewrite.vela_bug_makers import Make, constant, int32, pair, table, whole
+from tests.rewrite.vela_bug_makers import Make, constant, int32, table, whole
 
 
 def product_of_turned_slice(b: Builder) -> tuple[Value, ...]:
@@ -35,6 +35,15 @@ def chained_slice(name: str, size: int = 16, start: int = 32) -> Make:
         return b.rescale(made, 0.01 if name == "MUL" else 0.5)
 
     return make
+
+
+def parts_of_reshaped_rescale(b: Builder) -> tuple[Value, ...]:
+    """Two parts of a rescaled map in another shape, each in an operator of its own."""
+    x = b.reshape(b.rescale(b.input("x", (4, 24), "INT8"), 0.7, input_zp=3), (8, 12))
+    parts = [int32(b, b.emit("SLICE", x, start=(row, 1), size=(3, 6))) for row in (0, 4)]
+    others = [int32(b, b.input(name, (3, 6), "INT8")) for name in "uv"]
+    total = b.emit("ADD", parts[0], others[0])
+    return b.rescale(total, 0.5), b.rescale(b.emit("MUL", parts[1], others[1], shift=0), 0.01)
 
 
 def beside_convolution(name: str) -> Make:
@@ -90,10 +99,3 @@ def scattered(rows: int) -> Make:
 
 def table_of_transpose(b: Builder) -> Value:
     return table(b, b.emit("TRANSPOSE", b.emit("CLAMP", whole(b), min_val=-50, max_val=50), perms=(0, 3, 1, 2)), 0)
-
-
-def minimum_of_reshaped(b: Builder) -> tuple[Value, ...]:
-    """The minimum of rows of what another operator reads in another shape."""
-    x, y = pair(b)
-    total = b.rescale(b.emit("ADD", int32(b, x), int32(b, y)), 0.5)
-    return b.emit("REVERSE", b.reshape(total, (4, 6)), axis=0), b.emit("REDUCE_MIN", total, axis=1)
