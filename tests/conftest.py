@@ -16,6 +16,11 @@ gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
+def pytest_collection_finish() -> None:
+    """Let garbage collection pass over the modules and tests, which stay to the end."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check the tools that a test names before its fixtures are built."""
