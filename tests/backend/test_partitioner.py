@@ -26,7 +26,7 @@ from ethorch import (
     host,
 )
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
-from ethorch.target.npus import LIMITS
+from ethorch.target.npus import LIMITS, TARGETS
 from ethorch.tosa.limits import Limits, upto
 from tests.support.quantized import lower, prepared, quantized
 
@@ -308,18 +308,19 @@ def test_a_tensor_read_by_npu_and_cpu() -> None:
     assert (order - expected[1]).abs().max() < expected[1].abs().max() / 100
 
 
-def test_every_target_compiles() -> None:
-    from ethorch.target.npus import TARGETS
+ONE_OF_EACH = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in ONE_OF_EACH)) for name in TARGETS])
+def test_every_target_compiles(name: str) -> None:
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(
         nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)), [inputs]
     ).module
-    for name in TARGETS:
-        partitioner = EthosUPartitioner(EthosUCompileSpec(name))
-        lower(module, inputs, partitioner)
-        assert partitioner.report.npu_operators == 5, name
-        assert partitioner.report.refusals == []
+    partitioner = EthosUPartitioner(EthosUCompileSpec(name))
+    lower(module, inputs, partitioner)
+    assert partitioner.report.npu_operators == 5
+    assert partitioner.report.refusals == []
 
 
 def test_two_backends_of_one_name_are_noticed() -> None:

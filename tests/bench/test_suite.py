@@ -64,6 +64,7 @@ def test_a_checkout_without_the_suite_is_said(tmp_path: Path) -> None:
         suite_folder(tmp_path)
 
 
+@pytest.mark.long  # importing ExecuTorch's own suite takes 10 s
 def test_one_operator_runs() -> None:
     """A whole run in a child process, as ``python -m bench.suite`` makes it."""
     (found,) = run("ethorch", "ethos-u55-128", "test_relu and dtype")

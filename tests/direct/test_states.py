@@ -390,7 +390,9 @@ class Heads(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize(("spelling", "tokens"), [("index_copy_", 1), ("index_put_", 4), ("assigned", 1)])
+@pytest.mark.parametrize(
+    ("spelling", "tokens"), [("index_copy_", 1), ("index_put_", 4), pytest.param("assigned", 1, marks=pytest.mark.long)]
+)
 def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) -> None:
     """One token at a time, of which the rows leave the NPU; four, of which copying all is cheaper."""
     torch.manual_seed(0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.host.conftest import incumbent
+from tests.host.conftest import cortex_m_operators, incumbent
 from tests.support.c_kernels import PLATFORMS, Loaded, compiled
 
-__all__ = ["incumbent"]
+__all__ = ["cortex_m_operators", "incumbent"]
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)

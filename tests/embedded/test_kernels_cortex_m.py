@@ -10,26 +10,19 @@ import torch
 
 from ethorch.embedded.kernels import supported
 from ethorch.formats.pte_types import Call
-from tests.host.test_cortex_m import made
 from tests.support.c_kernels import PLATFORMS, Program, compiled, same_bits
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of tests/support/cortex_m.py, which calls each operator in several ways."""
-    return made(tmp_path_factory.mktemp("cortex_m"), "operators")
-
-
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_kernels_equal_their_definitions_bit_for_bit(platform: str, folder: Path, tmp_path: Path) -> None:
-    program = Program.of("operators", (folder / "operators.pte").read_bytes())
+def test_kernels_equal_their_definitions_bit_for_bit(platform: str, cortex_m_operators: Path, tmp_path: Path) -> None:
+    program = Program.of("operators", (cortex_m_operators / "operators.pte").read_bytes())
     known, given, steps = set(supported()), set(program.method.inputs), []
     for step in program.method.calls:  # without the operators that have no kernel, and what reads their outputs
         needed = [index for index in step.args[:-1] if program.method.values[index].place is not None]
         if step.operator in known and all(index in given for index in needed if index != step.args[-1]):
             given.add(step.args[-1])
             steps.append(step)
-    names, runs = torch.load(folder / "cases.pt")
+    names, runs = torch.load(cortex_m_operators / "cases.pt")
     (chain,) = program.method.chains
     program.method = replace(program.method, chains=(replace(chain, instructions=tuple(steps)),))
     library = compiled(platform, [program], tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import executorch
@@ -13,26 +11,13 @@ import torch
 from ethorch import host
 from ethorch.errors import HostError
 from ethorch.host.delegate import host_backend
-
-MAKER = Path(__file__).parent.parent / "support" / "cortex_m.py"
-
-
-def made(folder: Path, *names: str) -> Path:
-    """``folder``, with what tests/support/cortex_m.py writes there."""
-    child = subprocess.run([sys.executable, MAKER, folder, *names], capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
-    return folder
+from tests.host.conftest import make_cortex_m
 
 
-@pytest.fixture(scope="module")
-def operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("cortex_m"), "operators")
-
-
-def test_kernels_equal_their_definitions_bit_for_bit(operators: Path) -> None:
+def test_kernels_equal_their_definitions_bit_for_bit(cortex_m_operators: Path) -> None:
     """Each operator in several ways, over random inputs, against what the installed wheel's Python makes of them."""
-    program = host.load(operators / "operators.pte")
-    names, runs = torch.load(operators / "cases.pt")
+    program = host.load(cortex_m_operators / "operators.pte")
+    names, runs = torch.load(cortex_m_operators / "cases.pt")
     different = []
     for inputs, wanted in runs:
         found = program(*inputs)
@@ -44,7 +29,7 @@ def test_kernels_equal_their_definitions_bit_for_bit(operators: Path) -> None:
     assert not different
 
 
-def test_every_operator_of_the_wheel_has_a_kernel(operators: Path) -> None:
+def test_every_operator_of_the_wheel_has_a_kernel(cortex_m_operators: Path) -> None:
     from executorch.runtime import Runtime
 
     host_backend()
@@ -52,7 +37,7 @@ def test_every_operator_of_the_wheel_has_a_kernel(operators: Path) -> None:
     wanted = {line.split("func: ")[1].split("(")[0] for line in listed.splitlines() if "func: " in line}
     assert len(wanted) > 15
     assert wanted <= Runtime.get().operator_registry.operator_names
-    called = {call.operator for call in host.load(operators / "operators.pte").description.calls}
+    called = {call.operator for call in host.load(cortex_m_operators / "operators.pte").description.calls}
     assert wanted <= called, "an operator is not among the cases of tests/support/cortex_m.py"
 
 
@@ -60,7 +45,7 @@ def test_every_operator_of_the_wheel_has_a_kernel(operators: Path) -> None:
 @pytest.mark.parametrize("name", ["delegated", "cortex_m55"])
 def test_files_of_aot_arm_compiler_run(tmp_path: Path, name: str) -> None:
     """As its users call it: for an Ethos-U, where quantize and dequantize are cortex_m's, and for a Cortex-M alone."""
-    made(tmp_path, name)
+    assert make_cortex_m(tmp_path, name) == ""
     program = host.load(tmp_path / f"{name}.pte")
     assert any(call.operator.startswith("cortex_m::") for call in program.description.calls)
     inputs, wanted = torch.load(tmp_path / "float.pt")
@@ -68,11 +53,11 @@ def test_files_of_aot_arm_compiler_run(tmp_path: Path, name: str) -> None:
     assert max(errors) < 0.06  # of a softmax, calibrated with one sample: both files differ from the float model by that
 
 
-def test_a_call_that_does_not_fit_is_an_error(operators: Path) -> None:
+def test_a_call_that_does_not_fit_is_an_error(cortex_m_operators: Path) -> None:
     """Not a crash: another operator's name in the file, whose kernel meets arguments that are not its own."""
-    data = (operators / "operators.pte").read_bytes()
+    data = (cortex_m_operators / "operators.pte").read_bytes()
     damaged = data.replace(b"cortex_m::minimum", b"cortex_m::softmax")
     assert damaged != data
-    inputs = torch.load(operators / "cases.pt")[1][0][0]
+    inputs = torch.load(cortex_m_operators / "cases.pt")[1][0][0]
     with pytest.raises(HostError, match="a cortex_m kernel: argument 1 is not an integer"):
         host.load(damaged)(*inputs)
