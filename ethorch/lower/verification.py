@@ -27,18 +27,21 @@ def delegate_arrays(delegate: Lowered, inputs: Sequence[Array]) -> list[Array]:
     return [x.view(DTYPES[v.dtype]).reshape(v.shape) for x, v in zip(inputs, delegate.inputs, strict=True)]
 
 
-def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs: Sequence[Array] | MachineFault) -> None:
     """Compare the outputs of one run with those of the TOSA graph before its rewrites.
 
     Args:
         name: The delegate, for the error.
-        inputs, outputs: Bytes of the delegate's tensors.
+        inputs, outputs: Bytes of the delegate's tensors; instead of outputs, the fault that the simulator stopped with.
 
     Raises:
-        VerificationError: A byte differs.
+        VerificationError: A byte differs, or the simulator stopped.
+        ArithmeticError, IndexError: The graph has no result for these inputs.
     """
     arrays = delegate_arrays(delegate, inputs)
     expected = interpreter.run(delegate.source, arrays)
+    if isinstance(outputs, MachineFault):
+        raise _stopped(delegate, name, outputs) from outputs
     for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True)):
         wrong = np.flatnonzero(_as_bytes(wanted) != found)
         if wrong.size:
@@ -53,8 +56,8 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
             )
 
 
-def stopped(delegate: Lowered, name: str, fault: MachineFault) -> VerificationError:
-    """Return the error for a delegate whose commands the simulator refuses; it names the operator they work for."""
+def _stopped(delegate: Lowered, name: str, fault: MachineFault) -> VerificationError:
+    """Return the error for commands that the simulator refuses; it names the operator they work for."""
     source = None if fault.operation is None else delegate.sources.at(fault.operation.offset)
     operator = "" if source is None else _named(delegate.graph, source.name)
     works = f" The command works for {operator}." if operator else ""

@@ -22,7 +22,7 @@ from ethorch.formats.pte_types import Call, Method
 from ethorch.host.many import keeps_state
 from ethorch.host.session import together
 from ethorch.lower.delegate import Lowered
-from ethorch.lower.verification import check_outputs, stopped
+from ethorch.lower.verification import check_outputs
 from ethorch.model_files import Inputs
 from ethorch.program.program import Program
 from ethorch.progress import stage
@@ -73,54 +73,71 @@ class _Check:
     """One payload: the delegate that it was packed from, and what the runs so far have shown.
 
     Attributes:
+        codes: Numbers of the inputs that may be any codes, because they are quantized for it.
+        inputs: Those of the last comparison; None before the first.
         is_settled: It was compared on outputs that vary.
-        reason: Why it cannot be compared; empty if it can.
+        reason: Why it was not compared; empty if it was.
     """
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
         self.name, self.payload, self.delegate = name, payload, delegate
+        self.codes: set[int] = set()
+        self.inputs: list[Array] | None = None
         self.is_settled = delegate is None
-        self.reason = "" if delegate is not None else "its TOSA graph is not known"
-        self._inputs: list[Array] | None = None  # of the last run
-        self._compared = 0
+        self.reason = "its TOSA graph is not known" if delegate is None else "no sample reaches it"
 
     def run(self, machine: Any) -> None:
         """Run a machine whose inputs are in place, and compare the outputs.
+
+        Inputs for which the TOSA graph has no result, such as an index outside of its axis, are left out.
 
         Raises:
             VerificationError: They differ, or the machine stops.
         """
         inputs = [_bytes(machine, tensor) for tensor in self.payload.inputs]
+        if self.delegate is None:
+            machine.run()
+            return
+        fault = None
         try:
             machine.run()
-        except MachineFault as fault:
-            if self.delegate is None:
-                raise
-            raise stopped(self.delegate, self.name, fault) from fault
-        if self.delegate is None or (self.is_settled and self._compared >= _CALLS_WITH_STATE):
-            return
+        except MachineFault as error:
+            fault = error
         outputs = [_bytes(machine, tensor) for tensor in self.payload.outputs]
-        check_outputs(self.delegate, self.name, inputs, outputs)
-        self._inputs, self._compared = inputs, self._compared + 1
+        try:
+            check_outputs(self.delegate, self.name, inputs, outputs if fault is None else fault)
+        except (ArithmeticError, IndexError) as error:
+            if self.inputs is None:
+                self.reason = f"its TOSA graph has no result for the inputs that were tried: {error}"
+            return
+        self.reason = ""
+        self.inputs = inputs
         self.is_settled |= all(output.size < 2 or bool((output != output[0]).any()) for output in outputs)
 
     def run_on(self, inputs: Sequence[Array]) -> None:
         """Run a fresh machine on the bytes of the inputs."""
-        machine = host.npu_machine(self.payload)
+        try:
+            machine = host.npu_machine(self.payload)
+        except MachineFault as fault:
+            self.reason = f"the simulator does not run it: {fault}"
+            return
         for tensor, data in zip(self.payload.inputs, inputs, strict=True):
             machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
         self.run(machine)
 
-    def run_apart(self) -> None:
-        """Compare on random codes. Inputs that are not codes are those of the last run, or zeros."""
+    def run_on_random_codes(self) -> None:
+        """Compare on random codes, which reach what the samples leave alone; other inputs are those of the last run.
+
+        A delegate that no sample reached gets random codes for all 8 and 16-bit inputs, and zeros for the others.
+        """
         assert self.delegate is not None
-        generator, inputs = np.random.default_rng(0), []
-        for number, (tensor, value) in enumerate(zip(self.payload.inputs, self.delegate.inputs, strict=True)):
-            if value.dtype in ("INT8", "INT16"):
-                inputs.append(generator.integers(0, 256, tensor.nbytes, np.uint8))
-            else:
-                inputs.append(np.zeros(tensor.nbytes, np.uint8) if self._inputs is None else self._inputs[number])
-        self.run_on(inputs)
+        drawn, known = self.codes, self.inputs
+        if known is None:
+            drawn = {n for n, value in enumerate(self.delegate.inputs) if value.dtype in ("INT8", "INT16")}
+            known = [np.zeros(tensor.nbytes, np.uint8) for tensor in self.payload.inputs]
+        if drawn or self.inputs is None:
+            generator = np.random.default_rng(0)
+            self.run_on([generator.integers(0, 256, x.size, np.uint8) if n in drawn else x for n, x in enumerate(known)])
 
 
 class _Checking:
@@ -158,17 +175,27 @@ def verified(program: Program) -> Program:
                 payload = delegate.payload
                 if payload not in checks:
                     checks[payload] = _Check(f"delegate {number} of method {name!r}", payload, known.get(payload))
+                checks[payload].codes |= _quantized_inputs(part, number)
                 places.append((name, number, checks[payload]))
     if checks:
         with stage("verify"), torch.no_grad():
             _run_samples(parts, checks)
             for check in checks.values():
-                if not check.is_settled:
-                    check.run_apart()
+                if check.delegate is not None:
+                    check.run_on_random_codes()
     unchecked = tuple(Unchecked(name, number, check.reason) for name, number, check in places if check.reason)
     for part in parts.values():
         part.verification = Verification(len(places), len(places) - len(unchecked), unchecked)
     return program
+
+
+def _quantized_inputs(part: Program, delegate: int) -> set[int]:
+    """Return the numbers of a delegate's inputs that a quantize operator writes, or that are codes of the program's inputs."""
+    method = part.description
+    codes = {call.args[-1] for call in method.calls if call.operator == QUANTIZE_KERNEL}
+    codes |= {index for index, info in zip(method.inputs, part.inputs, strict=True) if info.codes is not None}
+    count = len(method.delegates[delegate].payload.inputs)
+    return {n for call in method.calls if call.delegate == delegate for n, arg in enumerate(call.args[:count]) if arg in codes}
 
 
 def _run_samples(parts: Mapping[str, Program], checks: Mapping[DelegatePayload, _Check]) -> None:

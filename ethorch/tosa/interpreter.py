@@ -33,6 +33,10 @@ def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Arra
         graph: A graph without floats.
         inputs: Arrays of the shapes and dtypes that the graph declares, in its order.
         seen: Called with each operator outside of regions and its results, in order.
+
+    Raises:
+        IndexError: An index is outside of its axis.
+        ZeroDivisionError: A divisor is 0.
     """
     known: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
     last = {id(value): number for number, op in enumerate(graph.ops) for value in op.operands}
@@ -287,6 +291,8 @@ def _mul(a: Attrs, x: Array, y: Array) -> Array:
 
 
 def _intdiv(a: Attrs, x: Array, y: Array) -> Array:
+    if not np.all(y):
+        raise ZeroDivisionError("INTDIV by 0")
     wide = x.astype(np.int64)
     return np.asarray(np.sign(wide) * np.sign(y) * (np.abs(wide) // np.abs(y.astype(np.int64))))
 
@@ -325,11 +331,18 @@ def _pad(a: Attrs, x: Array) -> Array:
     return np.pad(x, pads, constant_values=np.asarray(a["pad_const"]).item())
 
 
+def _check_indices(indices: Array, extent: int) -> None:
+    if indices.size and not 0 <= indices.min() <= indices.max() < extent:
+        raise IndexError(f"indices {indices.min()}..{indices.max()} of an axis of {extent}")
+
+
 def _gather(a: Attrs, values: Array, indices: Array) -> Array:
+    _check_indices(indices, values.shape[1])
     return np.take_along_axis(values, indices[..., None].astype(np.int64), 1) if len(values) > 1 else values[:, indices[0]]
 
 
 def _scatter(a: Attrs, values: Array, indices: Array, given: Array) -> Array:
+    _check_indices(indices, values.shape[1])
     result = values.copy()
     result[np.arange(len(values))[:, None], indices] = given
     return result
