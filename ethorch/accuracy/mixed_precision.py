@@ -16,11 +16,11 @@ from ethorch import flow
 from ethorch.accuracy.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
 from ethorch.accuracy.sensitivity import sensitivity
 from ethorch.errors import QuantizationError
+from ethorch.exclusive import exclusive
 from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.calibration_checks import said_already
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.words import counted
 
@@ -88,7 +88,7 @@ class MixedPrecision:
     __str__ = table
 
 
-@quiet()
+@exclusive()
 def mixed_precision(
     model: nn.Module,
     spec: EthosUCompileSpec,

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ethorch.accuracy.residual_stream import Norm, Reader, Stream, streams_of
 from ethorch.accuracy.smoothing_sites import Parameter
 from ethorch.errors import EthorchError
+from ethorch.exclusive import exclusive
 from ethorch.fx.export import exported
 from ethorch.model_files import in_eval_mode
-from ethorch.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rotated:
     refused: tuple[str, ...]
 
 
-@quiet()
+@exclusive()
 def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, seed: int = 0) -> Rotated:
     """Turn a transformer's residual stream by a random orthogonal matrix, where that can be folded into its parameters.
 

@@ -14,10 +14,10 @@ from ethorch import tables
 from ethorch.accuracy.sample_runs import FAKE, NPU, Inputs, check_judge
 from ethorch.accuracy.switched_graph import Switched
 from ethorch.errors import QuantizationError
+from ethorch.exclusive import exclusive
 from ethorch.metrics import Metric, sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import TOSAQuantizer
-from ethorch.quiet import quiet
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Sensitivity:
         figure.savefig(path)
 
 
-@quiet()
+@exclusive()
 def sensitivity(
     model: nn.Module,
     spec: ArmCompileSpec | TOSAQuantizer,

@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ethorch.accuracy.smoothing_sites import Key, Site, sites_of
 from ethorch.errors import QuantizationError, SpecError
+from ethorch.exclusive import exclusive
 from ethorch.fx.export import exported
 from ethorch.model_files import in_eval_mode
 from ethorch.quantizer.shared_buffers import kept
-from ethorch.quiet import quiet
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Smoothed:
     gain_db: float
 
 
-@quiet()
+@exclusive()
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
     """Let a model's activations have no outlying channels, as far as that can be folded into its parameters.
 

@@ -18,12 +18,12 @@ from ethorch.compress.recipe import Recipe, parse
 from ethorch.compress.runs import forward, moments_of
 from ethorch.compress.weights import Use, Weight, weights_of
 from ethorch.errors import QuantizationError, unknown_name
+from ethorch.exclusive import exclusive
 from ethorch.fx.node import tensor_of
 from ethorch.progress import stage
-from ethorch.quiet import quiet
 
 
-@quiet()
+@exclusive()
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """A copy of a quantized model whose weights obey the recipes: what ``ethorch.compile`` takes.
 

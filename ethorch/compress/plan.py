@@ -21,10 +21,10 @@ from ethorch.compress.planned import Layer, Plan, Tried
 from ethorch.compress.recipe import AS_IS, Recipe, parse, usual
 from ethorch.compress.weights import Weight, state_beside, weights_of
 from ethorch.errors import QuantizationError, unknown_name
+from ethorch.exclusive import exclusive
 from ethorch.model_files import UserModel, is_quantized
 from ethorch.progress import stage
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _LEAST = 0.02  # of the other unit's price: of two ways that save the same, the 
 _NO_FAST_DECODER = "--disable-fwd"
 
 
-@quiet()
+@exclusive()
 def plan(
     model: nn.Module,
     spec: EthosUCompileSpec,

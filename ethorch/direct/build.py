@@ -30,3 +30,7 @@ class Build:
     spec: EthosUCompileSpec | None = field(default=None, repr=False, compare=False)
     etrecord: Any = field(default=None, repr=False, compare=False)
     states: tuple[StateBuffer, ...] = field(default=(), compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without ExecuTorch's record, whose graphs cannot be pickled."""
+        return {**self.__dict__, "etrecord": None}

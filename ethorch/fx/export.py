@@ -12,6 +12,7 @@ from torch.export import ExportedProgram, _trace
 from torch.utils import _pytree as pytree
 
 from ethorch.errors import QuantizationError, UserCodeError
+from ethorch.exclusive import EXPORT_LOCK
 from ethorch.fx.sequences import short_sequences
 from ethorch.open_sizes import in_structure
 from ethorch.user_code import at, explained, first_sentence
@@ -46,7 +47,7 @@ def exported(
         UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
     """
     try:
-        with short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
+        with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
             open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
             return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else open_dims)
     except QuantizationError:

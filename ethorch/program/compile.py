@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from ethorch import flow
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
+from ethorch.exclusive import exclusive
 from ethorch.metrics import Metric
 from ethorch.model_files import (
     KeywordInputs,
@@ -37,7 +38,6 @@ from ethorch.program.settings import FLOAT, Settings, latency_of
 from ethorch.program.verification import verified
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
-from ethorch.quiet import quiet
 from ethorch.vela.arena import arena_bytes
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def compile(
     )
     if (metric is None) != (chosen.min_metric is None):
         raise SpecError("metric is a function and min_metric the least that it may return: give both or neither.")
-    with quiet(), shown(progress):
+    with exclusive(), shown(progress):
         if isinstance(model, str):
             model = load_model(model)
         if isinstance(model, (Mapping, UserMethods)):
@@ -229,7 +229,7 @@ def quantize(
     chosen = (settings or Settings()).with_(
         target=target, scheme=scheme, io=io, modules={**(modules or {}), **dict.fromkeys(leave_out, FLOAT)} or None
     )
-    with quiet(), shown(progress):
+    with exclusive(), shown(progress):
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         with in_eval_mode(user.module):
             return _quantized(user, chosen, config)
@@ -351,7 +351,7 @@ def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]
 
     def once(user: UserModel, settings: Settings) -> Program:
         assert program.settings is not None
-        with quiet(), in_eval_mode(user.module):
+        with exclusive(), in_eval_mode(user.module):
             changed = replace(program.settings, arena=settings.arena, constants=settings.constants)
             same = program.model is user and changed == settings
             quantized = program.quantized if same else _quantized(*in_layout(user, settings), None)

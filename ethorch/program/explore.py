@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from torch.fx import GraphModule
 
 from ethorch import tables
 from ethorch.errors import EthorchError, SpecError, unknown_name
+from ethorch.exclusive import exclusive
 from ethorch.formats.files import write_whole
 from ethorch.model_files import UserModel, in_eval_mode
 from ethorch.program.compile import Model, compile_once, quantized_for, user_model
@@ -301,7 +301,6 @@ def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
     return done > 0 and seconds / done * left > _WORTH
 
 
-_ONE_AT_A_TIME = threading.Lock()  # torch.export may run in one thread of a process only
 _last: list[Any] = []  # the model that this process quantized last: key, quantized, user
 
 
@@ -324,7 +323,7 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
     def make(chosen: Settings, _: bool) -> Program:
         return compile_once(user, _quantized(user, chosen), chosen)
 
-    with _ONE_AT_A_TIME, in_eval_mode(user.module):
+    with exclusive(), in_eval_mode(user.module):
         program = fitted(settings, make, user, fixed=(*point, "modules"))
     made = program.settings or settings
     measured = program.accuracy if accuracy else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ethorch.board import Board
 from ethorch.board.memory_roles import roles
 from ethorch.data.samples import samples as read_samples
 from ethorch.errors import EthorchError, HostError
+from ethorch.exclusive import exclusive
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.boundary import boundary_of
 from ethorch.formats import pte
@@ -40,7 +42,7 @@ from ethorch.program.plain_data import plain_data
 from ethorch.program.profile import Profile, import_profile
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.program.settings import Settings
-from ethorch.quiet import quiet
+from ethorch.program.transfer import DEFERRED, Methods, method_of
 from ethorch.report.page import page
 from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
@@ -70,6 +72,8 @@ class Program:
     """One method of a ``.pte``, and all that is known of it. ``ethorch.compile`` and ``ethorch.load`` make them.
 
     ``program["decode"]`` is another method of the same file, which sees the buffers that this one wrote, if they share some.
+
+    A program can be pickled and deep-copied, with all methods of its file. The copy begins with the buffers' initial contents.
 
     Attributes:
         pte: the file.
@@ -104,11 +108,26 @@ class Program:
         self.config, self.metric = config, metric
         self.sessions = sessions
         self._sources = sources
-        self._others = {method: self}
+        self._others = Methods({method: self})
         self.tried: tuple[Attempt, ...] = ()
         self.verification: Verification | None = None
         self._parsed = pte.read(data)
         pte.entry_point(self._parsed, method)
+
+    if not TYPE_CHECKING:  # a name that is wrong stays an error for mypy
+
+        def __getattr__(self, name: str) -> Any:
+            """The models of a program that was unpickled, read on first use."""
+            if name not in DEFERRED or "_deferred" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            self.__dict__.update(self.__dict__["_deferred"].models[self.method])
+            return self.__dict__[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return method_of, (self._others, self.method)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        return method_of(copy.deepcopy(self._others, memo), self.method)
 
     # what it is -------------------------------------------------------------------------------------------------------
 
@@ -315,7 +334,7 @@ class Program:
         given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
         if not given or given == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
-        with quiet():
+        with exclusive():
             return compared(self, given, model)
 
     # answers ----------------------------------------------------------------------------------------------------------

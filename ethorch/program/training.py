@@ -11,6 +11,7 @@ from torchao.quantization.pt2e import allow_exported_model_train_eval, disable_o
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
 from ethorch.errors import QuantizationError
+from ethorch.exclusive import exclusive
 from ethorch.fx.export import exported
 from ethorch.fx.node import op_name
 from ethorch.model_files import UserModel
@@ -24,6 +25,7 @@ from ethorch.quantizer.trained_batch_norms import fold_trained_batch_norms
 _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
 
 
+@exclusive()
 def prepare(
     model: nn.Module,
     example_inputs: Any,
@@ -94,6 +96,7 @@ def _freeze_batch_norm(prepared: GraphModule) -> None:
     prepared.recompile()
 
 
+@exclusive()
 def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
     """The trained model quantized, in eval mode: what ``ethorch.compile`` takes.
 

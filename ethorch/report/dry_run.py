@@ -14,12 +14,12 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import plumbing
 from ethorch.direct.whole import give_values
 from ethorch.errors import Reason
+from ethorch.exclusive import exclusive
 from ethorch.fx.node import Converted, constants_of
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.walk import Walk
 from ethorch.quantizer.config import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
 
@@ -38,7 +38,7 @@ def dry_run(
         target: name of the NPU; empty: floats, for TOSA's profile FP.
         activations: ``int8`` or ``int16``.
     """
-    with quiet(), torch.no_grad():
+    with exclusive(), torch.no_grad():
         program: torch.export.ExportedProgram | Converted
         partitioner: EthosUPartitioner | TOSAPartitioner
         if target:

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError
+from ethorch.exclusive import exclusive
 from ethorch.formats.files import write_whole
 from ethorch.fx.export import exported
 from ethorch.fx.node import op_name
@@ -27,7 +28,6 @@ from ethorch.lower.partition_report import PartitionReport
 from ethorch.metrics import sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
-from ethorch.quiet import quiet
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec, TosaSpecification
 from ethorch.testing import stages
@@ -141,7 +141,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._stage(super().serialize, serialize_stage or stages.Serialize(ours))
 
     def _stage(self, run: Callable[..., Any], stage: Any, **keywords: Any) -> Self:
-        with quiet():
+        with exclusive():
             run(stage, **keywords)
         return self
 
@@ -316,7 +316,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         done = self._done(stage)
         for number in range(1 if inputs is not None else num_runs):
             given = inputs if inputs is not None else next(iter(self.generate_random_inputs()))
-            with quiet():
+            with exclusive():
                 found = done.run_artifact(copy.deepcopy(given))
             if not compare_outputs:
                 continue
@@ -351,7 +351,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         if kind is None:
             kind = StageType.QUANTIZE if self.is_quantized() else StageType.INITIAL_MODEL
         inputs = copy.deepcopy(inputs)
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), exclusive():
             if kind == StageType.INITIAL_MODEL:
                 return copy.deepcopy(self.original_module)(*inputs)
             if kind == StageType.QUANTIZE:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from ethorch.formats.payload import DelegatePayload, IoTensor
 
@@ -129,6 +130,10 @@ class CompiledModel:
     outputs: tuple[IoTensor, ...]
     performance: Performance
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without Vela's own objects: the database is read first."""
+        return {**self.__dict__, "load_tables": partial(dict, self.tables)}
 
     @cached_property
     def payload(self) -> DelegatePayload:
