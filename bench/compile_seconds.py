@@ -5,8 +5,9 @@
 Each run is a process of its own with one torch thread, and the two implementations take turns, so that whatever else the
 computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`), without imports;
 ethorch's, with all of torch and ExecuTorch, have a column of their own. ethorch's steps are those of `flow.quantize` and
-`flow.build`; the Arm backend's are those that its users write, with `torch.export` of the converted graph,
-`to_edge_transform_and_lower` and `to_executorch` from the converted graph to the .pte. ``--growth`` compiles chains of equal
+`flow.build`, and the comparison of the program with the TOSA reference, which has a column of its own, too; the Arm backend's
+are those that its users write, with `torch.export` of the converted graph, `to_edge_transform_and_lower` and `to_executorch`
+from the converted graph to the .pte. ``--growth`` compiles chains of equal
 layers and networks of several hundred operators.
 """
 
@@ -49,6 +50,7 @@ def measure_here(model: str, target: str) -> Record:
     flow = importlib.import_module("ethorch.flow")
     for late in ("ethorch.backend.through_executorch", "tosa_serializer"):  # what is imported where it is needed
         importlib.import_module(late)
+    importlib.import_module("ethorch.host.delegate").host_backend()
     import_seconds = time.process_time() - started
     case = _case(model)
     module, inputs, samples = case.build(), case.example_inputs(), case.calibration(SAMPLES)
@@ -71,6 +73,13 @@ def measure_here(model: str, target: str) -> Record:
     converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as flow.quantize does
     with step("build"):
         built = flow.build(converted, inputs, spec)
+    from ethorch.model_files import UserModel
+    from ethorch.program.program import Program
+    from ethorch.program.verification import verified
+
+    program = Program(built.pte, build=built, model=UserModel(module, inputs, samples))
+    with steps("verify"):  # as ethorch.compile does
+        verified(program)
     return {
         "import_seconds": import_seconds,
         "seconds": steps.seconds,
@@ -146,8 +155,8 @@ def _both(own: float, arm: float | None) -> str:
 def table(records: Sequence[Record]) -> str:
     """Markdown: a line per network; a cell reads "ethorch / Arm backend (how many times faster)"."""
     head = [
-        "model", "nodes", "on the CPU", "imports, s", "module to .pte, s", "quantize, s", "converted graph to .pte, s", "Vela, s",
-        "limit: 1.4 Vela + 0.2 s",
+        "model", "nodes", "on the CPU", "imports, s", "module to .pte, s", "quantize, s", "converted graph to .pte, s",
+        "verification, s", "Vela, s", "limit: 1.4 Vela + 0.2 s",
     ]  # fmt: skip
     lines = [markdown_row(head), markdown_row(["---"] * len(head))]
     by_key = {(r["model"], r["impl"]): r for r in records}
@@ -159,6 +168,7 @@ def table(records: Sequence[Record]) -> str:
         other = arm if arm is not None and "error" not in arm else None
         cells = [f"{own['import_seconds']:.1f}"]
         cells += [_both(own[name], other[name] if other else None) for name in ("whole", "quantize", "to_pte")]
+        cells.append(f"{own['seconds']['verify']:.2f} ({own['seconds']['verify'] / own['whole']:.0%} of module to .pte)")
         vela = own["vela_seconds"]
         lines.append(
             markdown_row(
@@ -197,7 +207,7 @@ def growth_table(records: Sequence[Record]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compile_seconds", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", help=f"comma-separated; default: {','.join(DEFAULT_MODELS)}, with --growth none")
+    parser.add_argument("--models", help=f"comma-separated, or all; default: {','.join(DEFAULT_MODELS)}, with --growth none")
     parser.add_argument("--target", default="ethos-u55-128")
     parser.add_argument("--repeat", type=int, default=5, help="runs of ethorch; default: %(default)s")
     parser.add_argument("--arm-repeat", type=int, default=5, help="runs of the Arm backend, 0 for none; default: %(default)s")
@@ -211,6 +221,10 @@ def main(arguments: list[str] | None = None) -> int:
             os.write(stdout, (text + "\n").encode())
         return 0
     models = options.models.split(",") if options.models else [] if options.growth else list(DEFAULT_MODELS)
+    if models == ["all"]:
+        from bench.models import ALL_MODELS
+
+        models = list(ALL_MODELS)
     records = measure(models, options.target, options.repeat, options.arm_repeat)
     grown = []
     if options.growth:
@@ -221,6 +235,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps({"provenance": provenance(), "records": records + grown}, indent=1))
         return 0
     print(f"{provenance()}; {options.target}; medians of {options.repeat}, of the Arm backend's {options.arm_repeat}\n")
+    shares = [r["seconds"]["verify"] / r["whole"] for r in records if r["impl"] == "ethorch" and "error" not in r]
+    if shares:
+        print(f"verification takes {statistics.median(shares):.0%} of module to .pte in the median, {max(shares):.0%} at most\n")
     for found, as_table in ((records, table), (grown, growth_table)):
         if found:
             print(as_table(found), end="\n\n")

@@ -79,7 +79,7 @@ def seconds(impl: str, model: str, build: float, **steps: float) -> dict[str, An
     return {
         "impl": impl,
         "model": model,
-        "seconds": {"export": 1.0, "prepare": 0.0, "calibrate": 0.0, "convert": 0.0, **own, **steps},
+        "seconds": {"export": 1.0, "prepare": 0.0, "calibrate": 0.0, "convert": 0.0, "verify": 0.3, **own, **steps},
         "import_seconds": 3.0,
         "vela_seconds": 0.5,
         "quantized_nodes": 1000,
@@ -97,7 +97,7 @@ def test_seconds_are_medians_of_runs_and_of_their_sums() -> None:
 def test_seconds_stand_beside_those_of_the_arm_backend_and_of_vela() -> None:
     records = [compile_seconds.medians([seconds(impl, "a", build)]) for impl, build in (("ethorch", 2.0), ("arm", 50.0))]
     text = compile_seconds.table([record | {"model": "a"} for record in records])
-    assert "2.00 / 50.0 (25x) | 0.50 | 0.90 |" in text
+    assert "2.00 / 50.0 (25x) | 0.30 (10% of module to .pte) | 0.50 | 0.90 |" in text
     assert "3.00 / 51.0 (17x)" in text
     growth = compile_seconds.growth_table(records[:1])
     assert "| a | 1000 | 1.00 | 0.00 | 0.00 | 0.00 | 2.00 | 0.50 | 1500 | 1000 |" in growth

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.errors import VerificationError
+from ethorch import host
+from ethorch.errors import MachineFault, VerificationError
 from ethorch.lower import delegate
+from ethorch.lower.delegate import Lowered
 from ethorch.npu import stream
+from ethorch.program import verification
 from ethorch.program.verification import Verification
+from ethorch.report.page import page
 from ethorch.tosa.ir import Graph
 from ethorch.vela import arena
 from ethorch.vela.compiled_model import CompiledModel
-
-pytestmark = pytest.mark.core
 
 
 class Small(nn.Module):
@@ -47,6 +49,7 @@ def compiled(model: nn.Module, **options: object) -> ethorch.Program:
     return ethorch.compile(model, SAMPLES[0], "ethos-u55-128", calibration=SAMPLES, **options)
 
 
+@pytest.mark.core
 def test_a_program_says_that_it_was_verified(small: nn.Module) -> None:
     program = compiled(small)
     assert program.verification == Verification(1, 1)
@@ -96,6 +99,7 @@ def with_weight(graph: Graph) -> Graph:
     return changed
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_changed_command_is_found_and_its_operator_named(small: nn.Module, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = arena.searched
@@ -106,6 +110,7 @@ def test_a_changed_command_is_found_and_its_operator_named(small: nn.Module, tar
     assert ethorch.compile(small, SAMPLES[0], target, calibration=SAMPLES, verify=False).verification is None
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_changed_weight_is_found_and_its_operator_named(small: nn.Module, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serialize = delegate.serialize
@@ -118,3 +123,114 @@ def test_a_wrong_rewrite_is_found_and_its_operator_named(small: nn.Module, monke
     monkeypatch.setattr(delegate, "rewritten", lambda graph, tuning, spec: with_weight(rewritten(graph, tuning, spec)))
     error = refused(small, TARGETS[0])
     assert error.operator.startswith(MIDDLE) and "changed by a rewrite" in str(error)
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((2, 3))
+        return torch.cond(means.sum() > 0, lambda m: m * 2, lambda m: m.abs() - 0.5, (means,))
+
+
+class Counted(nn.Module):
+    """State: a running sum, and a position that selects a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 8))
+        self.register_buffer("at", torch.zeros(1, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.add_(x)
+        self.at.add_(1)
+        return self.rows * 0.5
+
+
+class OnCpuBetween(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x).relu()
+        return self.head(torch.cumsum(y.mean((2, 3)), 1)), y > 0.1
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(30, 8), nn.Linear(8, 6)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask[..., None], self.head(self.table(tokens)), 0.25)
+
+
+class Constant(nn.Module):
+    """An output that no input changes, and one that does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clamp(-9, -8), x.sigmoid()
+
+
+PICTURE = SAMPLES[1]
+TOKENS = (torch.arange(12).reshape(1, 12) % 7, torch.arange(12).reshape(1, 12) % 3 == 0)
+KINDS = {
+    "int8 at the ends": (Small, (PICTURE,), {"io": "int8"}),
+    "uint8 at the ends": (Small, (PICTURE,), {"io": "uint8"}),
+    "int16 at the ends": (Small, (PICTURE,), {"io": "int16", "scheme": "a16w8"}),
+    "channels last": (Small, (PICTURE,), {"nhwc_io": True}),
+    "a budget": (Small, (PICTURE,), {"arena": 4000}),
+    "weights that are copied": (Small, (PICTURE,), {"constants": "2K"}),
+    "branches": (Branches, (PICTURE,), {}),
+    "branches on U55": (Branches, (PICTURE,), {"target": "ethos-u55-256"}),
+    "state": (Counted, (torch.linspace(-1, 1, 32).reshape(4, 8),), {}),
+    "an operator on the CPU": (OnCpuBetween, (PICTURE,), {"target": "ethos-u55-64"}),
+    "indices and truth values": (Tokens, TOKENS, {}),
+    "a constant output": (Constant, (PICTURE,), {}),
+    "a recurrent layer": (lambda: nn.LSTM(6, 5, batch_first=True), (torch.linspace(-1, 1, 24).reshape(1, 4, 6),), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_delegate_of_every_kind_of_program_is_verified(kind: str) -> None:
+    create, inputs, options = KINDS[kind]
+    torch.manual_seed(0)
+    program = ethorch.compile(create().eval(), inputs, calibration=[inputs], **{"target": "ethos-u85-256", **options})
+    found = program.verification
+    assert found is not None and found.unchecked == ()
+    assert found.equal == found.delegates == len(program.payloads) > 0
+
+
+def test_every_method_is_verified() -> None:
+    torch.manual_seed(0)
+    module = Small().eval()
+    program = ethorch.compile({"a": module, "b": Counted()}, {"a": PICTURE, "b": torch.rand(4, 8)}, "ethos-u55-128")
+    assert program.verification == program["b"].verification == Verification(2, 2)
+
+
+def test_a_delegate_that_cannot_be_compared_is_named(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the summary, in the plain data and in the report."""
+
+    def too_large(*_: object) -> None:
+        raise MachineFault("region 1 of 500000000 bytes")
+
+    monkeypatch.setattr(host, "npu_machine", too_large)
+    program = compiled(small)
+    assert program.verification is not None and program.verification.equal == 0
+    (row,) = program.to_json()["verification"]["unchecked"]
+    assert (row["method"], row["delegate"]) == ("forward", 0) and "region 1" in row["reason"]
+    assert "NOT VERIFIED" in str(program) and "region 1" in page(program.to_json(), None, "")
+
+
+def test_samples_are_tried_until_outputs_vary(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sample of a calibration set may be a dark picture."""
+    seen: list[bool] = []
+    check = verification.check_outputs
+
+    def watched(delegate: Lowered, name: str, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        seen.append(len(np.unique(outputs[0])) > 1)
+        check(delegate, name, inputs, outputs)
+
+    monkeypatch.setattr(verification, "check_outputs", watched)
+    dark = torch.zeros_like(PICTURE)
+    ethorch.compile(nn.Sequential(nn.AvgPool2d(16), nn.Flatten()), dark, "ethos-u55-128", calibration=[dark, dark, PICTURE])
+    assert seen == [False, False, True, True], "two dark ones, the picture, and random codes"
