@@ -45,9 +45,10 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
 
     from bench.models import ALL_MODELS
     from ethorch import flow, host
+    from ethorch.lower.verification import delegate_arrays
     from ethorch.model_files import UserModel
     from ethorch.npu import Machine, Program, staging_bytes
-    from ethorch.report.compare import Recorder, delegate_arrays
+    from ethorch.report.compare import Recorder
     from ethorch.target.compile_spec import EthosUCompileSpec
 
     case = ALL_MODELS[model]

@@ -9,7 +9,8 @@ import torch
 from bench.models import MODELS
 from ethorch import EthosUCompileSpec, flow, host
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
-from ethorch.report.compare import Recorder, delegate_arrays
+from ethorch.lower.verification import delegate_arrays
+from ethorch.report.compare import Recorder
 from tests.support.ladder import reference
 
 #: Of the networks over 224x224, one in the default run: each takes 25 seconds.

@@ -21,12 +21,11 @@ from ethorch import host
 from ethorch.direct.build import Build
 from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.lower.delegate import Lowered
+from ethorch.lower.verification import delegate_arrays
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import Inputs
 from ethorch.report.compare_layers import LayerComparison, short_name
 from ethorch.tosa.reference_model import run as run_tosa
-
-_DTYPES = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "BOOL": np.bool_}
 
 
 @dataclass(frozen=True)
@@ -249,11 +248,6 @@ def recorded_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder])
         if recorder.outputs
         for value, found in zip(by_payload[recorder.payload].inputs, recorder.inputs, strict=True)
     }
-
-
-def delegate_arrays(delegate: Lowered, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """Bytes as a Recorder keeps them, as the arrays the TOSA graph takes."""
-    return [x.view(_DTYPES[v.dtype]).reshape(v.shape) for x, v in zip(inputs, delegate.inputs, strict=True)]
 
 
 def compare_delegates(delegates: Sequence[Lowered], runs: Sequence[Sequence[Recorder]]) -> Iterator[DelegateComparison]:

@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 from ethorch import host
 from ethorch.errors import EthorchError, HostError
 from ethorch.formats.payload import DelegatePayload
+from ethorch.lower.verification import delegate_arrays
 from ethorch.program.compile import Model
 from ethorch.program.compile import compile as compile_model
 from ethorch.program.program import Program
 from ethorch.program.settings import bytes_of
-from ethorch.report.compare import Recorder, delegate_arrays
+from ethorch.report.compare import Recorder
 from ethorch.testing.recording import record
 from ethorch.tosa.reference_model import run as run_tosa
 from ethorch.words import counted

@@ -80,8 +80,9 @@ def reference(model: str, tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndar
 def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
     """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
     from ethorch import flow, host
+    from ethorch.lower.verification import delegate_arrays
     from ethorch.npu import Machine, Program, staging_bytes
-    from ethorch.report.compare import Recorder, delegate_arrays
+    from ethorch.report.compare import Recorder
 
     user, ready = user_and_quantized(model, target)
     build = flow.build(ready, user.example_inputs, _spec(target, flags))
