@@ -23,7 +23,7 @@ Attrs = Mapping[str, Any]
 _EXACT = {np.float32: 2.0**24, np.float64: 2.0**53}
 _PATCH_ELEMENTS = 1 << 21  # of the patches of a convolution that are copied at a time
 _MOST_CHUNKS = 3  # of a product in float32; more take longer than one in float64
-_BITS = {"BOOL": 8, "INT4": 8, "INT8": 8, "INT16": 16, "INT32": 32, "INT48": 48}
+_MOST_TURNS = 1 << 16  # of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
@@ -37,6 +37,7 @@ def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Arra
     Raises:
         IndexError: An index is outside of its axis.
         ZeroDivisionError: A divisor is 0.
+        OverflowError: A loop does not end.
     """
     known: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
     last = {id(value): number for number, op in enumerate(graph.ops) for value in op.operands}
@@ -63,9 +64,11 @@ def results_of(op: Op, operands: Sequence[Array]) -> list[Array]:
         return run(op.attrs["then_graph" if condition.item() else "else_graph"], rest)
     if op.name == "WHILE_LOOP":
         values = list(operands)
-        while run(op.attrs["cond_graph"], values)[0].item():
+        for _ in range(_MOST_TURNS):
+            if not run(op.attrs["cond_graph"], values)[0].item():
+                return values
             values = run(op.attrs["body_graph"], values)
-        return values
+        raise OverflowError(f"WHILE_LOOP did not end within {_MOST_TURNS:,} turns")
     assert op.result.dtype not in FLOATS, f"{op.name} of floats"
     result = MEANING[op.name](op.attrs, *operands)
     return [np.asarray(result).astype(DTYPES[op.result.dtype], copy=False).reshape(op.result.shape)]
