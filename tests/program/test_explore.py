@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch import cli
 from ethorch.errors import FormatError, SpecError
 from ethorch.program import explore as module
 from ethorch.program.explore import Exploration, Variant
@@ -126,21 +127,22 @@ def test_it_is_saved_as_a_page_and_as_data(found: Exploration, tmp_path: Path) -
     assert "<script>alert" not in exploration_page(nasty)
 
 
-def test_the_command_line_prints_the_table(tmp_path: Path) -> None:
+def test_the_command_line_prints_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()\n"
         "example_inputs = (torch.rand(1, 3, 8, 8),)\n"
     )
-    command = [sys.executable, "-m", "ethorch.cli", "explore", "net.py:model", "--targets", "u55-128,u85-256"]
-    command += ["--no-accuracy", "--workers", "1", "--ram", "1K", "-o", "front.html", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 1, done.stderr  # nobody keeps 1 KiB
-    data = json.loads(done.stdout)
+    command = ["explore", "net.py:model", "--targets", "u55-128,u85-256", "--no-accuracy", "--workers", "1", "--ram", "1K"]
+    assert cli.main([*command, "-o", "front.html", "--json"]) == 1  # nobody keeps 1 KiB
+    data = json.loads(capsys.readouterr().out)
     assert [one["settings"] for one in data["variants"]] == [{"target": "u55-128"}, {"target": "u85-256"}]
     assert data["cheapest"] is None and data["variants"][0]["sqnr_db"] is None and (tmp_path / "front.html").exists()
-    wrong = subprocess.run(command[:5], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert wrong.returncode == 2 and "nothing is varied: give --targets" in wrong.stderr
+    assert cli.main(command[:2]) == 2
+    assert "nothing is varied: give --targets" in capsys.readouterr().err
 
 
 def test_ends_of_another_type_are_quantized_for_it(model: nn.Module, images: list[Tensor]) -> None:

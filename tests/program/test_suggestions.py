@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch import cli
 from ethorch.model_files import UserModel
 from ethorch.program.narrower import narrowed
 from ethorch.program.suggestions import Suggestions
@@ -120,16 +119,17 @@ def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
         ethorch.load(last.save(tmp_path / "net.pte")).suggestions()
 
 
-def test_the_command_line_tries_them_where_a_budget_does_not_hold(tmp_path: Path) -> None:
+def test_the_command_line_tries_them_where_a_budget_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "model = torch.nn.Sequential(torch.nn.Conv2d(3, 17, 3), torch.nn.ReLU(), torch.nn.Conv2d(17, 4, 3)).eval()\n"
         "example_inputs = (torch.rand(1, 3, 24, 24),)\n"
     )
-    command = [sys.executable, "-m", "ethorch.cli", "compile", "net.py:model", "-o", "net.pte", "--ram", "4K", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 1, done.stderr
-    data = json.loads(done.stdout)
+    assert cli.main(["compile", "net.py:model", "-o", "net.pte", "--ram", "4K", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
     assert data["suggestions"]["standing_in_the_way"][0].startswith("RAM: ") and data["suggestions"]["entries"]
     assert (tmp_path / "net.pte").exists() and len(data["tried"]) == 2
 
