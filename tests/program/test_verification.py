@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import host
-from ethorch.errors import MachineFault, VerificationError
+from ethorch.cli.options import Compiler, Quantization, settings_of
+from ethorch.errors import MachineFault, SpecError, VerificationError
 from ethorch.lower import delegate
 from ethorch.lower.delegate import Lowered
 from ethorch.npu import stream
 from ethorch.program import verification
+from ethorch.program.settings import Settings
 from ethorch.program.verification import Verification
 from ethorch.report.page import page
 from ethorch.tosa.ir import Graph
@@ -61,6 +63,14 @@ def test_verification_can_be_turned_off(small: nn.Module) -> None:
     program = compiled(small, verify=False)
     assert program.verification is None and program.to_json()["verification"] is None
     assert program.settings is not None and "verify = false" in program.settings.to_toml()
+
+
+def test_the_command_line_and_files_can_turn_it_off() -> None:
+    assert settings_of(Quantization()).verify
+    chosen = settings_of(Quantization(), Compiler(no_verify=True))
+    assert not chosen.verify and not Settings.from_toml(chosen.to_toml()).verify
+    with pytest.raises(SpecError, match="verify is 'no'"):
+        Settings(verify="no")  # type: ignore[arg-type]
 
 
 MIDDLE = "CONV2D of aten.conv2d.default at middle"
