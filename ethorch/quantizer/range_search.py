@@ -26,6 +26,10 @@ _CLIPPED = 8.0
 #: calibration inputs would: four alone say so little that the range was up to half as wide again as it should be. Of fewer
 #: elements nothing is usual.
 _MANY, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
+#: The standard deviation of the largest of so many normal values, in units of theirs. Of a tensor of fewer than ``_MANY`` elements
+#: the extreme is supposed to deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs.
+_ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500), (1.0, 0.70, 0.56, 0.44, 0.36)
+_SUPPOSED_INPUTS = 4
 #: Or it hardly deviates: a channel's bias is the extreme, whatever the input. Then it may deviate by down to ``_LEAST`` of what is
 #: usual, by each power of ten as likely. Without that, networks settled on noise (LCNet, MobileNetV3) had ranges 15 % too wide.
 _LEAST = 0.01
@@ -108,7 +112,7 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
     """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs
-    spread, freedom = _spread(extremes, elements, fine)
+    spread, freedom = _spread(extremes, elements, _deviation(counts, centres), fine)
     bounds = np.concatenate([np.linspace(0.2, 1.0, 65) * largest, largest + np.linspace(0.1, 8.0, 40) * spread])
     if largest > 0 and elements < _MANY and not fine:
         bounds = np.minimum(bounds, _FARTHEST * largest)
@@ -128,15 +132,25 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
     return bounds, _CLIPPED * seen + inputs * unseen
 
 
-def _spread(extremes: Floats, elements: float, fine: bool) -> tuple[float, int]:
-    """(standard deviation of the extreme of an input of so many elements, degrees of freedom).
+def _deviation(counts: Floats, centres: Floats) -> float:
+    """Return the standard deviation of the values in a histogram."""
+    mean = float((counts * centres).sum() / counts.sum())
+    return math.sqrt(float((counts * (centres - mean) ** 2).sum() / counts.sum()))
+
+
+def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
+    """Return (standard deviation of the extreme of an input of so many elements, degrees of freedom).
 
     Where codes are many (``fine``), room costs nothing and clipping much: extremes vary as they usually do, whatever was seen.
     """
     found = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if found else 0.0
-    if variance == 0 or elements < _MANY:
+    if variance == 0 or (elements < _MANY and fine):
         return math.sqrt(variance), max(found, 3)
+    if elements < _MANY:
+        supposed = (deviation * float(np.interp(math.log(max(elements, 1)), np.log(_ELEMENTS), _DEVIATIONS))) ** 2
+        freedom = found + _SUPPOSED_INPUTS
+        return math.sqrt((_SUPPOSED_INPUTS * supposed + found * variance) / freedom), max(freedom, 3)
     usual = (_USUAL * float(extremes.mean())) ** 2
     freedom = found + _USUAL_INPUTS
     share = _usual_probability(variance / usual, found) if usual and not fine else 1.0
