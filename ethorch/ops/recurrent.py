@@ -1,7 +1,8 @@
 """Recurrent layers, taken apart into linear layers and gates.
 
 The inputs of all steps are multiplied by their weights at once: one product, whose rows are sliced. Step by step, each step would
-read the weights again. Where the layer starts from zero, its first step has no product with the state.
+read the weights again. A GRU's gates are a product each, since their ranges differ: one range for all of them costs a decibel.
+Where the layer starts from zero, its first step has no product with the state.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (s, gates of this step's input, state or None at a start from zero, weights) -> the next state, a tensor for each part of it
-Cell = Callable[[AtenBuilder, Node, list[Node] | None, dict[str, Node]], list[Node]]
+#: (s, gates of this step's input in one tensor or several, state or None at a start from zero, weights) -> the parts of the next state
+Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 
 def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
@@ -29,8 +30,9 @@ def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
     return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
 
 
-def _lstm_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
     """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'). A projection multiplies h' by its weights."""
+    (gates,) = parts
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
     i, f, g, o = _gates(s, gates, 4)
@@ -41,9 +43,9 @@ def _lstm_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: d
     return [s(aten.linear.default, h, weights["hr"], None) if "hr" in weights else h, cell]
 
 
-def _gru_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
     """r, z = sigmoid; n = tanh(x_n + r * h_n); h' = n + z * (h - n)."""
-    r, z, n = _gates(s, gates, 3)
+    r, z, n = parts
     hn: Node | None
     if state is not None:
         hr, hz, hn = _gates(s, s(aten.linear.default, state[0], weights["hh"], weights.get("b_n")), 3)
@@ -62,8 +64,9 @@ def _gru_cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: di
 def _simple_cell(function: Any) -> Cell:
     """The cell of torch.nn.RNN: h' = function(W x + U h + b)."""
 
-    def cell(s: AtenBuilder, gates: Node, state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
         """The next state, of the gates of this step's input."""
+        (gates,) = parts
         if state is not None:
             gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
         return [s(function, gates)]
@@ -71,8 +74,8 @@ def _simple_cell(function: Any) -> Cell:
     return cell
 
 
-def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[Node, dict[str, Node]]:
-    """The gates of the inputs x [..., I], of the layer's weights and biases; and what the cell multiplies its state by."""
+def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
+    """The gates of the inputs x [..., I], those of a GRU one by one; and what the cell multiplies its state by."""
     weights = {"hh": parameters[1]}
     if len(parameters) % 2:  # a projection of the LSTM's output
         weights["hr"] = parameters[-1]
@@ -84,7 +87,15 @@ def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -
             weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
         else:
             bias = s.combined(parameters[2], parameters[3], torch.add)
-    return s(aten.linear.default, x, parameters[0], bias), weights
+    if not gru:
+        return [s(aten.linear.default, x, parameters[0], bias)], weights
+    height = shape_of(parameters[0])[0] // 3
+
+    def third(parameter: Node, k: int) -> Node:
+        return s.parameter(parameter, lambda data: data[k * height : (k + 1) * height])
+
+    own = [(third(parameters[0], k), None if bias is None else third(bias, k)) for k in range(3)]
+    return [s(aten.linear.default, x, weight, part) for weight, part in own], weights
 
 
 def _direction(
@@ -103,7 +114,7 @@ def _direction(
     outputs: list[Node] = []
     state = start
     for step in reversed(range(steps)) if reverse else range(steps):
-        state = cell(s, s(aten.select.int, projected, time, step), state, weights)
+        state = cell(s, [s(aten.select.int, part, time, step) for part in projected], state, weights)
         outputs.append(state[0])
     assert state is not None
     return outputs[::-1] if reverse else outputs, state
