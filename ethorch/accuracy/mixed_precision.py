@@ -118,7 +118,7 @@ def mixed_precision(
         metric: as for ``ethorch.sensitivity``; ``target_sqnr_db`` is then in its unit.
         base: scheme of what is not raised; int8, weights per channel, by default.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: names that may be raised; by default the innermost modules in which something is quantized.
+        modules: names of modules, or of FX nodes, that may be raised; by default those that ``ethorch.sensitivity`` tries.
         judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU.
             The order in which modules are tried is always that of ``ethorch.sensitivity`` by fake quantization.
         progress: called with each step.
@@ -141,10 +141,12 @@ def mixed_precision(
     reference = outputs_of(exported(graph, samples[0]), samples, state)
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
 
+    operators: set[str] = set()  # of what may be raised, those that are no modules
+
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
         quantizer = EthosUQuantizer(spec).set_global(base)
         for name in raised:
-            quantizer.set_module_name(name, higher)
+            (quantizer.set_node_name if name in operators else quantizer.set_module_name)(name, higher)
         prepared = prepare_pt2e(exported(graph, samples[0]), quantizer)
         outputs_of(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
@@ -166,6 +168,7 @@ def mixed_precision(
             order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
             if order.interrupted:
                 raise KeyboardInterrupt
+        operators |= {row.module for row in order.rows if row.operator}
         for row in order.rows:
             with said_already():
                 candidate, step = attempt([*raised, row.module])

@@ -1,4 +1,4 @@
-"""A calibrated graph whose quantization can be switched on and off per module, without preparing it again."""
+"""A calibrated graph whose quantization can be switched on and off per module and operator, without preparing it again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ethorch import flow
 from ethorch.accuracy.sample_runs import Inputs, exported, outputs_of, outputs_on_npu, reset, state_of
 from ethorch.errors import QuantizationError
+from ethorch.fx.aten_builder import MADE_FOR
+from ethorch.fx.node import op_name, origin_of
+from ethorch.quantizer.activation_observer import Follower
 from ethorch.quantizer.quantizer import TOSAQuantizer
 from ethorch.quantizer.selection import module_path
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -43,7 +46,9 @@ class Switch(nn.Module):
 
 
 class Switched:
-    """The model, calibrated, with a switch in the place of every observer: its quantization goes on and off by module.
+    """The model, calibrated, with a switch in the place of every observer: its quantization goes on and off by part.
+
+    A part is a module, or an operator that is called outside the innermost modules, such as a ``torch.log`` in ``forward``.
 
     Args:
         model: in eval mode, or a graph module from torch.export.
@@ -51,7 +56,9 @@ class Switched:
         samples: calibration inputs.
 
     Attributes:
-        modules: the innermost modules in which something is quantized, in the order they run.
+        owners: the parts that each switch belongs to, outermost first, by the switch's name.
+        parts: the innermost modules in which something is quantized, and the operators outside them, in the order they run.
+        operators: ATen name and source line of each operator among the parts, by its FX node's name.
     """
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
@@ -62,7 +69,7 @@ class Switched:
         self.graph: GraphModule = prepare_pt2e(graph, quantizer)
         self.run(samples)  # calibrates
         self._calibrated = copy.deepcopy(self.graph)
-        self.owners: dict[str, list[str]] = {}
+        owners: dict[str, tuple[list[str], Node]] = {}
         self._switches: dict[str, Switch] = {}
         made: dict[int, Switch] = {}
         for node in self.graph.graph.nodes:
@@ -70,11 +77,26 @@ class Switched:
                 continue
             observer = self.graph.get_submodule(node.target)
             if isinstance(observer, ObserverBase):
-                self.owners[node.target] = [name for name, _ in module_path(_owner(node)) if name]
+                owner = _owner(self.graph, node)
+                owners[node.target] = [name for name, _ in module_path(owner) if name], owner
                 made[id(observer)] = switch = made.get(id(observer)) or Switch(observer)
                 self._switches[node.target] = copy.copy(switch)
                 setattr(self.graph, node.target, self._switches[node.target])
-        self.modules = list(dict.fromkeys(path[-1] for path in self.owners.values() if path))
+        paths = [path for path, _ in owners.values()]
+        outer = {tuple(path[:depth]) for path in paths for depth in range(len(path))} | {()}
+        modules = {name for path in paths for name in path}
+        self.operators: dict[str, str] = {}
+        self.owners: dict[str, list[str]] = {}
+        parts: dict[str, None] = {}  # in order, each once
+        for target, (path, owner) in owners.items():
+            name, function = owner.meta.get(MADE_FOR, (owner.name, owner.target))
+            is_outside = tuple(path) in outer and name not in modules
+            if is_outside:
+                self.operators[name] = ", ".join(filter(None, (op_name(function), origin_of(owner).source)))
+            own = [name] if is_outside else []
+            self.owners[target] = [*path, *own]
+            parts |= dict.fromkeys([*path[-1:], *own])
+        self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
         """Quantize what lies in modules (outermost first) that ``on`` says yes to."""
@@ -98,11 +120,16 @@ class Switched:
         return outputs_on_npu(flow.build(converted, samples[0], spec), converted, samples)
 
 
-def _owner(node: Node) -> Node:
-    """The operator a quantized value belongs to: who computed it; who reads it, if it is an input, a parameter or a constant."""
+def _owner(graph: GraphModule, node: Node) -> Node:
+    """Return the operator that a quantized value belongs to: its producer; for an input, a parameter or a constant its reader.
+
+    A copy of moved data that is not in a module belongs to the operator that computed the data.
+    """
     (source,) = node.all_input_nodes
     while source.op == "call_module":  # an observer in front of this one
         (source,) = source.all_input_nodes
-    if source.op == "call_function":
-        return source
-    return next(iter(node.users))
+    if source.op != "call_function":
+        return next(iter(node.users))
+    if isinstance(graph.get_submodule(str(node.target)), Follower) and not any(name for name, _ in module_path(source)):
+        return _owner(graph, source.all_input_nodes[0]) if source.all_input_nodes[0].op == "call_module" else source
+    return source

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import ethorch
 from ethorch.errors import QuantizationError
@@ -24,9 +25,37 @@ def test_the_module_that_does_the_damage_comes_first() -> None:
     assert "| middle |" in found.table() and found.to_json()["rows"][0]["module"] == "middle"
 
 
-def test_modules_are_the_innermost_ones_by_default() -> None:
+def test_rows_are_the_innermost_modules_and_the_operators_outside_them_by_default() -> None:
     found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES)
-    assert {row.module for row in found.rows} == {"first", "middle.conv", "middle", "last"}
+    operators = {row.module: row.operator for row in found.rows if row.operator}
+    assert {row.module for row in found.rows} - set(operators) == {"first", "middle.conv", "middle", "last"}
+    assert set(operators) == {"relu", "tanh"} and operators["relu"].startswith("aten.relu.default, networks.py:")
+
+
+class LogInForward(nn.Module):
+    """A logarithm of numbers near 0 between two layers, which costs most of the accuracy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.log(torch.sigmoid(self.first(x)).clone() * x.abs() + 1e-3)
+        return self.last(torch.softmax(y.reshape(1, 8), -1))
+
+
+def test_an_operator_in_forward_has_a_row_and_can_be_raised() -> None:
+    data = samples((1, 8), count=8)
+    found = ethorch.sensitivity(LogInForward(), SPEC, data)
+    rows = {row.module: row for row in found.rows}
+    assert rows["log"].operator.startswith("aten.log.default, test_sensitivity.py:") and rows["log"].only < 60
+    assert found.whole < rows["log"].only and "log (aten.log.default, " in found.table()
+    assert rows["softmax"].operator.startswith("aten.softmax.int"), "a composite is one operator"
+    (alone,) = ethorch.sensitivity(LogInForward(), SPEC, data, modules=["log"]).rows
+    assert alone == rows["log"]
+    mixed = ethorch.mixed_precision(LogInForward(), SPEC, data, target_sqnr_db=1000, modules=["log", "mul"])
+    assert {step.module for step in mixed.steps} == {"", "log", "mul"} and mixed.steps[-1].metric > mixed.steps[0].metric
 
 
 def test_plot_and_metric_of_ones_own(tmp_path: Path) -> None:
