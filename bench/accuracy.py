@@ -34,8 +34,8 @@ from bench.implementation import IMPLEMENTATIONS, flat, load_api, memory_for, ru
 Record = dict[str, Any]
 SCHEMES = ("int8", "a16w8")
 STEPS = ("prepare", "calibrate", "convert")
-_CONFIGS = {"ethorch": "ethorch", "arm": "executorch.backends.arm.quantizer"}
-_FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetric_a16w8_quantization_config"}
+CONFIGS = {"ethorch": "ethorch", "arm": "executorch.backends.arm.quantizer"}
+FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetric_a16w8_quantization_config"}
 
 
 def build(name: str, seed: int) -> Any:
@@ -73,7 +73,7 @@ def measure(
     torch.set_num_threads(1)
     label, improved, impl = impl, impl.endswith("+"), impl.removesuffix("+")
     api = load_api(impl)
-    config = getattr(import_module(_CONFIGS[impl]), _FUNCTIONS[scheme])
+    config = getattr(import_module(CONFIGS[impl]), FUNCTIONS[scheme])
     prepare = import_module("ethorch.quantizer.preparing").prepare if impl == "ethorch" else prepare_pt2e
     system_config, memory_mode = memory_for(target)
     spec = api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)

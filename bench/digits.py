@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy import _CONFIGS
+from bench.accuracy import CONFIGS
 from bench.compile import provenance
 from bench.implementation import IMPLEMENTATIONS, load_api, run_in_child, stdout_for_json
 from bench.signals import _digits
@@ -83,7 +83,7 @@ def measure(impl: str, seeds: int) -> dict[str, list[float]]:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
     torch.set_num_threads(1)
-    api, configs = load_api(impl), import_module(_CONFIGS[impl])
+    api, configs = load_api(impl), import_module(CONFIGS[impl])
     spec = api.EthosUCompileSpec("ethos-u85-256")
     found: dict[str, list[float]] = {}
     for seed in range(seeds):
