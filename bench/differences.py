@@ -2,10 +2,10 @@
 
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 
-Each operator is a small module, quantized with four random inputs by each implementation in a process of its own, compiled, and run on
-eight others in ``ethorch.host``. An element differs if it is another code than fake quantization gives it. Beside the share of such
-elements stands the SQNR of the .pte against the float module: a lowering that computes more precisely than fake quantization, which
-rounds after each operator that a composite is made of, differs from it and gains there.
+Each operator is a small module. Each implementation quantizes it with four random inputs, in a process of its own, compiles it, and
+runs eight others in ``ethorch.host``. An element differs if it is another code than fake quantization gives it. The table also has
+the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite, so a lowering that
+computes more precisely differs from it and gains accuracy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,13 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """An operator: how its module is made, and the shapes of its inputs, which are normal, or within ``low``..1 if that is given."""
+    """An operator.
+
+    Attributes:
+        create: makes its module.
+        shapes: of its inputs.
+        low: inputs are uniform between this and 1; None for normal inputs.
+    """
 
     create: Callable[[], nn.Module]
     shapes: Sequence[Shape]

@@ -149,6 +149,8 @@ class _SideBySide:
         each = torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs])
         off = significant(each)
         bias = node.args[position] if position < len(node.args) else None
+        if isinstance(bias, Node) and bias.op == "call_module":  # its observer
+            (bias,) = bias.all_input_nodes
         tensor = tensor_of(self.graph, bias) if isinstance(bias, Node) else None
         if isinstance(bias, Node) and (tensor is None or len(bias.users) > 1):
             return

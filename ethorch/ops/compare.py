@@ -21,6 +21,7 @@ from ethorch.ops.spec import op
 
 #: The operands are quantized, the result is truth values.
 COMPARED = QuantRule(output="none")
+ORDERED = QuantRule(output="none", is_threshold=True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _comparison(name: str) -> None:
     @op(
         f"aten.{name}.Tensor",
         f"aten.{name}.Scalar",
-        quant=COMPARED,
+        quant=COMPARED if name in ("eq", "ne") else ORDERED,
         doc=f"out = x {_COMPARISONS[name].symbol} y with broadcasting, as truth values.\n\n{_EXACTNESS}",
         check=lambda x, y: float_operand(name, x, y),
         pointwise=True,

@@ -41,6 +41,7 @@ class QuantRule:
         joins: the output is the inputs side by side: one that nobody else reads gets the output's qparams, and no RESCALE.
         replaces: the output is the first input with some of its elements replaced by those of others.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output, known from mathematics.
+        is_threshold: the result depends only on which side of the second input the first one is.
         domain: (least, largest) real number that the first input can be; codes for numbers beyond would mean nothing.
     """
 
@@ -51,6 +52,7 @@ class QuantRule:
     joins: bool = False
     replaces: bool = False
     fixed_range: tuple[float, float] | None = None
+    is_threshold: bool = False
     domain: tuple[float, float] | None = None
 
     @property

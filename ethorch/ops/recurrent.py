@@ -20,7 +20,7 @@ from ethorch.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (s, gates of this step's input in one tensor or several, state or None at a start from zero, weights) -> the parts of the next state
+#: (s, gates of this step's input in one tensor or several, state or None at a start from zero, weights) -> parts of the next state
 Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 

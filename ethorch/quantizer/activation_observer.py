@@ -18,6 +18,7 @@ from ethorch.quantizer.range_search import HALF_BINS, Seen, least_squares_range,
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
 _SUBSAMPLE = 16384  # elements of one tensor that go into the histogram; extremes come from all of them
+_NEAR = 16  # part of a range that is kept on each side of a threshold: steps are a few times finer than those of what was summed
 _INPUTS = 1000  # tensors of a program's input of which statistics are kept
 #: How far below the least score a masked one lies: exp(-8) is less than a tenth of softmax's step in int8, exp(-16) in int16.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
@@ -42,6 +43,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         masked: an attention mask overwrites some of it with the lowest code, which therefore lies well below all that was seen.
         may_mask: some of it is masked if calibration shows numbers far below all others (``is_mask``).
         sums: of an input that may mask, the observers of the sums that it is part of.
+        thresholds: numbers that it is compared with, if that is all that its readers do; see ``near_thresholds``.
         is_input: it watches an input of the program, of whose calibration tensors statistics are kept.
         statistics: of the program input's tensors, one for each.
         seen: what was observed, apart from the buffers: assigning to a module's attribute is slow.
@@ -82,6 +84,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.known = known
         self.domain = known or (-math.inf, math.inf)
         self.masked = self.may_mask = False
+        self.thresholds: list[float] = []
         self._sums: list[ActivationObserver] = []
         self.is_input = False
         self.statistics: list[InputStatistics] = []
@@ -197,6 +200,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
                 low = min(low, self._below())
+            if self.thresholds:
+                low, high = near_thresholds(low, high, self.thresholds)
             low, high = max(low, least), min(high, most)
             self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # a softmax of one place is 1
         return self._qparams
@@ -230,6 +235,15 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         return f"{self.method}, min={float(self.min_val):.4g}, max={float(self.max_val):.4g}, inputs={self.seen.inputs}"
+
+
+def near_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
+    """Return the part of a range that decides comparisons with the thresholds.
+
+    A value beyond it saturates on its own side of each threshold. Steps near a threshold are finer, so fewer values change sides.
+    """
+    room = (high - low) / _NEAR
+    return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
 
 def known_qparams(known: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:

@@ -1,8 +1,8 @@
 """Where observers sit: one scan of the graph writes torchao's annotations, by the rules in the operators' OpSpecs.
 
 What the NPU does in one step is observed once. A clamp shares the observer of the operator before it, if that one requantizes
-anyway. Pointwise operators that depend on one tensor are a single table, with one observer at their end. A bias has no observer:
-the lowering quantizes it with the scale input x weight.
+anyway. Pointwise operators that depend on one tensor are a single table, with one observer at their end. A bias is rounded to
+multiples of input scale x weight scale (``bias_observer``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import is_float, is_in_place
-from ethorch.ops.quant_rules import QuantRule
+from ethorch.ops.quant_rules import Layer, QuantRule
 from ethorch.ops.spec import OpSpec, find
+from ethorch.quantizer.bias_observer import BIAS
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.joins import join
 from ethorch.quantizer.mask_tensors import is_mask_fill
@@ -165,6 +166,8 @@ class Scan:
         output = None
         if is_float(node) and not self.inside_chain(node) and not self.is_absorbed(node):
             output = self.output(node, rule, config, inputs)
+        if rule.layer is not None:
+            inputs |= self.bias(node, rule.layer, config)
         if not inputs and output is None:
             return
         first = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
@@ -214,6 +217,15 @@ class Scan:
         if axis is None:
             return per_tensor(spec, config.per_tensor_weight)
         return spec if axis == spec.ch_axis else on_axis(spec, axis)
+
+    def bias(self, node: Node, layer: Layer, config: QuantizationConfig) -> dict[Node, QuantizationSpecBase]:
+        """The bias and its spec, if it is a constant beside a constant weight, and activations are int8."""
+        places = [node.args[index] if index < len(node.args) else None for index in (layer.weight, layer.bias)]
+        are_constants = all(isinstance(arg, Node) and arg.op == "get_attr" for arg in places)
+        spec = config.input_activation
+        if not are_constants or config.is_qat or not config.is_static or spec is None or spec.dtype != torch.int8:
+            return {}
+        return {places[1]: BIAS}  # type: ignore[dict-item]  # a Node, as was asked
 
     def output(
         self, node: Node, rule: QuantRule, config: QuantizationConfig, inputs: dict[Node, QuantizationSpecBase]

@@ -11,6 +11,7 @@ from ethorch.fx.node import tensor_of
 from ethorch.ops.quant_rules import Layer
 from ethorch.ops.spec import find
 from ethorch.quantizer.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantizer.bias_observer import BiasObserver
 from ethorch.quantizer.mask_inputs import lift_masked, tell_mask_inputs
 from ethorch.quantizer.mask_tensors import is_mask_fill
 from ethorch.quantizer.weight_observer import PerChannelWeightObserver
@@ -52,6 +53,8 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
             elif isinstance(trained, FakeQuantizeBase):
                 trained.register_forward_pre_hook(lift_masked)
             _tell_readers(node, observers)
+        if rule.is_threshold:
+            _tell_thresholds(model, node, observers)
         if rule.layer is not None:
             _tell_bias(model, node, rule.layer, observers)
         elif rule.output == "same":
@@ -73,8 +76,32 @@ def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
                 waiting.append(user)
 
 
+def _tell_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) -> None:
+    """Set the numbers that all readers of ``node``'s first input compare it with, if nothing else shares its observer."""
+    value = node.args[0]
+    observer = observers.get(value) if isinstance(value, Node) else None
+    if not isinstance(value, Node) or not isinstance(observer, ActivationObserver) or observer.thresholds:
+        return
+    numbers = [_threshold(model, value, user) for user in value.users]
+    edges = {edge for edge, other in observers.items() if other is observer}
+    if None not in numbers and edges <= {value, *((value, user) for user in value.users)}:
+        observer.thresholds = [number for number in numbers if number is not None]
+
+
+def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
+    """Return the number that ``user`` compares ``value`` with; None if it does anything else with it."""
+    spec = find(user.target) if user.op == "call_function" else None
+    if spec is None or not spec.rule(user).is_threshold or user.args[0] is not value:
+        return None
+    bound = user.args[1]
+    tensor = tensor_of(model, bound) if isinstance(bound, Node) else None
+    if tensor is not None and tensor.numel() == 1:
+        return float(tensor)
+    return float(bound) if isinstance(bound, (int, float)) else None
+
+
 def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
-    """Let the weight's observer know the bias and the input's observer: their scales have to fit together."""
+    """Link the observers of weight, input and bias: their scales must fit together."""
     args: list[Any] = [*node.args, *[None] * 3]
     if not all(isinstance(arg, Node) for arg in (args[0], args[layer.weight], args[layer.bias])):
         return
@@ -82,6 +109,9 @@ def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
     value = tensor_of(model, args[layer.bias])
     if isinstance(watcher, PerChannelWeightObserver) and isinstance(source, (ActivationObserver, Follower)) and value is not None:
         watcher.uses.append((value, [source]))
+        rounds = observers.get((args[layer.bias], node))
+        if isinstance(rounds, BiasObserver):
+            rounds.link(watcher, source)
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:

@@ -89,8 +89,8 @@ def test_every_kind_of_layer_is_rounded_for_its_output(layer: nn.Module) -> None
     with torch.no_grad():
         wanted = [layer(*x) for x in data]
         before, after = (sqnr_db(wanted, [g(*x) for x in data]) for g in graphs)
-    one_weight = layer.weight[0].numel() == 1  # its scale is made for it: nothing to round
-    assert after > before or (one_weight and after >= before - 0.01)
+    one_weight = layer.weight[0].numel() == 1  # its scale fits it: only the bias changes, in units that are coarse beside 7 codes
+    assert after > before or (one_weight and after >= before - 1)
 
 
 def test_compensation_is_exact_for_what_fits_and_never_worse_in_its_own_measure() -> None:
