@@ -56,6 +56,16 @@ SEEN = {
             0, (("x", "torch.randn(2, 4, 5, 1)"),), (("l", "nn.Conv2d(4, 3, (3, 1), stride=2, padding=1)"),),
             (("y", "self.l(x)"),), ("y",)),
         "ethos-u85-256", "int8"),
+    "windows that end before the map": (
+        Network(
+            0, (("x", "torch.randn(1, 2, 1, 10)"),), (("l", "nn.Conv2d(2, 2, (1, 5), stride=3, padding=1, dilation=2)"),),
+            (("y", "self.l(x)"),), ("y",)),
+        "ethos-u55-128", "int8"),
+    "planes that end before the map": (
+        Network(
+            0, (("x", "torch.randn(1, 2, 4, 1, 3)"),), (("l", "nn.Conv3d(2, 2, (2, 1, 2), stride=3, padding=1)"),),
+            (("y", "self.l(x)"),), ("y",)),
+        "ethos-u85-256", "int8"),
     "one step of a recurrent layer": (
         Network(0, (("x", "torch.randn(2, 1, 1)"),), (("l", "nn.GRU(1, 1, batch_first=True)"),), (("y", "self.l(x)[0]"),), ("y",)),
         "ethos-u85-128", "16x8"),

@@ -93,6 +93,19 @@ class Window:
             after.append((count - 1) * stride + span - self.before[axis] - extent)
         return replace(self, after=tuple(after))
 
+    def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
+        """Return True if all elements that windows read along an axis are padding, because the map lies between them.
+
+        Args:
+            extents: The extents of the map.
+            sizes: How many results there are along each axis.
+        """
+        axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
+        return any(
+            not any(0 <= place * stride - before + tap * dilation < extent for place in range(count) for tap in range(kernel))
+            for extent, count, before, kernel, stride, dilation in axes
+        )
+
     def cropped(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
         """A stored [N,H,W,C] without the far rows and columns that no window reads, and the window over it. TOSA 1.0 SLICE."""
         n, height, width, c = value.shape

@@ -18,12 +18,16 @@ _LARGEST_STRIDE = 3
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """x[N,C,H,W] convolved with codes [O,C/G,KH,KW]. What it becomes, the first that applies:
 
+    - windows that read padding only: the bias;
     - one group, and a stride above 3: ``_patches``;
     - as many groups as results, and a stride above 3: a stride that divides it, and of the results every so many;
     - groups of one channel: a DEPTHWISE_CONV2D;
     - other groups: a slice of C for each, a CONV2D of it, and a CONCAT; Vela makes slices and CONCAT free;
     - one group: a CONV2D.
     """
+    if window.misses(x.shape[2:], out.shape[2:]):
+        bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)
+        return b.from_nhwc(bias, out.qparams)
     if groups == 1 and max(window.stride) > _LARGEST_STRIDE and set(window.dilation) == {1}:
         return _patches(b, x, filters, window, out)
     wanted = window.stride

@@ -19,6 +19,7 @@ MOST_CHANNELS = 65536
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """x[N,C,D,H,W] convolved with codes [O,C/G,KD,KH,KW].
 
+    - Windows that read padding only: the bias.
     - One group, no dilation along the depth: planes of x lie side by side as channels, so that each plane of the result is a CONV2D
       of neighbouring channels. Nothing is copied, and planes of padding are weights that are left out, unless those are more than
       the map.
@@ -27,6 +28,9 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
       of the result are its batch.
     """
     n, c, d = x.shape[:3]
+    if window.misses(x.shape[2:], out.shape[2:]):
+        bias = filters.bias_in_shape(b, (n, *out.shape[2:], len(filters.codes)), out.qparams)
+        return QTensor(bias, ((0,), (4,), (1,), (2,), (3,)), out.qparams)
     depth, plane = window.axes(0), window.axes(1, 2).ending(x.shape[3:])
     if groups == 1 and depth.dilation == (1,) and c * (d + 2 * depth.before[0] + depth.kernel[0]) <= MOST_CHANNELS:
         return _of_channels(b, x, filters, depth, plane, out)

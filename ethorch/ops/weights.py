@@ -54,6 +54,12 @@ class Filters:
         """The bias as ``bias_codes`` has it."""
         return bias_codes(b, self.bias, self.scales, len(self.scales), self.input.dtype)
 
+    def bias_in_shape(self, b: Builder, shape: tuple[int, ...], out: QParams) -> Value:
+        """Return the bias as a constant of ``shape``, whose last axis is that of channels, requantized."""
+        bias = self.bias_codes(b)
+        assert bias.data is not None
+        return self.requantize(b, b.const(np.broadcast_to(bias.data, shape).copy(), bias.dtype, name="bias"), out)
+
     def requantize(self, b: Builder, acc: Value, out: QParams) -> Value:
         """The accumulator as codes of ``out``, by one scale for all channels if they have one, else by one for each."""
         return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)

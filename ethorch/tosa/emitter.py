@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.errors import Reason, Unsupported
-from ethorch.tosa.fold import evaluate, foldable, reads_only_padding
+from ethorch.tosa.fold import evaluate, foldable
 from ethorch.tosa.ir import DTYPES, NOWHERE, Graph, Op, Origin, Value
 from ethorch.tosa.limits import Limits
 from ethorch.tosa.opset import OPSET
@@ -89,9 +89,6 @@ class Emitter:
         if foldable(name, operands, attrs):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
             return Value(self.name("folded"), inferred[0][0], inferred[0][1], self.origin, data)
-        if reads_only_padding(name, operands, attrs, inferred[0][0]):
-            bias = np.broadcast_to(operands[2].data, inferred[0][0])  # type: ignore[arg-type]  # it is a constant
-            return Value(self.name("folded"), inferred[0][0], inferred[0][1], self.origin, bias)
         if name in self.limits:
             features = row.features(operands, attrs, inferred) if row.features else {}
             reason = self.limits[name].refuse(name, operands[0].dtype, features, self.target)

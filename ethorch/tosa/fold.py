@@ -30,27 +30,6 @@ def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     return name in FOLDABLE and all(value.is_const for value in operands) and (name, operands[0].dtype) != ("TABLE", "INT16")
 
 
-def reads_only_padding(name: str, operands: Sequence[Value], attrs: Attrs, shape: Sequence[int]) -> bool:
-    """Return True for a convolution by constants of which no window contains an element of the map: the bias is its result.
-
-    Args:
-        shape: The shape of the result.
-    """
-    if name not in ("CONV2D", "DEPTHWISE_CONV2D") or not (operands[1].is_const and operands[2].is_const):
-        return False
-    kernel = operands[1].shape[0 if name == "DEPTHWISE_CONV2D" else 1 :][:2]
-    return any(
-        all(
-            not 0
-            <= place * attrs["stride"][axis] - attrs["pad"][2 * axis] + tap * attrs["dilation"][axis]
-            < operands[0].shape[1 + axis]
-            for place in range(shape[1 + axis])
-            for tap in range(kernel[axis])
-        )
-        for axis in (0, 1)
-    )
-
-
 def evaluate(name: str, operands: Sequence[Array], attrs: Attrs) -> Array:
     """The result of one operator of ``FOLDABLE``."""
     return np.asarray(MEANING[name](attrs, *operands))
