@@ -45,6 +45,7 @@ from tests.rewrite.vela_bug_makers import (
     reshaped_matmul,
     select,
     select_of_folded,
+    select_of_rescaled,
     selected,
     six_axes,
     slice_behind_ones,
@@ -164,7 +165,8 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         f"folded, {dtype}{', broadcast' * broadcast}": select_of_folded(dtype, broadcast=broadcast)
         for dtype in ("INT8", "INT16")
         for broadcast in (False, True)
-    },
+    }
+    | {"rescaled": select_of_rescaled},
     "vela.square-of-reshaped": {
         "SUB": square("SUB", (12,), (3, 4)),
         "MUL": square("MUL", (12,), (3, 4)),

@@ -231,6 +231,14 @@ def select(shared: str, dtype: str) -> Make:
     return make
 
 
+def select_of_rescaled(b: Builder) -> Value:
+    """The condition and the SELECT read a RESCALE in another shape than it is made in."""
+    x = b.reshape(b.rescale(b.input("x", (2, 1, 6), "INT8"), 0.7, output_zp=3), (2, 6))
+    y = b.input("y", (2, 6), "INT8")
+    condition = b.emit("GREATER", b.emit("SUB", int32(b, x), int32(b, y)), b.const(np.zeros((1, 1), np.int32)))
+    return b.emit("SELECT", condition, x, y)
+
+
 def select_of_folded(dtype: str, *, broadcast: bool) -> Make:
     """The condition reads y in one shape, the SELECT in another."""
 
