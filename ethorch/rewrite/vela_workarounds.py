@@ -328,7 +328,11 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
     Of INT8 and INT16 both readers are operands of one elementwise operator, or SLICEs are read by elementwise operators alone,
     perhaps behind RESCALEs.
     """
-    if not _is_of_lone_rescale(r, op):
+    rescale = r.producer(op.operands[0], "RESCALE")
+    if rescale is None:
+        return False
+    before = r.producer(rescale.operands[0])
+    if before is not None and (before.name in _ACCUMULATING or takes_scales(r, before)):
         return False
     readers = list(_beyond_slices(r, op.result))
     if op.result.dtype == "INT32":
@@ -338,13 +342,6 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
         return True
     has_slice = any(reader.name == "SLICE" for reader in r.readers(op.result))
     return has_slice and len(readers) > 1 and all(reader.name in _BY_ELEMENT for reader in readers)
-
-
-def _is_of_lone_rescale(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` reads a RESCALE that is not the end of another operator."""
-    rescale = r.producer(op.operands[0], "RESCALE")
-    before = rescale and r.producer(rescale.operands[0])
-    return rescale is not None and not (before and (before.name in _ACCUMULATING or takes_scales(r, before)))
 
 
 def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
@@ -605,15 +602,22 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """The operator reads a copy of each operand that others read in another shape; a RESCALE of one moves behind its RESHAPE.
-
-    RESHAPEs of one value share its memory.
-    """
+    """The operator reads a copy of each operand that others read in another shape: RESHAPEs of one value share its memory."""
     for index, value in enumerate(op.operands):
-        if not value.is_const and _is_read_in_other_shapes(r, value):
+        if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copied)
-        elif (reshape := r.producer(value, "RESHAPE")) and r.uses(value) > 1 and _is_of_lone_rescale(r, reshape):
-            rescale_behind(r, reshape)
+
+
+def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
+    """Return True if ``value`` is read several times and made by RESHAPEs and by RESCALEs that are not part of another operator."""
+    names, uses = set(), r.uses(value)
+    while op := r.producer(value, "RESHAPE", "RESCALE"):
+        before = r.producer(op.operands[0])
+        if op.name == "RESCALE" and before is not None and (before.name in _ACCUMULATING or takes_scales(r, before)):
+            break
+        names.add(op.name)
+        value = op.operands[0]
+    return uses > 1 and len(names) == 2
 
 
 def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:

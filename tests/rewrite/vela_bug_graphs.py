@@ -166,7 +166,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         for dtype in ("INT8", "INT16")
         for broadcast in (False, True)
     }
-    | {"rescaled": select_of_rescaled},
+    | {f"rescaled{' twice' * twice}": select_of_rescaled(twice=twice) for twice in (False, True)},
     "vela.square-of-reshaped": {
         "SUB": square("SUB", (12,), (3, 4)),
         "MUL": square("MUL", (12,), (3, 4)),

@@ -231,12 +231,20 @@ def select(shared: str, dtype: str) -> Make:
     return make
 
 
-def select_of_rescaled(b: Builder) -> Value:
-    """The condition and the SELECT read a RESCALE in another shape than it is made in."""
-    x = b.reshape(b.rescale(b.input("x", (2, 1, 6), "INT8"), 0.7, output_zp=3), (2, 6))
-    y = b.input("y", (2, 6), "INT8")
-    condition = b.emit("GREATER", b.emit("SUB", int32(b, x), int32(b, y)), b.const(np.zeros((1, 1), np.int32)))
-    return b.emit("SELECT", condition, x, y)
+def select_of_rescaled(*, twice: bool) -> Make:
+    """The condition and the SELECT read a RESCALE in another shape than it, or the RESCALE before it, is made in."""
+
+    def make(b: Builder) -> Value:
+        x = b.input("x", (2, 1, 6), "INT8")
+        if twice:
+            x = b.rescale(b.reshape(int32(b, x, 0.7), (2, 6)), 1.0, dtype="INT8", output_zp=3)
+        else:
+            x = b.reshape(b.rescale(x, 0.7, output_zp=3), (2, 6))
+        y = b.input("y", (2, 6), "INT8")
+        condition = b.emit("GREATER", b.emit("SUB", int32(b, x), int32(b, y)), b.const(np.zeros((1, 1), np.int32)))
+        return b.emit("SELECT", condition, x, y)
+
+    return make
 
 
 def select_of_folded(dtype: str, *, broadcast: bool) -> Make:
