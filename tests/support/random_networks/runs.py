@@ -145,7 +145,6 @@ class Delegate:
     """A delegate as it was lowered, with the input of a run and the reference model's outputs."""
 
     graph: Graph
-    tuning: Tuning
     inputs: list[np.ndarray]
     outputs: list[np.ndarray]
 
@@ -155,7 +154,6 @@ class _Captured:
     """Stands for a ``Lowered`` while delegates are only collected."""
 
     graph: Graph
-    tuning: Tuning
     tosa: bytes
 
     @property
@@ -200,7 +198,7 @@ class Subject:
 
 
 def _capture(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> _Captured:
-    return _Captured(graph, tuning, serialize(graph))
+    return _Captured(graph, serialize(graph))
 
 
 def _collected(module: GraphModule, inputs: tuple[Tensor, ...], spec: EthosUCompileSpec) -> list[Delegate] | None:
@@ -242,7 +240,7 @@ def _delegate(captured: _Captured, values: Sequence[Tensor]) -> Delegate:
         x.astype(np.int32) if value.dtype == "INT32" and x.dtype == np.int64 else x
         for x, value in zip(codes, graph.inputs, strict=True)
     ]
-    return Delegate(graph, captured.tuning, codes, reference(captured.tosa, codes))
+    return Delegate(graph, codes, reference(captured.tosa, codes))
 
 
 class _Runner(torch.fx.Interpreter):
@@ -286,7 +284,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
         return "through ExecuTorch" if delegates is None else "equal"
     for number, delegate in enumerate(delegates):
         with _nothing_printed():
-            lowered = compile_lowered(delegate.graph.copy(), delegate.tuning, case.spec())
+            lowered = compile_lowered(delegate.graph.copy(), TARGETS[case.target].tuning, case.spec())
         found = simulated(lowered.compiled, delegate.inputs)
         for place, (got, wanted) in enumerate(zip(found, delegate.outputs, strict=True)):
             different = int((got.ravel() != np.asarray(wanted).ravel()).sum())

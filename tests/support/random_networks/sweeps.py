@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from unittest import mock
 
+from ethorch.errors import QuantizationError
+from ethorch.rewrite import vela_bugs
+from ethorch.rewrite.pipeline import rewrite
+from ethorch.rewrite.vela_bugs import BY_ID
+from ethorch.target.npus import TARGETS
+from ethorch.tosa.ir import Op
 from tests.support.bounded import Bounded
 from tests.support.random_networks import network
 from tests.support.random_networks.network import Network
-from tests.support.random_networks.runs import Case, Subject, cases, outcome
+from tests.support.random_networks.runs import Case, Delegate, Subject, cases, outcome
 from tests.support.random_networks.shrink import shrunk
 
 SECONDS, GIGABYTES = 120, 12
@@ -78,6 +86,55 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
             say(str(result))
     process.close()
     return result
+
+
+def first_failures(ids: Sequence[str], first: int, most: int, configurations: int, say: Callable[[str], None]) -> dict[str, int]:
+    """Return the number of networks after which each of these rows of ``VELA_BUGS`` is missed, for those that are within ``most``.
+
+    A network counts if the row applies to one of its delegates and the delegate is wrong or cannot run without it.
+    """
+    process, left, found = Bounded(SECONDS, GIGABYTES), list(ids), dict[str, int]()
+    for seed in range(first, first + most):
+        for id in process.call(_missed, seed, configurations, left):
+            left.remove(id)
+            found[id] = seed - first + 1
+            say(f"{id}: network {found[id]}, seed {seed}")
+        if not left:
+            break
+    process.close()
+    return found
+
+
+def _missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
+    """Return which of the rows network ``seed`` needs."""
+    subject, found = Subject(network(seed)), []
+    for case in cases(seed, configurations):
+        try:
+            delegates = subject.delegates(case) or []
+        except QuantizationError:
+            break
+        for id in ids:
+            if id not in found and BY_ID[id].concerns(case.family) and any(_applies(id, one, case) for one in delegates):
+                with without_row(id):
+                    if outcome(subject, case)[0].startswith("failure"):
+                        found.append(id)
+    return found
+
+
+def _applies(id: str, delegate: Delegate, case: Case) -> bool:
+    """Return True if the row changes something of the delegate."""
+    applied: list[Op] = []
+    with without_row(id, applied.append):
+        rewrite(delegate.graph.copy(), TARGETS[case.target].tuning)
+    return bool(applied)
+
+
+@contextmanager
+def without_row(id: str, instead: Callable[[Op], None] = lambda op: None) -> Iterator[None]:
+    """Inside, nothing is done for a row of ``VELA_BUGS`` but ``instead``, which gets the operators that the row finds."""
+    rows = tuple(replace(bug, instead=lambda r, op: instead(op)) if bug.id == id else bug for bug in vela_bugs.VELA_BUGS)
+    with mock.patch.object(vela_bugs, "VELA_BUGS", rows):
+        yield
 
 
 def _smallest(process: Bounded, seed: int, case: Case, kind: str) -> Network:
