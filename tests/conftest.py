@@ -9,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.tools import require_tools
 
 gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes a third of a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# A busy computer is no fault of a test.
+settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_collection_finish() -> None:
