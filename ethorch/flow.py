@@ -105,7 +105,11 @@ def quantize(
 
 
 def quantize_together(
-    models: Mapping[str, UserModel], sessions: Sequence[Session], quantizers: Mapping[str, EthosUQuantizer]
+    models: Mapping[str, UserModel],
+    sessions: Sequence[Session],
+    quantizers: Mapping[str, EthosUQuantizer],
+    *,
+    alternatives: bool = False,
 ) -> dict[str, GraphModule]:
     """Models that share buffers, each with calibrated quantize and dequantize operators.
 
@@ -117,6 +121,7 @@ def quantize_together(
         sessions: calls in order, as (name, inputs); each session begins with the buffers' initial contents. Empty: each model's
             example inputs, one after the other.
         quantizers: by name.
+        alternatives: the models are one at several shapes, and have one set of quantization parameters.
 
     Raises:
         EthorchError: a session calls a model that there is not, or one with other shapes than its example inputs.
@@ -129,7 +134,7 @@ def quantize_together(
                 raise EthorchError(f"call {place} of calibration session {number} is of {name!r}; there are {known}.")
             _check_shapes(f"call {place} of calibration session {number}, of {name!r},", inputs, models[name])
     called = {name for session in sessions for name, _ in session}
-    if sessions and (never := [name for name in models if name not in called]):
+    if sessions and not alternatives and (never := [name for name in models if name not in called]):
         raise EthorchError(f"no calibration session calls {', '.join(map(repr, never))}: its activations would have no ranges.")
     prepared, buffers = {}, list[Tensor]()
     for name, model in models.items():
@@ -137,7 +142,7 @@ def quantize_together(
         buffers += own
     for name, read in only_read(prepared).items():
         prepared[name], _ = _prepared(models[name], quantizers[name], read)
-    observe_together(list(prepared.values()), [model.module for model in models.values()])
+    observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
         for number, session in enumerate(sessions):

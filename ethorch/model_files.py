@@ -49,6 +49,7 @@ class UserModel:
         quantized: it holds quantize and dequantize operators, as from ``convert_pt2e``.
         dynamic_shapes: the open dims of each tensor among the example inputs, as ``open_sizes.dynamic_shapes_of`` returns them;
             None: all are fixed.
+        is_exported: torch.export made it: sizes that are not open are part of it.
     """
 
     module: nn.Module
@@ -56,6 +57,7 @@ class UserModel:
     calibration: Sequence[Inputs] = ()
     quantized: bool = False
     dynamic_shapes: Sequence[dict[int, Any]] | None = None
+    is_exported: bool = False
 
     def __post_init__(self) -> None:
         arguments, keywords = _arguments(self.module, self.example_inputs)
@@ -83,10 +85,12 @@ class UserMethods:
     Attributes:
         models: by the method's name. What they share are the same tensors. Their ``calibration`` is not used.
         sessions: calls in order as (name, inputs), for calibration; each session begins with the buffers' initial contents.
+        alternatives: they are one model at several shapes, with one set of quantization parameters.
     """
 
     models: Mapping[str, UserModel]
     sessions: Sequence[Sequence[tuple[str, Inputs]]] = ()
+    alternatives: bool = False
 
 
 class KeywordInputs(nn.Module):
@@ -311,7 +315,8 @@ def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserMod
     if example_inputs is None:
         arguments, keywords = program.example_inputs
         example_inputs = tuple(arguments), keywords
-    return UserModel(module, example_inputs, quantized=is_quantized(module), dynamic_shapes=dynamic_shapes_of(program))
+    open_dims = dynamic_shapes_of(program)
+    return UserModel(module, example_inputs, quantized=is_quantized(module), dynamic_shapes=open_dims, is_exported=True)
 
 
 @contextmanager

@@ -209,7 +209,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         for missing in self.report.without_kernel:
             logger.warning("%s", missing)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
-        if not quantized and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
+        is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
+        if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
             logger.warning(
                 "nothing is quantized, so nothing can run on %s: quantize with EthosUQuantizer, prepare_pt2e, calibration and "
                 "convert_pt2e before lowering",

@@ -35,9 +35,10 @@ def run(
 
     loaded = options.load_program(program, method, dump)
     taken = inputs_for(loaded, inputs) if inputs else model_files.random_inputs(loaded.description, seed)
-    runs = loaded.host
+    chosen, filled = loaded.chosen(taken)
+    runs = chosen.host
     started = time.perf_counter()
-    outputs = runs(*taken)
+    outputs = loaded.cropped(runs(*filled), taken)
     seconds = time.perf_counter() - started
     if output is not None:
         model_files.save_outputs(str(output), outputs)

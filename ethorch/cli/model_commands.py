@@ -22,15 +22,24 @@ if TYPE_CHECKING:
 PANEL = "A model"
 
 
-def user_model(model: str | UserModel, samples: options.Samples) -> UserModel:
-    """The model that is named, with the inputs and weights that the options say."""
+def user_model(model: str | UserModel, samples: options.Samples, several: bool = False) -> UserModel:
+    """The model that is named, with the inputs and weights that the options say.
+
+    Args:
+        several: --shape may be given several times.
+    """
+    if len(samples.shape or ()) > 1 and not several:
+        raise SpecError(
+            "--shape is given several times, and this command is for one method. Give it once, inputs separated by commas."
+        )
     from ethorch.program.compile import user_model as checked
     from ethorch.program.model_options import loaded
+    from ethorch.program.settings import shapes_from
 
     files = [str(path) for path in samples.calibrate] if samples.calibrate else None
     transform = samples.transform()
-    found = loaded(model, samples.shape, samples.weights) if isinstance(model, str) else model
-    return checked(found, calibration=files, limit=samples.limit, transform=transform)
+    found = loaded(model, samples.weights) if isinstance(model, str) else model
+    return checked(found, calibration=files, limit=samples.limit, transform=transform, shapes=shapes_from(samples.shape or ()))
 
 
 def compiled(
@@ -44,12 +53,13 @@ def compiled(
     from ethorch.program.compile import compile as compile_model
     from ethorch.program.model_options import loaded
 
-    user = loaded(model, samples.shape, samples.weights)
+    user = loaded(model, samples.weights)
+    chosen = chosen.with_(shapes=samples.shape)
     if isinstance(user, UserMethods):
         if samples.calibrate:
             raise SpecError(f"{model} is of several methods, whose calls for calibration it has to bring: --calibrate is of one.")
     else:
-        user = user_model(user, samples)
+        user = user_model(user, samples, several=True)
     return compile_model(user, settings=chosen, dump=None if dump is None else str(dump), etrecord=etrecord)
 
 
@@ -173,7 +183,7 @@ def compare(
     if inputs:
         from ethorch.program.model_options import inputs_from
 
-        taken = inputs_from(inputs, program.model.example_inputs)
+        taken = inputs_from(inputs, program.model.example_inputs, program.open_dims)
     found = program.compare(*taken)
     return Answer(found.to_json(), found.to_text, Status.DONE if found.bit_exact else Status.COULD_NOT)
 

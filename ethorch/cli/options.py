@@ -142,7 +142,7 @@ SettingsFile = Annotated[
 ]
 Shape = Annotated[
     list[str] | None,
-    _option("--shape", help="Shape of an example input, instead of the model's: 1x3x96x96. For each input.", panel=FILES),
+    _option("--shape", help="Input shapes of a method, instead of the example's: 1x64x32,1x64. Once for each method.", panel=FILES),
 ]
 Weights = Annotated[
     Path | None,

@@ -80,7 +80,7 @@ def report(
             from ethorch.program.model_options import inputs_from
 
             assert program.model is not None
-            comparison = program.compare(*inputs_from(inputs, program.model.example_inputs)).to_json()
+            comparison = program.compare(*inputs_from(inputs, program.model.example_inputs, program.open_dims)).to_json()
     elif inputs:
         raise SpecError(f"--inputs compares operators with the float model, which {model} does not hold: give the model.")
     title = Path(model).name

@@ -43,6 +43,7 @@ def samples(
     *,
     keywords: Sequence[str] = (),
     open_dims: Sequence[Collection[int]] | None = None,
+    others: Sequence[Inputs] = (),
     transform: Callable[[Any], Any] | None = None,
     limit: int | None = None,
     what: str = "sample",
@@ -59,6 +60,7 @@ def samples(
         example_inputs: the model's input tuple; it fixes number, shapes and dtypes.
         keywords: names of the last of these, for items that are dicts.
         open_dims: axes of each example tensor that may have another size.
+        others: example inputs of other shapes that samples may have instead.
         transform: is called on each item as it comes, before anything is checked.
         limit: stop after this many.
         what: what messages call an item.
@@ -71,11 +73,26 @@ def samples(
     for name, item in _items(source, expected, what):
         if transform is not None:
             item = transform(item)
-        for sample in expected.samples(item, name):
+        for sample in _fitting([expected, *(Expected(other, keywords) for other in others)], item, name):
             if limit is not None and count >= limit:
                 return
             count += 1
             yield sample
+
+
+def _fitting(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
+    """The samples of an item by the first that it fits, first as it is and then with another batch."""
+    if len(expected) == 1:
+        return expected[0].samples(item, name)
+    for exact in (True, False):
+        for one in expected:
+            try:
+                found = list(one.samples(item, name))
+            except EthorchError:
+                continue
+            if not exact or len(found) == 1:
+                return iter(found)
+    return expected[0].samples(item, name)
 
 
 def _items(source: Any, expected: Expected, what: str) -> Iterator[tuple[str, Any]]:

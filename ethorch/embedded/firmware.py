@@ -26,9 +26,11 @@ from ethorch.embedded.source import SECTIONS, MethodSource, Source, kernel_heade
 from ethorch.embedded.streams import Attributes, attributes, config_word, driver_stream
 from ethorch.errors import EthorchError
 from ethorch.figures.boundary import boundary_of
+from ethorch.figures.selection import Selection
 from ethorch.formats import pte
 from ethorch.formats.files import write_folder
 from ethorch.formats.payload import DelegatePayload
+from ethorch.formats.pte_types import Program as File
 from ethorch.npu.stream import parse_header
 from ethorch.target.vela_ini import MemorySystem
 from ethorch.versions import versions
@@ -129,6 +131,34 @@ def firmware(
     return writer.write(Path(folder))
 
 
+@dataclass(frozen=True)
+class SelectedSizes:
+    """The sizes by which firmware selects a method: those of all axes of all inputs, in order.
+
+    Attributes:
+        methods: name of a method -> its sizes; the smallest first.
+        paddings: for each size 0, or the number of the padding it belongs to, from 1 on.
+        steps: for each size, its elements for each step of the padding.
+    """
+
+    methods: dict[str, tuple[int, ...]]
+    paddings: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def selection_of(program: File, names: Sequence[str]) -> SelectedSizes | None:
+    """How to select one of these methods by the sizes of inputs; None if they are not one model at several shapes."""
+    found = Selection.of(program)
+    chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
+    if found is None or len(chosen) < 2:
+        return None
+    axes = [(number, axis) for number, shape in enumerate(next(iter(chosen.values()))) for axis in range(len(shape))]
+    known = {(n, axis): (k, step) for k, padding in enumerate(found.paddings, 1) for n, axis, step in padding.inputs}
+    sizes = {name: tuple(size for shape in shapes for size in shape) for name, shapes in chosen.items()}
+    pairs = [known.get(place, (0, 1)) for place in axes]
+    return SelectedSizes(sizes, tuple(k for k, _ in pairs), tuple(step for _, step in pairs))
+
+
 class Project:
     """A project in the making: everything that is known of it, and its files."""
 
@@ -136,6 +166,7 @@ class Project:
         self.opened, self.name, self.data = opened, name, data
         self.whole: Whole = whole(pte.read(opened.pte), list(opened.methods))
         known = {name: (self._meanings(name), one.explain) for name, one in opened.methods.items()}
+        self.selection = selection_of(pte.read(opened.pte), list(opened.methods))
         self.source: Source = model_source(self.whole, name, known)
         streams = [driver_stream(payload) for one in self.whole.plans.values() for payload in one.payloads.values()]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
@@ -265,6 +296,7 @@ class Project:
             "sections": SECTIONS,
             "methods": self.source.methods,
             "several": self.whole.several,
+            "selection": self.selection,
             "state_bytes": self.whole.state_bytes,
             "has_codes": self.whole.has_codes,
             "keeps_state": self.whole.keeps_state,

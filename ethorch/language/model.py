@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class LanguageModel:
         vocabulary: how many tokens there are.
         source: example of what an encoder-decoder's encoder reads, else None.
         indices: dtype of tokens and positions. The NPU takes int32; an int64 is cast by the CPU.
+        shorter: Numbers of tokens below ``prompt`` for which there is a method too, such as ``prefill_8``.
         caches: name -> what it held at first, of the decoder's buffers that reading a token changes.
     """
 
@@ -109,20 +110,27 @@ class LanguageModel:
     vocabulary: int
     source: Tensor | None = None
     indices: torch.dtype = torch.int32
+    shorter: tuple[int, ...] = ()
     caches: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Method -> module, for ``ethorch.compile``."""
         prefill = (Prefill if self.source is None else _PrefillOfSource)(self.decoder).eval()
-        return {**({"prefill": prefill} if self.prompt else {}), "decode": Decode(self.decoder).eval()}
+        return {**dict.fromkeys(self.prefills, prefill), "decode": Decode(self.decoder).eval()}
+
+    @property
+    def prefills(self) -> dict[str, int]:
+        """Name of each method that reads a prompt -> how many tokens it reads; the longest first."""
+        sizes = sorted(self.shorter, reverse=True)
+        return {"prefill": self.prompt, **{f"prefill_{size}": size for size in sizes}} if self.prompt else {}
 
     @property
     def example_inputs(self) -> dict[str, tuple[Tensor, ...]]:
         """Method -> inputs that fix the shapes."""
         source = () if self.source is None else (self.source,)
-        prefill = {"prefill": (*source, *self.rows([0] * self.prompt, 0, self.prompt - 1))} if self.prompt else {}
-        return {**prefill, "decode": self.rows([0], 0)}
+        prefills = {name: (*source, *self.rows([0] * size, 0, size - 1)) for name, size in self.prefills.items()}
+        return {**prefills, "decode": self.rows([0], 0)}
 
     def rows(self, ids: Sequence[int], position: int, last: int | None = None) -> tuple[Tensor, ...]:
         """Inputs for tokens from ``position`` on: tokens, positions and, where it is given, ``last``."""
@@ -131,7 +139,7 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in found)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """The calls that read these tokens from the beginning: a full prefill where there is one, and a decode for each other.
+        """The calls that read these tokens from the beginning: a full prefill of each size that fits, and a decode for each other.
 
         Raises:
             EthorchError: there are more tokens than the context holds, or too few for a prefill that has to be.
@@ -146,9 +154,13 @@ class LanguageModel:
                 f"a session has {counted(len(ids), 'token')}; an encoder-decoder's has at least the {read} of its prefill."
             )
         calls: Session = []
+        sources = () if self.source is None else (self.source if source is None else source,)
         if read:
-            sources = () if self.source is None else (self.source if source is None else source,)
             calls.append(("prefill", (*sources, *self.rows(ids[:read], 0, read - 1))))
+        for name, size in list(self.prefills.items())[1:]:
+            if read + size < len(ids) and (read or self.source is None):
+                calls.append((name, (*sources, *self.rows(ids[read : read + size], read, size - 1))))
+                read += size
         return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
@@ -184,7 +196,7 @@ def language_model(
     model: nn.Module,
     *,
     context: int = 256,
-    prompt: int = 32,
+    prompt: int | Sequence[int] = 32,
     vocabulary: int | None = None,
     source: Tensor | None = None,
     indices: torch.dtype = torch.int32,
@@ -200,7 +212,8 @@ def language_model(
     Args:
         model: is used as it is, in eval mode; of a transformers model, which attention it computes by is set.
         context: tokens that the caches hold.
-        prompt: tokens that prefill reads in one call; 0 for no prefill.
+        prompt: Tokens that prefill reads in one call; 0 for no prefill. Of several numbers each becomes a method, and a prompt is
+            read by the smallest that it fits.
         vocabulary: how many tokens there are; None asks the model.
         source: of a sequence-to-sequence model: token ids or features of the size that all sources will have.
         indices: dtype of tokens and positions; ``torch.int64`` for runners that give those, which costs two casts on the CPU.
@@ -210,6 +223,20 @@ def language_model(
     Raises:
         EthorchError: the model is none of these, its caches are not of a kind that is static, or it has no tied embeddings.
     """
+    if not isinstance(prompt, int):
+        longest, *shorter = sorted(set(prompt), reverse=True) or [0]
+        if shorter and shorter[-1] < 1:
+            raise EthorchError(f"prompt={prompt}: expected numbers of tokens from 1 on.")
+        made = language_model(
+            model,
+            context=context,
+            prompt=longest,
+            vocabulary=vocabulary,
+            source=source,
+            indices=indices,
+            store_table_once=store_table_once,
+        )
+        return replace(made, shorter=tuple(size for size in shorter if size < made.prompt))
     if not 0 <= prompt <= context or context < 2:
         raise EthorchError(f"prompt={prompt}, context={context}: a prompt is 0 to context tokens, a context at least 2.")
     model.eval()
@@ -251,7 +278,7 @@ def from_folder(
     folder: str | Path,
     *,
     context: int = 256,
-    prompt: int = 32,
+    prompt: int | Sequence[int] = 32,
     source: Tensor | None = None,
     store_table_once: bool = False,
 ) -> LanguageModel:

@@ -30,6 +30,7 @@ class Speaker:
         source: what an encoder-decoder reads.
         indices: dtype of tokens and positions.
         vocabulary: how many tokens there are; None: any number is taken for one.
+        shorter: Number of tokens below N -> the method that reads as many.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Speaker:
         source: Tensor | None = None,
         indices: torch.dtype = torch.int32,
         vocabulary: int | None = None,
+        shorter: Mapping[int, Callable[..., Any]] | None = None,
     ):
+        self.prefills = {**(shorter or {}), **({prompt: prefill} if prefill and prompt else {})}
         self.indices, self.vocabulary = indices, vocabulary
-        self._decode, self._prefill, self._reset = decode, prefill, reset
+        self._decode, self._reset = decode, reset
         self.context, self.prompt, self.source = context, prompt if prefill else 0, source
         self.position = 0
         self.calls: dict[str, int] = {"prefill": 0, "decode": 0}  #: how often each method was called
@@ -67,7 +70,8 @@ class Speaker:
         if model.source is not None and source is None:
             source = model.source
         prefill = methods.get("prefill")
-        return cls(methods["decode"], reset, model.context, prefill, model.prompt, source, model.indices, model.vocabulary)
+        shorter = {size: methods[name] for name, size in model.prefills.items() if name != "prefill" and name in methods}
+        return cls(methods["decode"], reset, model.context, prefill, model.prompt, source, model.indices, model.vocabulary, shorter)
 
     @classmethod
     def of_quantized(cls, program: Program, model: LanguageModel, source: Tensor | None = None) -> Speaker:
@@ -128,7 +132,11 @@ class Speaker:
         prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
         indices = getattr(torch, decode.inputs[0].dtype)
         vocabulary = decode.outputs[0].shape[-1]
-        return cls(decode, program.reset, context, prefill, prompt, source, indices, vocabulary)
+        others = [
+            program[name] for name in names if name.startswith("prefill_") and len(program[name].inputs) == 3 + (source is not None)
+        ]
+        shorter = {other.inputs[-2].shape[0]: other for other in others}
+        return cls(decode, program.reset, context, prefill, prompt, source, indices, vocabulary, shorter)
 
     def reset(self) -> None:
         """Start anew."""
@@ -158,14 +166,13 @@ class Speaker:
         with torch.no_grad():
             while rest:
                 first_of_source = self.source is not None and self.position == 0
-                fits = self.prompt and self.position + self.prompt <= self.context
-                if fits and (len(rest) > 1 or first_of_source):
-                    part, rest = rest[: self.prompt], rest[self.prompt :]
-                    tokens = self._numbers([part + [0] * (self.prompt - len(part))])
-                    positions = self._numbers(range(self.position, self.position + self.prompt))
+                size = self._prompt_for(len(rest))
+                if size and (len(rest) > 1 or first_of_source):
+                    part, rest = rest[:size], rest[size:]
+                    tokens = self._numbers([part + [0] * (size - len(part))])
+                    positions = self._numbers(range(self.position, self.position + size))
                     source = () if self.source is None else (self.source,)
-                    assert self._prefill is not None
-                    logits = self._prefill(*source, tokens, positions, self._numbers([len(part) - 1]))
+                    logits = self.prefills[size](*source, tokens, positions, self._numbers([len(part) - 1]))
                     self.calls["prefill"] += 1
                 else:
                     part, rest = rest[:1], rest[1:]
@@ -173,6 +180,11 @@ class Speaker:
                     self.calls["decode"] += 1
                 self.position += len(part)
         return _row(logits)
+
+    def _prompt_for(self, count: int) -> int:
+        """The least number of tokens of a prefill that ``count`` fit into, else the greatest; 0 if the context has no room."""
+        sizes = sorted(size for size in self.prefills if size <= min(self.prompt, self.context - self.position))
+        return next((size for size in sizes if size >= count), sizes[-1] if sizes else 0)
 
     def _numbers(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=self.indices)

@@ -17,6 +17,7 @@ from ethorch import flow
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.exclusive import exclusive
+from ethorch.figures.selection import Shapes
 from ethorch.metrics import Metric
 from ethorch.model_files import (
     KeywordInputs,
@@ -30,11 +31,13 @@ from ethorch.model_files import (
 )
 from ethorch.program.fitting import fitted
 from ethorch.program.methods import built, check_modules, compile_methods, in_layout
+from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
 from ethorch.program.progress_bar import shown
 from ethorch.program.saving import check_file, save_etrecord
 from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import FLOAT, Settings, latency_of
+from ethorch.program.settings import FLOAT, Settings, latency_of, shapes_from
+from ethorch.program.shapes import elements, methods_of, of_shapes, samples_like
 from ethorch.program.verification import verified
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig
@@ -84,6 +87,7 @@ def compile(
     etrecord: str | os.PathLike[str] | None = None,
     share_weights: bool = True,
     verify: bool | None = None,
+    shapes: Sequence[Any] | None = None,
     progress: bool | None = None,
 ) -> Program:
     """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
@@ -141,6 +145,9 @@ def compile(
         share_weights: of several methods, constants that their delegates have in common are stored once, as named data of the
             program. Firmware needs a delegate that reads these: ethorch's, or that of ExecuTorch from 1.5 on. False stores them for
             each method.
+        shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]``, or
+            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters; calling the program calls
+            the smallest method that fits (``ethorch.figures.selection``). Default: one method of the example inputs' shapes.
         verify: Run the finished program in the simulator on a calibration sample, and compare what each delegate returns with the
             TOSA reference, byte by byte (default). ``Program.verification`` holds the result.
         progress: draw progress on stderr; None: on a terminal.
@@ -173,6 +180,7 @@ def compile(
         min_metric=min_metric,
         board=None if board is None else os.fspath(board),
         verify=verify,
+        shapes=None if shapes is None else shapes_from(shapes),
     )
     if (metric is None) != (chosen.min_metric is None):
         raise SpecError("metric is a function and min_metric the least that it may return: give both or neither.")
@@ -182,10 +190,18 @@ def compile(
         if isinstance(model, (Mapping, UserMethods)):
             if metric is not None:
                 raise SpecError("metric is of one method; of several, compile each alone for that, or give min_sqnr_db.")
+            if chosen.shapes:
+                raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
             methods = _user_methods(model, example_inputs, calibration, etrecord)
             program = compile_methods(methods, chosen, config, dump, share_weights)
+            return verified(program) if chosen.verify else program
+        user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit, shapes=chosen.shapes)
+        if len(chosen.shapes) > 1:
+            if metric is not None or etrecord is not None:
+                raise SpecError("metric and etrecord are of one method: leave them out, or give one tuple of shapes.")
+            paddings = paddings_of(user, sorted(chosen.shapes, key=elements))
+            program = compile_methods(methods_of(user, chosen.shapes), chosen, config, dump, share_weights, paddings)
         else:
-            user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
             with in_eval_mode(user.module):
                 program = _compiled(user, chosen, config, metric, dump, etrecord)
         return verified(program) if chosen.verify else program
@@ -242,6 +258,7 @@ def user_model(
     *,
     transform: Callable[[Any], Any] | None = None,
     limit: int | None = None,
+    shapes: Sequence[Shapes] = (),
 ) -> UserModel:
     """Whatever names a model, with its inputs and calibration samples checked.
 
@@ -264,6 +281,9 @@ def user_model(
         raise EthorchError("example_inputs is missing: give a tensor, or a tuple of inputs; they fix the shapes.")
     else:
         user = UserModel(model, example_inputs, quantized=is_quantized(model))
+    examples = samples_like(user, shapes) or [user.example_inputs]
+    if len(shapes) == 1:
+        user = of_shapes(user, shapes[0])
     if calibration is None:
         return user
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
@@ -271,9 +291,10 @@ def user_model(
         taken = []
         for sample in samples(
             calibration,
-            user.example_inputs,
+            examples[0],
+            others=examples[1:],
             keywords=names,
-            open_dims=user.dynamic_shapes,
+            open_dims=None if shapes else user.dynamic_shapes,
             transform=transform,
             limit=limit,
             what=_SAMPLE,

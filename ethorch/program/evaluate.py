@@ -149,6 +149,8 @@ def evaluate(
     if not isinstance(program, Program):
         program = load(program)
     columns = _columns(program, against)
+    if workers is not None and program.selection is not None:
+        raise SpecError("workers is of programs with one method; leave it out, or evaluate program['NAME'].")
     if workers is not None and keeps_state(program.description):
         raise SpecError(
             f"workers is {workers}, but the program keeps state from call to call: its samples run one after the other, in this "
@@ -156,8 +158,7 @@ def evaluate(
         )
     user = None if program.model is None else program.model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
-    open_dims = None if program.model is None else program.model.dynamic_shapes
-    source = samples(dataset, _example(program), keywords=names, open_dims=open_dims, transform=transform, limit=limit)
+    source = samples(dataset, _example(program), keywords=names, open_dims=program.open_dims, transform=transform, limit=limit)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()
@@ -173,7 +174,7 @@ def evaluate(
                     answers = {NPU: program.floats(outputs)}
                     for column, module in beside.items():
                         with in_eval_mode(module):
-                            answers[column] = [_own(leaf) for leaf in pytree.tree_leaves(module(*sample.inputs))]
+                            answers[column] = [_own(leaf) for leaf in _answer(program, column, module, sample)]
                     for column, flat in answers.items():
                         meters[column].add(postprocess(flat) if postprocess else flat, sample.label)
                     closeness.add(answers)
@@ -230,6 +231,16 @@ def _beside(program: Program, column: str) -> nn.Module:
     return program.model.module
 
 
+def _answer(program: Program, column: str, module: nn.Module, sample: Sample) -> list[Any]:
+    """The flat outputs of the float model, or of the quantized one of the shapes that the program takes the sample in."""
+    if column == FLOAT or program.selection is None:
+        return list(pytree.tree_leaves(module(*sample.inputs)))
+    flat = pytree.tree_leaves(sample.inputs)
+    part, filled = program.chosen(flat)
+    assert part.quantized is not None
+    return program.cropped(pytree.tree_leaves(part.quantized(*filled)), flat)
+
+
 def _own(leaf: Any) -> Any:
     """A copy of what may be a buffer that the next call changes."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -240,6 +251,10 @@ def _on_npu(
 ) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
     """(samples, flat outputs of each) for one part of the data set after the other, in order."""
     parts = _parts(iter(source), max(batch, 1))
+    if program.selection is not None:
+        for part in parts:
+            yield part, _of_methods(program, part)
+        return
     if workers is None:
         loaded = fresh_host(program)
         for part in parts:
@@ -255,6 +270,21 @@ def _on_npu(
 
     for found in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
         yield sent.pop(0), found
+
+
+def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
+    """The flat outputs of samples of several shapes, each by the method that takes it."""
+    flat = [pytree.tree_leaves(sample.inputs) for sample in samples]
+    groups: dict[str, list[tuple[int, list[Any]]]] = {}
+    for number, inputs in enumerate(flat):
+        part, filled = program.chosen(inputs)
+        groups.setdefault(part.method, []).append((number, filled))
+    found: dict[int, list[Any]] = {}
+    for name, group in groups.items():
+        part = program[name]
+        runs = part.host.run_many([list(pytree.tree_leaves(part.as_taken(tuple(filled)))) for _, filled in group])
+        found |= {number: program.cropped(run, flat[number]) for (number, _), run in zip(group, runs, strict=True)}
+    return [found[number] for number in range(len(samples))]
 
 
 def _parts(source: Iterator[Sample], size: int) -> Iterator[list[Sample]]:

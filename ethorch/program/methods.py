@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from ethorch import flow
 from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, SpecError, unknown_name
+from ethorch.figures.selection import Padding
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
 from ethorch.formats.pte_merge import merged
@@ -27,6 +28,7 @@ from ethorch.program.integer_io import as_codes, boundary_codes, with_constants,
 from ethorch.program.program import Program
 from ethorch.program.schemes import quantizer_for
 from ethorch.program.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
+from ethorch.program.shapes import with_selection
 from ethorch.quantizer.config import QuantizationConfig
 from ethorch.quantizer.shared_buffers import names_in_whole, state_buffers
 from ethorch.vela import artifacts
@@ -39,6 +41,7 @@ def compile_methods(
     config: QuantizationConfig | None = None,
     dump: str | None = None,
     share_weights: bool = True,
+    paddings: tuple[Padding, ...] = (),
 ) -> Program:
     """One program with a method for each model; the first one's Program, which knows the others: ``program["decode"]``.
 
@@ -47,6 +50,7 @@ def compile_methods(
     Args:
         share_weights: constants that delegates of several methods have in common are stored once, as named data of the program,
             where that saves bytes.
+        paddings: of alternatives, the axes along which inputs may be filled up.
 
     Raises:
         EthorchError: some of the models are quantized already and some are not; or as of ``ethorch.compile``.
@@ -76,7 +80,10 @@ def compile_methods(
             for name, build in builds.items():
                 for before, after in zip(own[name].delegates, build.delegates, strict=True):
                     artifacts.replace_payload(Path(dump) / name, before.payload, after.payload, after.sources)
-    data = write(merged(parts, names))
+    whole = merged(parts, names)
+    if methods.alternatives:
+        whole = with_selection(whole, list(builds), paddings, settings.nhwc_io)
+    data = write(whole)
     first: Program | None = None
     for name, build in builds.items():
         made = Program(
@@ -91,7 +98,7 @@ def compile_methods(
         )
         first = made if first is None else first.with_method(made)
     assert first is not None
-    return first
+    return first.selecting() if methods.alternatives else first
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
@@ -133,7 +140,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
     if not settings.nhwc_io:
         return methods
     sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
-    return UserMethods({name: in_layout(user, settings)[0] for name, user in methods.models.items()}, sessions)
+    return replace(methods, models={name: in_layout(user, settings)[0] for name, user in methods.models.items()}, sessions=sessions)
 
 
 def _quantized(methods: UserMethods, settings: Settings, config: QuantizationConfig | None) -> dict[str, GraphModule]:
@@ -149,7 +156,7 @@ def _quantized(methods: UserMethods, settings: Settings, config: QuantizationCon
         places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
         own = {place: scheme for place, scheme in places.items() if place in known}
         quantizers[name] = quantizer_for(replace(settings, modules=own), config)
-    return flow.quantize_together(methods.models, methods.sessions, quantizers)
+    return flow.quantize_together(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
 
 
 def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,27 @@ import torch
 from ethorch.data.samples import samples
 from ethorch.errors import EthorchError, SpecError
 from ethorch.model_files import UserMethods, UserModel, load_model
-from ethorch.model_zoos import made_up
 from ethorch.program.program import Program
 from ethorch.words import counted
 
 
-def loaded(reference: str, shapes: Sequence[str] | None = None, weights: Path | None = None) -> UserModel | UserMethods:
+def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
     """The model of that name, or the models of several methods.
 
     Args:
         reference: see ``ethorch.model_files.load_model``.
-        shapes: of example inputs of the same dtypes, instead of the model's own: ``1x3x96x96``.
         weights: a file with its state dict.
 
     Raises:
-        SpecError: a shape is none, or there is another number of them than of inputs.
+        SpecError: weights are given for several methods.
         EthorchError: the weights do not fit.
     """
     user = load_model(reference)
-    if isinstance(user, UserMethods):
-        if weights is not None or shapes:
-            raise SpecError(f"{reference} is of several methods: --weights and --shape are of one model.")
-        return user
     if weights is not None:
+        if isinstance(user, UserMethods):
+            raise SpecError(f"{reference} is of several methods: --weights is of one model.")
         _load_weights(user.module, weights)
-    if not shapes:
-        return user
-    if len(shapes) != len(user.example_inputs):
-        raise SpecError(
-            f"--shape is given {counted(len(shapes), 'time')}; the model has {counted(len(user.example_inputs), 'input')}."
-        )
-    inputs = [_of_shape(x, text) for x, text in zip(user.example_inputs, shapes, strict=True)]
-    return replace(user, example_inputs=tuple(inputs), calibration=())
-
-
-def _of_shape(like: Any, text: str) -> torch.Tensor:
-    parts = text.lower().replace(",", "x").split("x")
-    if not all(part.strip().isdigit() and int(part) for part in parts):
-        raise SpecError(f"--shape is {text!r}; it has to be extents with x between them, such as 1x3x96x96.")
-    if not isinstance(like, torch.Tensor):
-        raise SpecError("--shape: the model's example input is no tensor.")
-    return made_up([int(part) for part in parts], like.dtype)
+    return user
 
 
 def _load_weights(module: torch.nn.Module, path: Path) -> None:
@@ -78,8 +57,13 @@ def _load_weights(module: torch.nn.Module, path: Path) -> None:
         raise EthorchError(f"the weights in {path} are not the model's: {' '.join(str(error).split())[:300]}") from error
 
 
-def inputs_from(paths: Sequence[Path], example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def inputs_from(
+    paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
+) -> tuple[Any, ...]:
     """The inputs of one inference from files: one that holds all, or one for each.
+
+    Args:
+        open_dims: axes of each example tensor that may have another size.
 
     Raises:
         EthorchError: they do not fit the example inputs.
@@ -87,12 +71,13 @@ def inputs_from(paths: Sequence[Path], example_inputs: tuple[Any, ...]) -> tuple
     if len(paths) != 1 and len(paths) != len(example_inputs):
         raise EthorchError(f"{counted(len(paths), 'file')} of inputs given; the model has {counted(len(example_inputs), 'input')}.")
     if len(paths) == 1:
-        return _first(paths[0], example_inputs)
-    return tuple(_first(path, (example,))[0] for path, example in zip(paths, example_inputs, strict=True))
+        return _first(paths[0], example_inputs, open_dims)
+    dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]
+    return tuple(_first(path, (example,), own)[0] for path, example, own in zip(paths, example_inputs, dims, strict=True))
 
 
-def _first(path: Path, example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    found = list(samples(str(path), example_inputs, limit=2))
+def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
+    found = list(samples(str(path), example_inputs, open_dims=open_dims, limit=2))
     if len(found) > 1:
         raise EthorchError(f"{path} holds several samples; give the inputs of one inference.")
     return found[0].inputs
@@ -101,14 +86,16 @@ def _first(path: Path, example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     """The inputs of one inference of a program from files: of its own types, or floats where it takes codes of them.
 
+    Of a program that selects a method by shapes, they may have any that fit.
+
     Raises:
         EthorchError: they do not fit.
     """
     exact = tuple(torch.empty(info.shape, dtype=getattr(torch, info.dtype)) for info in program.inputs)
     floats = tuple(x if info.codes is None else x.float() for x, info in zip(exact, program.inputs, strict=True))
     try:
-        return inputs_from(paths, exact)
+        return inputs_from(paths, exact, program.open_dims)
     except EthorchError:
         if all(info.codes is None for info in program.inputs):
             raise
-        return program.as_taken(inputs_from(paths, floats))
+        return program.as_taken(inputs_from(paths, floats, program.open_dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ethorch.errors import EthorchError, HostError
 from ethorch.exclusive import exclusive
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.boundary import boundary_of
+from ethorch.figures.selection import Selection, shapes_of
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
@@ -109,6 +110,7 @@ class Program:
         self.sessions = sessions
         self._sources = sources
         self._others = Methods({method: self})
+        self.selection: Selection | None = None
         self.tried: tuple[Attempt, ...] = ()
         self.verification: Verification | None = None
         self._parsed = pte.read(data)
@@ -141,6 +143,40 @@ class Program:
         if method not in self._others:
             self.with_method(Program(self.pte, method, settings=self.settings, sources=self._sources))
         return self._others[method]
+
+    def selecting(self) -> Program:
+        """A copy that calls the smallest method that its inputs fit, where the methods are one model at several shapes."""
+        found = copy.copy(self)
+        found.selection = Selection.of(self._parsed)
+        return found
+
+    def chosen(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
+        """The method for flat inputs, and these filled up to its shapes; itself of a program of one shape.
+
+        Raises:
+            HostError: they fit none.
+        """
+        if self.selection is None:
+            return self, list(inputs)
+        shapes = shapes_of(inputs)
+        name = self.selection.find(shapes)
+        if name is not None:
+            return self[name], self.selection.filled(inputs, name)
+        for part in (self[name] for name in reversed(self.selection.shapes)):
+            if part._batch(inputs) > 1:
+                return part, list(inputs)
+        raise self.selection.refusal(shapes)
+
+    @property
+    def open_dims(self) -> list[Collection[int]] | None:
+        """The axes of each input that may have another size than ``inputs`` says; None if there are none."""
+        if self.selection is not None:
+            return [range(len(info.shape)) for info in self.inputs]
+        return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
+
+    def cropped(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Flat outputs without what the inputs were filled up to."""
+        return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
 
     def with_method(self, other: Program) -> Program:
         """Itself, which knows another method of the same file now."""
@@ -209,7 +245,11 @@ class Program:
             HostError: number, dtype or shape of the inputs is not the program's.
             MachineFault: the simulator stopped.
         """
-        flat = list(pytree.tree_leaves(self.as_taken(self._positional(inputs, keywords))))
+        flat = list(pytree.tree_leaves(self._positional(inputs, keywords)))
+        if self.selection is not None:
+            part, filled = self.chosen(flat)
+            return part._nested(self.cropped(pytree.tree_leaves(part(*filled)), flat))
+        flat = list(pytree.tree_leaves(self.as_taken(tuple(flat))))
         count = self._batch(flat)
         if count == 1:
             return self._nested(self.host(*flat))
@@ -328,12 +368,16 @@ class Program:
         given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self.model, "module", None), "names", ())
-            open_dims = None if self.model is None else self.model.dynamic_shapes
-            found = read_samples(samples, example, keywords=names, open_dims=open_dims)
+            found = read_samples(samples, example, keywords=names, open_dims=self.open_dims)
             given = list(samples) if self.model is None else [one.inputs for one in found]
         given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
         if not given or given == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
+        if self.selection is not None:
+            chosen = [self.chosen(pytree.tree_leaves(sample)) for sample in given]
+            if len({part.method for part, _ in chosen}) > 1:
+                raise EthorchError("the samples are for several methods; give those of one shape, or compare program['NAME'].")
+            return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
         with exclusive():
             return compared(self, given, model)
 
@@ -629,4 +673,5 @@ def load(
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
         data = pte.contents(file)
-    return Program(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)
+    found = Program(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)
+    return found.selecting() if method is None else found

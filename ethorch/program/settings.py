@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from ethorch.board import Board, NpuSlot
 from ethorch.board import load as load_board
 from ethorch.board.memory_roles import configuration, roles
 from ethorch.errors import SpecError, unknown_name
+from ethorch.figures.selection import Shapes
 from ethorch.program.board_fit import flash_bytes, ram_bytes
 from ethorch.target.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
@@ -80,6 +81,51 @@ def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
     return 1000 / fps
 
 
+def shapes_from(given: Any) -> tuple[Shapes, ...]:
+    """Return a tuple of input shapes for each method, of any of these forms.
+
+    A tuple is a text such as ``"1x64x32,1x64"``, a sequence of shapes, or of one input its shape; a shape is a sequence of sizes or
+    a text.
+
+    Raises:
+        SpecError: a size is not a positive integer, or a tuple occurs twice.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        given = [given]
+    found = tuple(_shapes(one) for one in given)
+    for number, one in enumerate(found):
+        if one in found[:number]:
+            raise SpecError(f"shapes has {','.join('x'.join(map(str, shape)) for shape in one)} twice; give each once.")
+    return found
+
+
+def _shapes(given: Any) -> Shapes:
+    if isinstance(given, str):
+        given = given.split(",")
+    if isinstance(given, Sequence) and given and all(_is_size(size) for size in given):
+        given = [given]
+    wrong = SpecError(
+        f"shapes has {given!r}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape); of several "
+        "inputs '1x64x32,1x64'."
+    )
+    if not isinstance(given, Sequence) or not given:
+        raise wrong
+    shapes = []
+    for shape in given:
+        parts = shape.lower().strip().split("x") if isinstance(shape, str) else shape
+        if not isinstance(parts, Sequence):
+            raise wrong
+        sizes: list[Any] = [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
+        if not all(_is_size(size) and size > 0 for size in sizes):
+            raise wrong
+        shapes.append(tuple(map(int, sizes)))
+    return tuple(shapes)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a program is compiled for and how.
@@ -95,6 +141,8 @@ class Settings:
         partition: what runs on the NPU: ``npu``, all that it can; ``cpu-matmul``, all but products of two int8 activations, for
             which ExecuTorch's ``cortex_m`` library has a kernel; ``cost``: the faster of both by the estimate. A program's settings
             say which one it is. The kernel's rate is assumed (``ethorch.figures.RATES``).
+        shapes: a tuple of input shapes for each method of the program, as ``shapes_from`` takes them; empty: one method of the
+            example inputs' shapes. The smallest method that fits is called (``ethorch.program.shapes``).
         system_config, memory_mode: sections of the ini file; None takes the board's, or the target's.
         config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
         vela_flags: further flags of Vela's command line.
@@ -123,6 +171,7 @@ class Settings:
     nhwc_io: bool = False
     io_layout: str = NCHW
     partition: str = NPU
+    shapes: tuple[Shapes, ...] = ()
     system_config: str | None = None
     memory_mode: str | None = None
     config_ini: str = DEFAULT_INI
@@ -142,6 +191,7 @@ class Settings:
             object.__setattr__(self, "target", DEFAULT_TARGET if self.described is None else self.described.targets[0])
         object.__setattr__(self, "modules", dict(self.modules))
         object.__setattr__(self, "vela_flags", tuple(self.vela_flags))
+        object.__setattr__(self, "shapes", shapes_from(self.shapes))
         for name in ("ram", "flash"):
             object.__setattr__(self, name, bytes_of(getattr(self, name), name))
         for name in ("latency_ms", "min_sqnr_db", "min_metric"):
@@ -230,7 +280,8 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; ``from_json`` takes it back."""
-        return {**asdict(self), "vela_flags": list(self.vela_flags)}
+        shapes = [[list(shape) for shape in one] for one in self.shapes]
+        return {**asdict(self), "vela_flags": list(self.vela_flags), "shapes": shapes}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from ethorch.errors import SpecError
 from ethorch.fx.node import is_float, leave_out
+from ethorch.open_sizes import is_dynamic
 from ethorch.quantizer.annotate import Scan
 from ethorch.quantizer.calibration_checks import check_shapes
 from ethorch.quantizer.config import QuantizationConfig
@@ -145,7 +146,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     def validate(self, model: GraphModule) -> None:
         """Warn if nothing was annotated: the converted model would be the float model."""
-        if not model.meta.get(INNER) and not any(ANNOTATION in node.meta for node in model.graph.nodes):
+        nodes = model.graph.nodes
+        if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
             logger.warning(
                 "nothing was quantized: no config matches an operator; call set_global or a narrower setting [quantize.nothing]"
             )

@@ -130,7 +130,7 @@ def kept(buffers: Iterable[Tensor]) -> Iterator[None]:
                 buffer.copy_(contents)
 
 
-def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]) -> None:
+def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
     """Let observers of one thing in several models have one range: that of all their calls.
 
     One thing is a buffer that one of the models writes; and what an operator of a shared submodule computes: the first ``linear``
@@ -140,11 +140,12 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     Args:
         graphs: the models with observers.
         modules: the users' modules that they were exported from.
+        alternatives: they are one module at several shapes: its inputs, and operators outside of submodules, are shared too.
     """
     written = {_place(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}
     for graph, module in zip(graphs, modules, strict=True):
-        keys = _keys(graph, module, written)
+        keys = _keys(graph, module, written, alternatives)
         for node in graph.graph.nodes:
             key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
             own = graph.get_submodule(str(node.target)) if key is not None else None
@@ -155,7 +156,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
                 own.follow(chosen, feed=True)
 
 
-def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]]) -> dict[object, object]:
+def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]], alternatives: bool) -> dict[object, object]:
     """What a node's value is, in words that are the same for another model."""
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     submodules = dict(module.named_modules(remove_duplicate=False))
@@ -166,10 +167,13 @@ def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, 
             buffer = buffers.get(str(node.target))
             if buffer is not None and _place(buffer) in written:
                 found[node] = _place(buffer)
-        elif node.op == "call_function" and (stack := node.meta.get("nn_module_stack")):
+        elif node.op == "placeholder" and alternatives:
+            found[node] = "input", str(node.target)
+        elif node.op == "call_function" and (alternatives or node.meta.get("nn_module_stack")):
+            stack = node.meta.get("nn_module_stack") or {"": ("", "")}
             path = list(stack.values())[-1][0]
-            owner = submodules.get(path)
-            if owner is not None and path:
+            owner = submodules.get(path, module if alternatives else None)
+            if owner is not None and (path or alternatives):
                 place = id(owner), node.target
                 found[node] = (*place, counts[place])
                 counts[place] += 1

@@ -16,7 +16,7 @@ from ethorch.errors import EthorchError
 from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, language_model
 from ethorch.model_zoos import torchvision_models
 from ethorch.program.program import Program
-from tests.support.decoders import FAMILIES, SIZES, Rotary
+from tests.support.decoders import CONTEXT, FAMILIES, SIZES, Rotary
 from tests.support.pte_files import check_round_trip
 from tests.support.spoken import equals_reference_model, recorded
 
@@ -199,3 +199,18 @@ def test_shapes_of_published_models_are_one_delegate_near_the_floor(
     assert len(program.payloads) == 1
     assert {layer.operator for layer in program.layers if layer.where == "CPU"} <= _ROWS
     assert cost.cycles < 1.3 * cost.floor
+
+
+def test_the_shortest_prefill_that_a_prompt_fits_is_called() -> None:
+    torch.manual_seed(0)
+    model = language_model(Rotary().eval(), context=CONTEXT, prompt=(4, 8))
+    program = compiled(model)
+    assert program.methods == ("prefill", "prefill_4", "decode")
+    speaker, exact, used = Speaker.of_program(program), Speaker.of_model(model), []
+    speaker.prefills = {
+        size: lambda *given, size=size, name=name: used.append(size) or program[name](*given)
+        for size, name in ((8, "prefill"), (4, "prefill_4"))
+    }
+    for ids in ([1, 2, 3], [4], [5, 6, 7, 8, 9], list(range(1, 12))):
+        assert ethorch.sqnr_db(exact.read(ids), speaker.read(ids)) > 10
+    assert used == [4, 8, 8, 4] and speaker.position == 20

@@ -1,0 +1,205 @@
+"""Which axes of a model's inputs may be filled up: those along which no operator mixes elements, or only with earlier ones.
+
+The model is exported at two sizes of an axis, and the graphs are compared operator by operator. Each operator runs at the small
+size, and at the large one with the small one's elements in front of two fillings that are far apart. It passes if what it computes
+for the elements in front is the same three times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from ethorch.errors import EthorchError
+from ethorch.figures.selection import Padding, Places, Shapes
+from ethorch.fx.control_flow import is_control_flow
+from ethorch.fx.export import exported
+from ethorch.fx.node import is_in_place, op_name
+from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.program.shapes import samples_like
+
+logger = logging.getLogger(__name__)
+
+_FAR = 1e4
+#: Operators that read or write at computed places of their first operand -> position of the argument that says along which axis.
+_INDEXING = {
+    "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
+    "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,
+    "aten.index_fill.int_Scalar": 1, "aten.take_along_dim.default": 2, "aten.index.Tensor": None, "aten.index_put.default": None,
+    "aten.take.default": None, "aten.embedding.default": None, "aten.masked_select.default": None,
+}  # fmt: skip
+
+
+def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...]:
+    """Return the axes in which the shapes differ and along which inputs may be filled up.
+
+    Args:
+        shapes: tuples of input shapes, the smallest first.
+    """
+    found = []
+    for places, sizes in _axes(shapes):
+        small, large = (_with_sizes(shapes[0], places, size) for size in (min(sizes), max(sizes)))
+        outputs = _outputs_along(user, small, large, (min(sizes), max(sizes)))
+        if outputs is not None:
+            found.append(Padding(places, outputs))
+    return tuple(found)
+
+
+def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
+    """(places of an axis among the inputs, its size in each of the shapes). Axes whose sizes are multiples are one."""
+    columns = {
+        (number, axis): [one[number][axis] for one in shapes]
+        for number, shape in enumerate(shapes[0])
+        for axis, _ in enumerate(shape)
+        if len({one[number][axis] for one in shapes}) > 1
+    }
+    while columns:
+        base = min(columns.values())
+        places = []
+        for (number, axis), sizes in list(columns.items()):
+            steps = {size / unit for size, unit in zip(sizes, base, strict=True)}
+            if len(steps) == 1 and (step := steps.pop()) == int(step):
+                places.append((number, axis, int(step)))
+                del columns[number, axis]
+        yield tuple(places), base
+
+
+def _with_sizes(shapes: Shapes, places: Places, size: int) -> Shapes:
+    changed = {(number, axis): size * step for number, axis, step in places}
+    return tuple(
+        tuple(changed.get((number, axis), extent) for axis, extent in enumerate(shape)) for number, shape in enumerate(shapes)
+    )
+
+
+def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[int, int]) -> Places | None:
+    """The axis among those of the outputs; None if inputs may not be filled up along it."""
+    try:
+        inputs, more = samples_like(user, [small, large])
+        with in_eval_mode(user.module), torch.no_grad():
+            graphs = [exported(user.module, given).module(check_guards=False) for given in (inputs, more)]
+            return _compared(graphs[0], graphs[1], list(pytree.tree_leaves(inputs)), sizes)
+    except (EthorchError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        logger.debug("not filled up: %s", error)
+        return None
+
+
+def _compared(small: GraphModule, large: GraphModule, inputs: list[Any], sizes: tuple[int, int]) -> Places | None:
+    pairs = list(zip(small.graph.nodes, large.graph.nodes, strict=True))
+    values: dict[Node, Any] = {}
+    twins: dict[Node, Node] = {}
+    given = iter(inputs)
+    for node, twin in pairs:
+        twins[twin] = node
+        if node.op != twin.op or (node.op == "call_function" and node.target is not twin.target):
+            return None
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = pytree.tree_map(lambda x: x, _attribute(small, node))
+        elif node.op == "call_function":
+            if is_control_flow(node) or is_in_place(node) or _indexes_along(node, twin):
+                return None
+            target: Any = node.target
+            values[node] = target(*_map(node.args, values.__getitem__), **_map(node.kwargs, values.__getitem__))
+            if not _stays(node, twin, values, twins):
+                logger.debug("not filled up: %s at %s mixes elements along it", node.target, node.name)
+                return None
+        elif node.op != "output":
+            return None
+    return _places(small.graph.output_node(), large.graph.output_node(), sizes)
+
+
+def _attribute(model: GraphModule, node: Node) -> Any:
+    value: Any = model
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _map(args: Any, function: Any) -> Any:
+    return torch.fx.map_arg(args, function)
+
+
+def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
+    """Return True if the operator computes the same of the elements in front, whatever is behind them."""
+    wanted = pytree.tree_leaves(values[node])
+    for above in (True, False):
+
+        def filled(arg: Node, above: bool = above) -> Any:
+            return _filled(values[twins[arg]], arg.meta["val"], above)
+
+        target: Any = twin.target
+        found = pytree.tree_leaves(target(*_map(twin.args, filled), **_map(twin.kwargs, filled)))
+        for one, other in zip(wanted, found, strict=True):
+            if isinstance(one, Tensor):
+                if one.dim() != other.dim() or any(a > b for a, b in zip(one.shape, other.shape, strict=True)):
+                    return False
+                if not _equal(one, other[tuple(map(slice, one.shape))]):
+                    return False
+            elif one != other:
+                return False
+    return True
+
+
+def _filled(value: Any, like: Any, above: bool) -> Any:
+    """A tensor in front of a filling of large numbers, above or below all others, in the shape of ``like``; each of a list."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(one, other, above) for one, other in zip(value, like, strict=True))
+    if not isinstance(value, Tensor) or value.shape == like.shape:
+        return value
+    if value.dtype == torch.bool:
+        whole = torch.full(tuple(like.shape), above)
+    elif value.dtype.is_floating_point:
+        whole = torch.rand(tuple(like.shape)).to(value.dtype).add_(1).mul_(_FAR if above else -_FAR)
+    else:  # numbers that occur, since they may be indices
+        most = int(value.max()) if value.numel() else 0
+        whole = torch.full(tuple(like.shape), (most or 1) if above else 0, dtype=value.dtype)
+    whole[tuple(map(slice, value.shape))] = value
+    return whole
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    largest = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
+
+
+def _indexes_along(node: Node, twin: Node) -> bool:
+    """Return True if the operator may read or write what it is filled up with: an index of -1 is behind the elements in front."""
+    name = op_name(node.target)
+    if name not in _INDEXING or not isinstance(node.args[0], Node):
+        return False
+    one, other = node.args[0].meta["val"], twin.args[0].meta["val"]  # type: ignore[union-attr]
+    differ = {axis for axis, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b}
+    if name in ("aten.index.Tensor", "aten.index_put.default"):
+        indices: Any = node.args[1]
+        return any(axis in differ for axis, index in enumerate(indices) if index is not None)
+    position = _INDEXING[name]
+    if position is None or position >= len(node.args) or not isinstance(node.args[position], int):
+        return bool(differ)
+    return int(node.args[position]) % max(one.dim(), 1) in differ  # type: ignore[arg-type]
+
+
+def _places(small: Node, large: Node, sizes: tuple[int, int]) -> Places | None:
+    """Where the axis is among those of the outputs."""
+    found = []
+    leaves = zip(pytree.tree_leaves(small.args), pytree.tree_leaves(large.args), strict=True)
+    for number, (one, other) in enumerate((a, b) for a, b in leaves):
+        if not isinstance(one, Node):
+            continue
+        shapes = zip(one.meta["val"].shape, other.meta["val"].shape, strict=True)
+        for axis, (less, more) in enumerate(shapes):
+            if less == more:
+                continue
+            step, rest = divmod(less, sizes[0])
+            if rest or more != step * sizes[1]:
+                return None
+            found.append((number, axis, step))
+    return tuple(found)
