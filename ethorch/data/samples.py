@@ -68,12 +68,15 @@ def samples(
     Raises:
         EthorchError: an item does not fit the example inputs, or a file cannot be read; both are named.
     """
-    expected = Expected(example_inputs, keywords, open_dims)
+    expected = Expected(example_inputs, keywords)
+    every = [expected, *(Expected(other, keywords) for other in others)]
+    if open_dims is not None:
+        every.append(Expected(example_inputs, keywords, open_dims))
     count = 0
     for name, item in _items(source, expected, what):
         if transform is not None:
             item = transform(item)
-        for sample in _fitting([expected, *(Expected(other, keywords) for other in others)], item, name):
+        for sample in _fitting(every, item, name):
             if limit is not None and count >= limit:
                 return
             count += 1
@@ -81,16 +84,17 @@ def samples(
 
 
 def _fitting(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """The samples of an item by the first that it fits, first as it is and then with another batch."""
+    """The samples of an item by the first that it fits: as it is, then with another batch, then with other sizes of open dims."""
     if len(expected) == 1:
         return expected[0].samples(item, name)
-    for exact in (True, False):
-        for one in expected:
+    fixed = [one for one in expected if one.open_dims is None]
+    for several, group in ((False, fixed), (True, fixed), (True, expected)):
+        for one in group:
             try:
                 found = list(one.samples(item, name))
             except EthorchError:
                 continue
-            if not exact or len(found) == 1:
+            if several or len(found) == 1:
                 return iter(found)
     return expected[0].samples(item, name)
 

@@ -158,7 +158,8 @@ def evaluate(
         )
     user = None if program.model is None else program.model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
-    source = samples(dataset, _example(program), keywords=names, open_dims=program.open_dims, transform=transform, limit=limit)
+    example, *others = program.examples
+    source = samples(dataset, example, keywords=names, others=others, open_dims=program.open_dims, transform=transform, limit=limit)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()
@@ -199,16 +200,6 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
     if program.model is not None and not program.model.quantized:
         known.add(FLOAT)
     return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in known)]
-
-
-def _example(program: Program) -> tuple[Any, ...]:
-    """What samples look like: the model's example, or of a file its inputs, as floats where they are codes of floats."""
-    if program.model is not None:
-        return program.model.example_inputs
-    return tuple(
-        torch.zeros(info.shape, dtype=torch.float32 if info.codes is not None else getattr(torch, info.dtype))
-        for info in program.inputs
-    )
 
 
 def _length(dataset: Any, limit: int | None) -> int | None:

@@ -174,6 +174,16 @@ class Program:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
 
+    @property
+    def examples(self) -> list[tuple[Any, ...]]:
+        """Inputs of each of the shapes: the model's, or of a file of its types, floats where it takes codes of them."""
+        if self.selection is not None:
+            return [example for name in self.selection.shapes for example in self[name].examples]
+        if self.model is not None:
+            return [self.model.example_inputs]
+        dtypes = [torch.float32 if info.codes is not None else getattr(torch, info.dtype) for info in self.inputs]
+        return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
+
     def cropped(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Flat outputs without what the inputs were filled up to."""
         return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
@@ -368,7 +378,7 @@ class Program:
         given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self.model, "module", None), "names", ())
-            found = read_samples(samples, example, keywords=names, open_dims=self.open_dims)
+            found = read_samples(samples, example, keywords=names, others=self.examples[1:], open_dims=self.open_dims)
             given = list(samples) if self.model is None else [one.inputs for one in found]
         given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
         if not given or given == [()]:

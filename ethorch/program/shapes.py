@@ -96,6 +96,10 @@ def _check(user: UserModel, shapes: Shapes) -> None:
             f"{described(user.example_inputs)}. Give a shape of the same rank for each, such as "
             f"{','.join(_text(x.shape) for x in tensors)}."
         )
+    if user.quantized and not user.dynamic_shapes and shapes != tuple(tuple(x.shape) for x in tensors):
+        raise SpecError(
+            f"shapes has {words}, but the model is quantized for {described(user.example_inputs)}: give the float model."
+        )
     if not user.is_exported:
         return
     roots: dict[Any, int] = {}

@@ -122,6 +122,9 @@ def test_evaluate_and_compare_take_samples_of_every_shape(encoder):
     samples = [(torch.randn(1, length, 16), torch.rand(1, length)) for length in (3, 16, 8, 12)]
     found = ethorch.evaluate(program, samples)
     assert found.samples == 4 and found.results["npu"]["sqnr_db"] > 25 and found.results["quantized"]["sqnr_db"] > 25
+    assert (
+        ethorch.evaluate(program, [(torch.randn(3, 16, 16), torch.rand(3, 16)), (torch.randn(8, 16), torch.rand(8))]).samples == 4
+    )
     assert program.compare(*samples[0]).bit_exact
     with pytest.raises(EthorchError, match="several methods"):
         program.compare(samples=samples)
@@ -269,6 +272,9 @@ def test_shapes_that_say_nothing_are_refused(encoder):
     ):
         with pytest.raises(SpecError, match="shapes has"):
             ethorch.compile(model, inputs, shapes=wrong)
+    quantized = ethorch.quantize(model, inputs)
+    with pytest.raises(SpecError, match="is quantized for"):
+        ethorch.compile(quantized, inputs, shapes=["1x9x16,1x9"])
     with pytest.raises(SpecError, match="twice"):
         shapes_from(["1x8", (1, 8)])
     with pytest.raises(SpecError, match="several methods"):
