@@ -26,8 +26,8 @@ from ethorch.fx.export import described, exported
 from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
-from ethorch.nhwc import NhwcIo, nhwc_axis, nhwc_inputs
-from ethorch.open_sizes import is_dynamic, unlimited
+from ethorch.nhwc import NhwcIo, nhwc_inputs
+from ethorch.open_sizes import is_dynamic, nhwc_axis, unlimited
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold

@@ -40,11 +40,6 @@ class NhwcIo(nn.Module):
         return pytree.tree_map(to_nhwc, self.module(*pytree.tree_map(from_nhwc, inputs)))
 
 
-def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the place in NHWC of an axis of a tensor of that rank."""
-    return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1
-
-
 def nhwc_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Inputs of the wrapped model from inputs of the model, contiguous."""
     return tuple(pytree.tree_map(lambda x: to_nhwc(x).contiguous() if isinstance(x, torch.Tensor) else x, inputs))

@@ -126,10 +126,10 @@ class Program:
             return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return method_of, (self._others, self.method)
+        return method_of, (self._others, self.method, self.selection is not None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
-        return method_of(copy.deepcopy(self._others, memo), self.method)
+        return method_of(copy.deepcopy(self._others, memo), self.method, self.selection is not None)
 
     # what it is -------------------------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class Program:
 
     def selecting(self) -> Program:
         """A copy that calls the smallest method that its inputs fit, where the methods are one model at several shapes."""
-        found = copy.copy(self)
-        found.selection = Selection.of(self._parsed)
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return found
 
     def chosen(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:

@@ -82,6 +82,10 @@ def _restored(states: Mapping[str, Mapping[str, Any]], deferred: Deferred | None
     return result
 
 
-def method_of(methods: Methods, name: str) -> Program:
-    """Return one of the methods."""
-    return methods[name]
+def method_of(methods: Methods, name: str, selects: bool = False) -> Program:
+    """Return one of the methods.
+
+    Args:
+        selects: The program calls the method that its inputs fit.
+    """
+    return methods[name].selecting() if selects else methods[name]

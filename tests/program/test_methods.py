@@ -111,7 +111,7 @@ def test_each_methods_payloads_are_those_of_executorchs_way(monkeypatch: pytest.
     monkeypatch.setattr(flow, "_built", watched)
     program = ethorch.compile(models(), INPUTS, TARGET, calibration=[session(0)])
     assert len(made) == len(program.methods) == 2
-    for (graph, inputs, spec, etrecord, shared), _, build in made:
+    for (graph, inputs, spec, etrecord, shared, _open), _, build in made:
         assert shared and not etrecord
         usual = built_by_executorch(graph, inputs, spec, shared=True)
         assert [part.payload for part in build.delegates] == [part.payload for part in usual.delegates]

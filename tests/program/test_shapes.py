@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 
 import numpy as np
@@ -114,6 +116,9 @@ def test_the_file_and_the_folder_say_the_shapes(encoder, tmp_path):
         assert loaded.selection == program.selection
         assert all(map(torch.equal, loaded(*inputs), wanted))
         assert ethorch.load(tmp_path / name, "forward_8").selection is None
+    for other in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+        assert other.selection == program.selection and other["forward_8"].selection is None
+        assert all(map(torch.equal, other(*inputs), wanted))
     assert Settings.from_toml((tmp_path / "folder" / "settings.toml").read_text()).shapes == program.settings.shapes
 
 
