@@ -49,6 +49,57 @@ class JoinedInputs(nn.Module):
         return tuple(torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in ((1, 3, 32, 32), (1, 10), (1, 1)))
 
 
+class SharedEncoder(nn.Module):
+    """Two sequences through one encoder, classified by their difference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv1d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv1d(32, 32, 3, 2, 1), nn.ReLU())
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.head((self.encoder(first) - self.encoder(second)).abs().mean(2))
+
+    @staticmethod
+    def sample(rng: np.random.Generator) -> Inputs:
+        return tuple(torch.from_numpy(rng.standard_normal((1, 16, 16)).astype(np.float32)) for _ in range(2))
+
+
+class ResidualSuperResolution(nn.Module):
+    """A pixel shuffle of two convolutions, added to the picture enlarged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 12, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.body(x), 2) + F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
+class ConvolutionalGru(nn.Module):
+    """Convolutions over a spectrogram, a GRU over its frames, each of which is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, (2, 1), 1), nn.ReLU())
+        self.gru, self.head = nn.GRU(16, 16, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(self.convolutions(x).mean(2).transpose(1, 2))[0])
+
+
+class Folded(nn.Module):
+    """Overlapping patches, each through a linear layer, summed where they overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(27, 27)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.linear(F.unfold(x, 3, padding=1).transpose(1, 2))
+        return F.fold(patches.transpose(1, 2), (16, 16), 3, padding=1)
+
+
 class SmallGru(nn.Module):
     """A GRU over twelve frames, its last output classified."""
 
@@ -190,6 +241,10 @@ _PATCHES = {
 CASES = (
     ModelCase("super_resolution", SuperResolution, _normal(1, 24, 24), "written for the benchmark"),
     ModelCase("joined_inputs", JoinedInputs, JoinedInputs.sample, "written for the benchmark"),
+    ModelCase("shared_encoder", SharedEncoder, SharedEncoder.sample, "written for the benchmark"),
+    ModelCase("residual_super_resolution", ResidualSuperResolution, picture(16), "written for the benchmark"),
+    ModelCase("convolutional_gru", ConvolutionalGru, _normal(1, 16, 16), "written for the benchmark"),
+    ModelCase("folded", Folded, picture(16), "written for the benchmark"),
     ModelCase("small_gru", SmallGru, _normal(12, 8), "written for the benchmark"),
     ModelCase("sorted", Sorted, _normal(16), "written for the benchmark"),
     ModelCase("branches", Branches, _normal(3, 16, 16), "written for the benchmark"),
