@@ -256,10 +256,11 @@ def _saturated(x: Array, dtype: npt.DTypeLike) -> Array:
 
 def _rescale(a: Attrs, x: Array) -> Array:
     """TOSA 1.0 RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
-    multiplier, shift = (np.asarray(a[key], np.int64) for key in ("multiplier", "shift"))
+    shape = (-1,) if a["per_channel"] else ()  # a tensor of rank 0 stays one
+    multiplier, shift = (np.asarray(a[key], np.int64).reshape(shape) for key in ("multiplier", "shift"))
     if a["input_unsigned"]:
         x = x.view(f"u{x.dtype}")
-    result = x.astype(np.int64)
+    result: Array = np.array(x, np.int64)
     result -= _number(a["input_zp"])
     result *= multiplier
     result += np.int64(1) << (shift - 1)

@@ -167,6 +167,13 @@ def test_rescales(source: str, target: str) -> None:
     compared(b, results, [drawn(rng, source, 40, 30, low=-bound, high=bound)])
 
 
+def test_a_number_of_rank_0() -> None:
+    b = Builder()
+    x = b.input("x", (), "INT32")
+    found = b.rescale(x, 0.25, output_zp=3)
+    compared(b, [found, b.emit("ADD", x, x), b.emit("CLAMP", found, min_val=-5, max_val=9)], [np.array(90, np.int32)])
+
+
 def test_tables() -> None:
     rng, b = np.random.default_rng(0), Builder()
     x, y = b.input("x", (1, 256), "INT8"), b.input("y", (4, 900), "INT16")
