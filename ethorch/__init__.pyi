@@ -1,4 +1,4 @@
-from . import backend, board, compress, host, language, nhwc, npu, target, tosa, vela
+from . import arm, backend, board, compress, host, language, nhwc, npu, target, tosa, vela
 from .accuracy.bias_and_rounding import correct_bias, round_weights
 from .accuracy.equalize import equalize
 from .accuracy.mixed_precision import mixed_precision
@@ -24,8 +24,10 @@ from .quantizer.config import (
     get_uint8_io_quantization_config,
 )
 from .quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
-from .target.compile_spec import ArmCompileSpecBuilder, EthosUCompileSpec
-from .target.tosa_spec import TosaCompileSpec, TosaSpecification
+from .target.compile_spec import EthosUCompileSpec
+from .target.compile_spec_builder import ArmCompileSpecBuilder
+from .target.tosa_spec import TosaCompileSpec
+from .target.tosa_specification import TosaSpecification
 
 __version__: str
 
@@ -46,6 +48,7 @@ __all__ = [
     "TOSAQuantizer",
     "TosaCompileSpec",
     "TosaSpecification",
+    "arm",
     "backend",
     "board",
     "compile",

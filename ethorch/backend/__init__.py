@@ -1,7 +1,7 @@
 """ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it."""
 
 from ethorch.backend.compile import compile_program, tosa_graph
-from ethorch.backend.preprocess import EthosUBackend, TOSABackend, check_only_backend, lowered_delegates, register_quantized_kernels
+from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
 from ethorch.lower.delegate import Lowered, builder_for
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "Lowered",
     "TOSABackend",
     "builder_for",
-    "check_only_backend",
     "compile_program",
     "lowered_delegates",
     "register_quantized_kernels",

@@ -20,7 +20,7 @@ from ethorch.backend.break_up import break_up
 from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
 from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.handover import attach, detach
-from ethorch.backend.preprocess import check_only_backend, register_quantized_kernels
+from ethorch.backend.preprocess import register_quantized_kernels
 from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
@@ -90,7 +90,6 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the supported nodes, as few delegates as possible; the reasons for the rest go to ``report``."""
-        check_only_backend(self.backend)
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)

@@ -31,6 +31,11 @@ def detach(nodes: Iterable[Node]) -> None:
         node.meta.pop(_KEY, None)
 
 
+def is_attached(program: ExportedProgram) -> bool:
+    """Return True if a partitioner of ethorch made ``program``."""
+    return any(_KEY in node.meta for node in program.graph.nodes)
+
+
 def attached(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
     """The spec on the nodes of ``program``; where no partitioner of ethorch left one, what the list says.
 

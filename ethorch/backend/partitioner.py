@@ -8,7 +8,7 @@ from typing import final
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch.backend import retry
+from ethorch.backend import preprocess, retry
 from ethorch.backend.dry_run import DryRunPartitioner
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend
 from ethorch.target.compile_spec import EthosUCompileSpec
@@ -36,6 +36,7 @@ class EthosUPartitioner(DryRunPartitioner):
     ):
         super().__init__(EthosUCompileSpec.of(compile_spec), additional_checks)
         retry.install()
+        preprocess.install()
 
 
 @final
@@ -51,3 +52,4 @@ class TOSAPartitioner(DryRunPartitioner):
     ):
         super().__init__(TosaCompileSpec.of(compile_spec), additional_checks)
         retry.install()
+        preprocess.install()

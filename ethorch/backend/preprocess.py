@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, final
 
+from executorch.exir.backend import backend_api
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import get_lowered_submodules
@@ -13,8 +14,7 @@ from torch.fx import GraphModule
 
 from ethorch.backend.call_check import check_call
 from ethorch.backend.compile import compile_program, tosa_graph
-from ethorch.backend.handover import attached
-from ethorch.errors import EthorchError
+from ethorch.backend.handover import attached, is_attached
 from ethorch.lower.delegate import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
@@ -41,6 +41,8 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
             Unsupported, VelaError: as of ``compile_program``.
             EthorchError: what Vela made does not fit the partition's inputs and outputs.
         """
+        if other := _namesake(EthosUBackend, edge_program):
+            return other.preprocess(edge_program, compile_specs)
         spec = attached(EthosUCompileSpec, edge_program, compile_specs)
         lowered = _ready(edge_program) or compile_program(edge_program, spec)
         check_call(edge_program, lowered.payload)
@@ -72,6 +74,8 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """The TOSA flatbuffer of one partition."""
+        if other := _namesake(TOSABackend, edge_program):
+            return other.preprocess(edge_program, compile_specs)
         spec = attached(TosaCompileSpec, edge_program, compile_specs)
         graph = tosa_graph(edge_program, spec)
         tosa = serialize(graph)
@@ -104,16 +108,26 @@ def register_quantized_kernels() -> None:
     import executorch.kernels.quantized  # noqa: F401
 
 
-def check_only_backend(backend: type[BackendDetails] = EthosUBackend) -> None:
-    """Raise if another backend of that name is loaded: ExecuTorch finds backends by class name and could take that one.
+class _FoundBackends:
+    """The backends that ExecuTorch finds by name. An ethorch backend hides others of its name, to which it forwards their programs."""
 
-    Raises:
-        EthorchError: executorch.backends.arm was imported into this process.
+    @staticmethod
+    def __subclasses__() -> list[type[BackendDetails]]:
+        backends = BackendDetails.__subclasses__()
+        names = {backend.__name__: backend for backend in (EthosUBackend, TOSABackend)}
+        return [backend for backend in backends if names.get(backend.__name__, backend) is backend]
+
+
+def install() -> None:
+    """Let ExecuTorch find ethorch's backends although ``executorch.backends.arm`` has backends of the same names. Idempotent.
+
+    ExecuTorch looks for the name of a backend among all subclasses of BackendDetails. Which class it finds depends on the order
+    of imports and on the form of ``to_backend``.
     """
-    name = backend.__name__
-    others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name and cls is not backend]
-    if others:
-        raise EthorchError(
-            f"two backends are called {name}: ethorch's and {others[0].__module__}'s, and ExecuTorch finds them by name. "
-            "Do not import executorch.backends.arm in the process that lowers with ethorch."
-        )
+    backend_api.BackendDetails = _FoundBackends
+
+
+def _namesake(backend: type[BackendDetails], program: ExportedProgram) -> Any:
+    """Return the other backend of this name if no partitioner of ethorch tagged ``program``, else None."""
+    others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
+    return others[0] if others and not is_attached(program) else None

@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.handover import attach
 from ethorch.backend.partitioner import EthosUPartitioner
-from ethorch.backend.preprocess import READY, EthosUBackend, check_only_backend, register_quantized_kernels
+from ethorch.backend.preprocess import READY, EthosUBackend, register_quantized_kernels
 from ethorch.backend.root_causes import root_causes
 from ethorch.direct.mixed import DELEGATE
 from ethorch.direct.partial_writes import at_their_places, write_parts
@@ -207,7 +207,6 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
         Raises:
             NotWhole: nobody reads one of the results any more. ExecuTorch has taken an operator apart, and no part reads it.
         """
-        check_only_backend(EthosUBackend)
         register_quantized_kernels()
         tags: dict[str, DelegationSpec] = {}
         for node in exported_program.graph.nodes:

@@ -160,7 +160,7 @@ class Scan:
             if rule.layer is not None and index == rule.layer.weight:
                 qspec = self.weight(node, arg, rule.layer.weight_axis, config)
             else:
-                qspec = self.edge(arg, config.input_activation)
+                qspec = self.edge(arg, config.get_input_act_qspec(node, arg))
             if qspec is not None:
                 inputs[arg] = qspec
         output = None
@@ -182,11 +182,11 @@ class Scan:
         if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
             return
         tensors = [arg for arg in node.all_input_nodes if is_float(arg)]
-        inputs = {arg: qspec for arg in tensors if (qspec := self.edge(arg, config.input_activation)) is not None}
+        inputs = {arg: qspec for arg in tensors if (qspec := self.edge(arg, config.get_input_act_qspec(node, arg))) is not None}
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
         for user in node.users:
             if user.target is operator.getitem and is_float(user):
-                user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.output_activation, _annotated=True)
+                user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
 
     def is_absorbed(self, node: Node) -> bool:
         """Is the node's result observed one node later, behind the clamp it absorbs?"""
@@ -204,11 +204,11 @@ class Scan:
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
         """The weight's spec: a constant gets a scale for each place of the axis, or one scale where ``axis`` is None."""
-        spec = config.weight
+        spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec
         if arg.op != "get_attr":
-            return self.edge(arg, config.input_activation)
+            return self.edge(arg, config.get_input_act_qspec(node, arg))
         for other in arg.users:  # a recurrent layer's weight, read at every step, is observed and stored once
             annotation = other.meta.get(ANNOTATION)
             if annotation and arg in annotation.input_qspec_map and other.target is node.target and self.config_of(other) == config:
@@ -231,7 +231,7 @@ class Scan:
         self, node: Node, rule: QuantRule, config: QuantizationConfig, inputs: dict[Node, QuantizationSpecBase]
     ) -> QuantizationSpecBase | None:
         """The spec of a node's result, by its rule."""
-        qspec = config.output_activation
+        qspec = config.get_output_act_qspec(node)
         if qspec is None or rule.output == "none":
             return None
         if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would see the mask

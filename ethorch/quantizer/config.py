@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
@@ -14,7 +15,7 @@ from torchao.quantization.pt2e import (
     MovingAveragePerChannelMinMaxObserver,
     PlaceholderObserver,
 )
-from torchao.quantization.pt2e.quantizer import QuantizationSpec
+from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSpecBase
 
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.activation_observer import ACTIVATION_METHODS, ActivationObserver
@@ -39,6 +40,7 @@ class QuantizationConfig:
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.
         bias: kept for configs written for ExecuTorch's Arm backend; not used.
+        label: A name for reports, as in that backend; not used.
         is_qat: made for ``prepare_qat_pt2e``.
         per_tensor_weight: makes the observer of a weight whose output channels lie on no one axis (transposed convolution
             with groups), in a config that is otherwise per channel.
@@ -48,6 +50,7 @@ class QuantizationConfig:
     output_activation: QuantizationSpec | None
     weight: QuantizationSpec | None
     bias: Any = None
+    label: str | None = field(default=None, compare=False)
     is_qat: bool = False
     per_tensor_weight: Any = field(default=None, compare=False, repr=False)
 
@@ -57,17 +60,38 @@ class QuantizationConfig:
         spec = self.input_activation
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
-    def get_input_act_qspec(self) -> QuantizationSpec | None:
-        """The spec of inputs."""
+    def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> QuantizationSpecBase | None:
+        """Return the spec of an input. The quantizer calls it for each operator, so a subclass can choose one for each.
+
+        Args:
+            node: Operator that reads the input.
+            input_node: Node that computes the input.
+        """
         return self.input_activation
 
-    def get_output_act_qspec(self) -> QuantizationSpec | None:
-        """The spec of outputs."""
+    def get_output_act_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
+        """Return the spec of an output.
+
+        Args:
+            node: Operator that computes the output.
+        """
         return self.output_activation
 
-    def get_weight_qspec(self) -> QuantizationSpec | None:
-        """The spec of weights."""
+    def get_weight_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
+        """Return the spec of a weight. The quantizer moves its channel axis to the axis of the operator's output channels.
+
+        Args:
+            node: Operator that reads the weight.
+        """
         return self.weight
+
+    def get_bias_qspec(self, node: Node | None = None) -> Any:
+        """Return ``bias``: None unless set by the user, because the lowering derives the scale of a bias.
+
+        Args:
+            node: Operator that reads the bias.
+        """
+        return self.bias
 
 
 def get_symmetric_quantization_config(

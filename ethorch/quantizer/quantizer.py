@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
-from ethorch.errors import SpecError
-from ethorch.fx.node import is_float, leave_out
+from ethorch.errors import QuantizationError
+from ethorch.fx.node import flat, is_float, leave_out
 from ethorch.open_sizes import is_dynamic
 from ethorch.quantizer.annotate import Scan
 from ethorch.quantizer.calibration_checks import check_shapes
@@ -26,6 +27,8 @@ from ethorch.quantizer.passes import Scope, run_passes
 from ethorch.quantizer.selection import NodeFinder, Settings
 from ethorch.quantizer.specs import ANNOTATION
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.target.tosa_specification import TosaSpecification
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +43,32 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     global. A setting that matches nothing is a warning that names near misses.
 
     Args:
-        spec: what is compiled for: an ``EthosUCompileSpec``, or a TOSA specification such as ``"TOSA-1.0+INT"``.
+        compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
+        use_composable_quantizer: Accepted for scripts written for ExecuTorch's Arm backend. Has no effect: there is one quantizer.
 
     Raises:
-        SpecError: it is neither.
+        SpecError: ``compile_spec`` is something else.
     """
 
-    def __init__(self, spec: ArmCompileSpec | Any):
+    def __init__(
+        self, compile_spec: ArmCompileSpec | Sequence[Any] | TosaSpecification | str, use_composable_quantizer: bool = True
+    ):
         super().__init__()
-        if not isinstance(spec, ArmCompileSpec) and not str(spec).startswith("TOSA-1."):
-            raise SpecError(f"{spec!r} is neither an EthosUCompileSpec nor a TOSA specification such as 'TOSA-1.0+INT'.")
-        self.compile_spec = spec
+        if isinstance(compile_spec, (str, TosaSpecification)):
+            compile_spec = TosaCompileSpec(compile_spec)
+        self.compile_spec: ArmCompileSpec = ArmCompileSpec.of(compile_spec)
         self.settings = Settings()
         self._io: QuantizationConfig | None = None
+
+    @property
+    def tosa_spec(self) -> TosaSpecification:
+        """The TOSA specification of the target."""
+        return self.compile_spec.tosa_spec
+
+    @property
+    def global_config(self) -> QuantizationConfig | None:
+        """The config of operators that no narrower setting matches."""
+        return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
         """Quantize every operator that no narrower setting matches; None leaves them in float."""
@@ -71,24 +87,26 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         self._io = quantization_config
         return self
 
-    def set_module_name(self, module_name: str, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize what lies under the submodule ``module_name``, e.g. ``"blocks.sub"``; None leaves it in float."""
-        self.settings.module_names[module_name] = quantization_config
+    def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the submodule ``module_name``, e.g. ``"blocks.sub"``, or several; None leaves them in float."""
+        self.settings.module_names.update(dict.fromkeys(_listed(module_name), quantization_config))
         return self
 
-    def set_module_type(self, module_type: type | str, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize what lies under submodules of the class (or of a class of that name); None leaves it in float."""
-        self.settings.module_types[module_type] = quantization_config
+    def set_module_type(
+        self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
+    ) -> Self:
+        """Quantize the submodules of a class, given by itself or by its name, or of several; None leaves them in float."""
+        self.settings.module_types.update(dict.fromkeys(_listed(module_type), quantization_config))
         return self
 
     def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the nodes that call ``node_target``, an ``OpOverload`` such as ``torch.ops.aten.add.Tensor``."""
-        self.settings.targets[node_target] = quantization_config
+        """Quantize the nodes that call ``node_target``, an ``OpOverload`` such as ``torch.ops.aten.add.Tensor``, or several."""
+        self.settings.targets.update(dict.fromkeys(_listed(node_target), quantization_config))
         return self
 
-    def set_node_name(self, node_name: str, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the FX node of that name."""
-        self.settings.names[node_name] = quantization_config
+    def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the FX node of that name, or the nodes of several names."""
+        self.settings.names.update(dict.fromkeys(_listed(node_name), quantization_config))
         return self
 
     def set_node_finder(self, quantization_config: QuantizationConfig | None, node_finder: Finder) -> Self:
@@ -145,7 +163,20 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Warn if nothing was annotated: the converted model would be the float model."""
+        """Check an annotated graph. Log a warning if no operator is annotated, because the converted model would be the float model.
+
+        Raises:
+            QuantizationError: the tensors that an operator reads are on several devices.
+        """
+        for node in model.graph.nodes:
+            inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
+            devices = sorted({str(value.device) for value in inputs if isinstance(value, Tensor)})
+            if node.op == "call_function" and len(devices) > 1:
+                raise QuantizationError(
+                    "quantize.devices",
+                    f"Quantizer detected operator {node.name} with inputs on different devices: {', '.join(devices)}. "
+                    "Move the model and its inputs to one device before torch.export",
+                )
         nodes = model.graph.nodes
         if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
             logger.warning(
@@ -159,12 +190,14 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             check_shapes(model)
 
 
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 class EthosUQuantizer(TOSAQuantizer):
     """The quantizer for an Ethos-U: ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
 
     Args:
-        compile_spec: what is compiled for.
+        compile_spec: An ``EthosUCompileSpec``, or its list form.
+        use_composable_quantizer: See :class:`TOSAQuantizer`.
     """
-
-    def __init__(self, compile_spec: ArmCompileSpec):
-        super().__init__(compile_spec)

@@ -56,7 +56,7 @@ class Settings:
         A node that a composite operator became is found under that operator's name and target. An operator that would have
         the global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the
         config that everything around it has: what gives to it and what takes from it, past others of its kind. Between two
-        modules in 16 bits nothing is rounded to 8. Operators with weights do not follow; they have the global config, and so
+        modules in 16 bits nothing is rounded to 8. Only a config is followed: beside a module in float, the global config stays. Operators with weights do not follow; they have the global config, and so
         have those beside them. Where there is no global config, nothing follows. Inputs and outputs of the program have no
         config, and do not count.
 
@@ -153,7 +153,7 @@ def _is_table(node: Node) -> bool:
 
 
 def _of_neighbours(node: Node, set_for: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """The config of all that gives to ``node`` and takes from it, past others that may follow; None if they differ."""
+    """Return the config of all neighbors of ``node``, past others that may follow; None if they differ or one is left in float."""
     seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()
@@ -164,7 +164,7 @@ def _of_neighbours(node: Node, set_for: Callable[[Node], tuple[Config] | None]) 
             found = set_for(neighbour)
             if found is None and _may_follow(neighbour):
                 waiting.append(neighbour)
-            elif found is None or (common is not None and found != common):
+            elif found in (None, (None,)) or (common is not None and found != common):
                 return None
             else:
                 common = found

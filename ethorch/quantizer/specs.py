@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torchao.quantization.pt2e.quantizer import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
@@ -22,6 +23,11 @@ from ethorch.quantizer.weight_observer import WeightObserver
 
 #: Key of ``Node.meta`` under which torchao looks for a node's annotation.
 ANNOTATION = "quantization_annotation"
+
+
+def is_annotated(node: Node) -> bool:
+    """Return True if a quantizer has annotated the node."""
+    return ANNOTATION in node.meta and bool(node.meta[ANNOTATION]._annotated)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ethorch.errors import SpecError, unknown_name
 from ethorch.target import vela_ini
-from ethorch.target.npus import Target, lookup
+from ethorch.target.npus import FAMILIES, Target, lookup
+from ethorch.target.tosa_specification import TosaSpecification
 from ethorch.target.vela_flags import FLAGS, parse_flags
 from ethorch.target.vela_ini import MemorySystem, VelaConfig
 
@@ -59,6 +60,7 @@ class ArmCompileSpec:
         JSON = 1
         TOSA = 2
 
+    tosa_spec: Any  # a TosaSpecification: an attribute of one subclass, a property of the other
     _OUTPUT_FORMAT: ClassVar[str] = ""
     _KINDS: ClassVar[dict[str, type[ArmCompileSpec]]] = {}
 
@@ -286,6 +288,11 @@ class EthosUCompileSpec(ArmCompileSpec):
         return given or from_flag or default
 
     @property
+    def tosa_spec(self) -> TosaSpecification:
+        """The TOSA that Vela compiles for the target."""
+        return TosaSpecification("1.0", ("INT",), FAMILIES[self.target.family].tosa_extensions)
+
+    @property
     def vela_config(self) -> VelaConfig:
         """The ini files or the ini text, read."""
         if self.config_text is not None:
@@ -389,42 +396,3 @@ def _arena(arena: str | int) -> str | int:
     if isinstance(arena, bool) or not (arena in (FAST, FREE) or (isinstance(arena, int) and 0 < arena < 1 << 40)):
         raise SpecError(f"arena is {arena!r}; it has to be {FAST!r}, {FREE!r} or a number of bytes.")
     return arena
-
-
-class ArmCompileSpecBuilder:
-    """The older spelling: name the target with a method, then ``build()`` the list."""
-
-    def __init__(self) -> None:
-        self._spec: ArmCompileSpec | None = None
-        self._path: str | os.PathLike[str] | None = None
-        self._mode: ArmCompileSpec.DebugMode | str | None = None
-
-    def ethosu_compile_spec(
-        self,
-        target: str,
-        system_config: str | None = None,
-        memory_mode: str | None = None,
-        extra_flags: str | Sequence[str] | None = None,
-        config_ini: str | None = DEFAULT_INI,
-    ) -> ArmCompileSpecBuilder:
-        """Compile for an Ethos-U NPU; arguments as of ``EthosUCompileSpec``."""
-        if self._spec is not None:
-            raise SpecError("this ArmCompileSpecBuilder already has a target; use a new one for another target.")
-        self._spec = EthosUCompileSpec(target, system_config, memory_mode, extra_flags, config_ini)
-        return self
-
-    def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> ArmCompileSpecBuilder:
-        """As of ``ArmCompileSpec``."""
-        self._path = output_path
-        return self
-
-    def dump_debug_info(self, debug_mode: ArmCompileSpec.DebugMode | str | None) -> ArmCompileSpecBuilder:
-        """As of ``ArmCompileSpec``."""
-        self._mode = debug_mode
-        return self
-
-    def build(self) -> list[CompileSpec]:
-        """The list that quantizer and partitioner take."""
-        if self._spec is None:
-            raise SpecError("ArmCompileSpecBuilder has no target: call ethosu_compile_spec(...) before build().")
-        return self._spec.dump_intermediate_artifacts_to(self._path).dump_debug_info(self._mode).to_list()

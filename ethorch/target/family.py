@@ -23,6 +23,7 @@ class Family:
         limits: TOSA operator name -> what the NPU can run of it. Source: Vela 5.2; each edge and the step beyond is compiled by
             tests/target/test_limits.py.
         tuning: which of several ways to say the same in TOSA the NPU runs fastest.
+        tosa_extensions: TOSA extensions that Vela compiles for it, as ExecuTorch's own EthosUCompileSpec names them.
     """
 
     name: str
@@ -33,3 +34,4 @@ class Family:
     port_bytes: int
     limits: Mapping[str, Limits]
     tuning: Tuning
+    tosa_extensions: tuple[str, ...]

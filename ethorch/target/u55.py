@@ -93,7 +93,7 @@ TUNING = Tuning(
     vela_family="u55",
 )
 
-U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, 8, LIMITS, TUNING)
+U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, 8, LIMITS, TUNING, ("int16", "int4", "u55"))
 U65 = replace(
     U55,
     name="u65",

@@ -39,4 +39,4 @@ TUNING = Tuning(
     smallest_rescale_by_depthwise=2048,
 )
 
-U85 = Family("u85", "EthosU85", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", 40, 16, LIMITS, TUNING)
+U85 = Family("u85", "EthosU85", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", 40, 16, LIMITS, TUNING, ("int16", "int4", "cf"))

@@ -29,7 +29,8 @@ from ethorch.metrics import sqnr_db
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
 from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec, TosaSpecification
+from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.target.tosa_specification import TosaSpecification
 from ethorch.testing import stages
 from ethorch.testing.comparison import Tolerance, differences, norms, outputs_of, tensors
 from ethorch.testing.distribution import distribution

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -321,23 +319,6 @@ def test_every_target_compiles(name: str) -> None:
     lower(module, inputs, partitioner)
     assert partitioner.report.npu_operators == 5
     assert partitioner.report.refusals == []
-
-
-def test_two_backends_of_one_name_are_noticed() -> None:
-    script = """
-import torch
-import executorch.backends.arm.ethosu
-from ethorch import EthosUCompileSpec, EthosUPartitioner
-from executorch.exir import to_edge_transform_and_lower
-try:
-    to_edge_transform_and_lower(torch.export.export(torch.nn.ReLU(), (torch.ones(2),)),
-                                partitioner=[EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))])
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
-    assert "two backends are called EthosUBackend" in out
-    assert "executorch.backends.arm" in out
 
 
 def test_delegates_never_form_a_circle() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from ethorch.errors import SpecError
 from ethorch.target import vela_ini
-from ethorch.target.compile_spec import ArmCompileSpec, ArmCompileSpecBuilder, EthosUCompileSpec
+from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.target.compile_spec_builder import ArmCompileSpecBuilder
 from ethorch.target.npus import TARGETS, lookup
 from ethorch.target.vela_flags import FLAGS, parse_flags
 
