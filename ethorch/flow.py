@@ -32,9 +32,9 @@ from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
 from ethorch.quantizer.preparing import prepare
-from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
 from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.user_code import explained
 from ethorch.vela import artifacts
 
@@ -70,7 +70,7 @@ def _nhwc_dims(model: UserModel) -> list[dict[int, Any]] | None:
 
 
 def quantize(
-    model: UserModel, spec: EthosUCompileSpec, config: QuantizationConfig | None = None, *, quantizer: EthosUQuantizer | None = None
+    model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
     """The model with calibrated quantize and dequantize operators. Buffers that it changes are copies of the model's.
 
@@ -87,7 +87,7 @@ def quantize(
     if model.quantized:
         return model.module
     if quantizer is None:
-        quantizer = EthosUQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
+        quantizer = TOSAQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
     for number, inputs in enumerate(model.calibration):
         _check_shapes(f"calibration sample {number}", inputs, model)
     if model.dynamic_shapes:  # what stays on the CPU computes in float
@@ -173,7 +173,7 @@ def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
         raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
 
 
-def _prepared(model: UserModel, quantizer: EthosUQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
+def _prepared(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
     """The model with observers, and its own buffers, whose memory is the user's module's.
 
     Args:

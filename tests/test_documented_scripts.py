@@ -68,7 +68,9 @@ def test_the_script_of_the_first_backend_page(
     assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("name", "file"), [("notebook_0_7", "simple_example.pte"), ("notebook_1_4", "ethos_u_minimal_example.pte")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("notebook_0_7", "simple_example.pte"), ("notebook_1_4", "ethos_u_minimal_example.pte")]
+)
 def test_the_minimal_notebooks(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

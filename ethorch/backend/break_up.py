@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from executorch.exir.dialects._ops import ops as edge_ops
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from ethorch.fx.node import op_name, overload_of
+from ethorch.ops.spec import OPS
+
+
+def keep_whole(target: torch._ops.OpOverload) -> bool:
+    """Would ExecuTorch break up this operator that ethorch lowers whole?
+
+    It breaks up what returns a view of its input, or may return one, whatever it is asked.
+    """
+    spec = OPS.get(op_name(target))
+    if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
+        return False
+    aliases = any(result.alias_info is not None for result in target._schema.returns)
+    return not aliases and torch.Tag.maybe_aliasing_or_mutating not in target.tags
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
@@ -19,19 +34,43 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
     Returns:
         The operators that came in their place, with the place in the user's code of what they replace.
     """
-    table = dict(torch.export.default_decompositions())
     made: list[Node] = []
     for node in nodes:
-        made += _broken_up(program.graph_module, node, table)
-    program.graph_module.graph.eliminate_dead_code()
-    program.graph_module.recompile()
+        made += _broken_up(node)
+    for module in {id(node.graph): node.graph.owning_module for node in made}.values():
+        assert module is not None
+        module.graph.eliminate_dead_code()
+        module.recompile()
     return made
 
 
-def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callable[..., Any]]) -> list[Node]:
-    if not isinstance(node.target, EdgeOpOverload):
+def parts_of(node: Node) -> list[Node]:
+    """Return the operators that would replace an edge operator, in a graph of their own; none if ExecuTorch leaves it whole."""
+    op = overload_of(node.target)
+    if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []
-    call, inputs = node.target._op, list(node.all_input_nodes)
+    traced = _traced(node)
+    parts = [] if traced is None else _body(traced)
+    for part in parts:
+        part.target = edge_operator(part.target) or part.target
+        part.meta = {**node.meta, "val": part.meta["val"]}
+    return parts
+
+
+def edge_operator(target: Any) -> Any:
+    """The operator of the edge dialect for one of ATen; None where there is none."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    namespace, name = target._schema.name.split("::")
+    try:
+        return getattr(getattr(getattr(edge_ops.edge, namespace), name), target._overloadname)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _traced(node: Node) -> GraphModule | None:
+    """The graph of core ATen operators that an edge operator becomes; None where PyTorch breaks it up no further."""
+    call, inputs = node.target._op, list(node.all_input_nodes)  # type: ignore[union-attr]
 
     def function(*tensors: Any) -> Any:
         given = dict(zip(inputs, tensors, strict=True))
@@ -39,18 +78,29 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
 
     with torch.no_grad():
         values = [value.meta["val"] for value in inputs]
-        traced = make_fx(function, decomposition_table=table)(*values)
+        traced = make_fx(function, decomposition_table=dict(torch.export.default_decompositions()))(*values)
         traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
-    body = [inner for inner in traced.graph.nodes if inner.op not in ("placeholder", "output")]
-    if any(inner.op != "call_function" for inner in body) or call in [inner.target for inner in body]:
+    body = _body(traced)
+    return None if any(inner.op != "call_function" for inner in body) or call in [inner.target for inner in body] else traced
+
+
+def _body(traced: GraphModule) -> list[Node]:
+    return [inner for inner in traced.graph.nodes if inner.op not in ("placeholder", "output")]
+
+
+def _broken_up(node: Node) -> list[Node]:
+    traced = _traced(node) if isinstance(node.target, EdgeOpOverload) else None
+    if traced is None:
         return []
-    copies: dict[Node, Any] = dict(zip((inner for inner in traced.graph.nodes if inner.op == "placeholder"), inputs, strict=True))
+    graph = node.graph
+    placeholders = (inner for inner in traced.graph.nodes if inner.op == "placeholder")
+    copies: dict[Node, Any] = dict(zip(placeholders, node.all_input_nodes, strict=True))
     made: list[Node] = []
-    with module.graph.inserting_before(node):
-        for inner in body:
+    with graph.inserting_before(node):
+        for inner in _body(traced):
             args = torch.fx.map_arg((inner.args, inner.kwargs), copies.__getitem__)
-            target = _edge(inner.target) if isinstance(inner.target, torch._ops.OpOverload) else inner.target
-            copies[inner] = module.graph.call_function(target, *args)
+            target: Any = edge_operator(inner.target) or inner.target
+            copies[inner] = graph.call_function(target, *args)
             copies[inner].meta = {key: value for key, value in node.meta.items() if key != "delegation_tag"}
             copies[inner].meta["val"] = inner.meta["val"]
             made.append(copies[inner])
@@ -60,18 +110,14 @@ def _broken_up(module: torch.fx.GraphModule, node: Node, table: dict[Any, Callab
         return made
     for user in list(node.users):  # of several results each is read by a getitem
         _replace(user, copies[result[user.args[1]]])
-    module.graph.erase_node(node)
+    graph.erase_node(node)
     return made
 
 
 def _replace(node: Node, by: Node) -> None:
-    """The program's signature knows its outputs by name, so ``by`` takes over the name."""
-    name = node.name
+    """The program's signature refers to outputs by name, so ``by`` gets the name of an output."""
+    name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
-    by.name = name
-
-
-def _edge(target: torch._ops.OpOverload) -> Any:
-    namespace, name = target._schema.name.split("::")
-    return getattr(getattr(getattr(edge_ops.edge, namespace), name), target._overloadname)
+    if is_output:
+        by.name = name

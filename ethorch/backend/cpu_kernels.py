@@ -78,7 +78,7 @@ def kernel_of(target: Any) -> str | None:
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:
             op = target.to_out_variant() if hasattr(target, "to_out_variant") else to_out_variant(op)[0]
-        except RuntimeError:
+        except (AssertionError, RuntimeError):
             return None
     return _name(op)
 

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch.backend.break_up import break_up
+from ethorch.backend.break_up import break_up, keep_whole
 from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
 from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.handover import attach, detach
@@ -24,6 +24,7 @@ from ethorch.backend.preprocess import register_quantized_kernels
 from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
+from ethorch.backend.user_checks import UserChecks
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import is_control_flow, nodes_everywhere
 from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
@@ -33,7 +34,6 @@ from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
 from ethorch.open_sizes import unguarded
-from ethorch.ops.spec import OPS
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Origin
@@ -65,6 +65,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         self.compile_spec = compile_spec
         self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.published().to_list())
         self.additional_checks = list(additional_checks or ())
+        self.checks = UserChecks(self.additional_checks)
         self.report = PartitionReport(compile_spec.target.name)
         self.declined: dict[Origin, Reason] = {}  # what Vela or a delegate's lowering refused though the dry run accepted it
         self.begins: dict[Origin, int] = {}  # what begins a delegate, since the one before had too many commands -> how much later
@@ -106,21 +107,13 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
         """(nodes the NPU can run, reason for each other operator): the lowering itself, until nothing more is refused."""
         constants = constants_of(program)
-        modules = dict(program.graph_module.named_modules())
-        refused = {
-            node: Reason(
-                "user.check", f"{type(check).__name__} does not support it", "Take it out of the partitioner's additional_checks."
-            )
-            for node in nodes_everywhere(program.graph)
-            for check in self.additional_checks
-            if node.op == "call_function" and not plumbing(node) and not check.is_node_supported(modules, node)
-        }
+        refused = self.checks.refusals(program)
         refused |= {
             node: self.declined[origin]
             for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
-        refused |= {node: node.meta[LEFT_TO_CPU] for node in program.graph.nodes if LEFT_TO_CPU in node.meta}
+        refused |= {node: node.meta[LEFT_TO_CPU] for node in nodes_everywhere(program.graph) if LEFT_TO_CPU in node.meta}
         while True:
             with unguarded(program.graph.nodes):
                 walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
@@ -134,10 +127,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def break_up_what_stays(self, program: ExportedProgram) -> None:
         """Break up what was left whole in an edge program and cannot run on the NPU; Vela is not asked about the pieces."""
         supported, _ = self.dry_run(program)
-        left = [node for node in program.graph.nodes if node.op == "call_function" and node not in supported]
-        operators = [getattr(node.target, "_op", None) for node in left]
-        whole = [node for node, op in zip(left, operators, strict=True) if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]
-        for node in break_up(program, whole):
+        for node in break_up(program, [node for node in _whole(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of what Vela refuses")
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
@@ -151,9 +141,12 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def prepare(self, program: ExportedProgram) -> None:
         """Change an edge program as a partitioner may not: ExecuTorch holds what it was given against what it returns.
 
-        The CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize node of its own, and the operators of
-        constants that it reads.
+        What a user's check refuses is broken up, the CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize
+        node of its own, and the operators of constants that it reads.
         """
+        if self.additional_checks:
+            supported, _ = self.dry_run(program)
+            self.checks.break_up(program, [node for node in _whole(program) if node not in supported])
         self.pick_codes(program)
         constant = constant_nodes(program, set(program.graph.nodes))
         copied = QUANTIZE | DEQUANTIZE | CASTS
@@ -221,16 +214,10 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
             logger.info("%s", self.report.summary())
 
 
-def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Would ExecuTorch break up this operator that ethorch lowers whole?
-
-    It breaks up what returns a view of its input, or may return one, whatever it is asked.
-    """
-    spec = OPS.get(op_name(target))
-    if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
-        return False
-    aliases = any(result.alias_info is not None for result in target._schema.returns)
-    return not aliases and torch.Tag.maybe_aliasing_or_mutating not in target.tags
+def _whole(program: ExportedProgram) -> list[Node]:
+    """The operators of an edge program that ExecuTorch would have broken up."""
+    calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
+    return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]
 
 
 def _unread(walk: Walk) -> dict[Node, Reason]:

@@ -109,7 +109,7 @@ def register_quantized_kernels() -> None:
 
 
 class _FoundBackends:
-    """The backends that ExecuTorch finds by name. An ethorch backend hides others of its name, to which it forwards their programs."""
+    """The backends that ExecuTorch finds. A backend of ethorch hides others of its name, and forwards their programs to them."""
 
     @staticmethod
     def __subclasses__() -> list[type[BackendDetails]]:

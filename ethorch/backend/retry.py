@@ -54,7 +54,10 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
                 user.prepare(edge)
             before = [copy.deepcopy(user.report) for _, user in users]
             try:
-                return once(program, *rest)
+                lowered = once(program, *rest)
+                for _, user in users:
+                    user.checks.warn()
+                return lowered
             except Unsupported as refusal:
                 place = refusal.place
                 if place is None or all(place in user.declined for _, user in users):

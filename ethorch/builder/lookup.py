@@ -62,7 +62,7 @@ class LookupBuilder(OperandBuilder):
             if piece.zoom > 1:
                 middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
                 seen = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
-            looked_up = self.emit("TABLE", seen, self.const(piece.entries, name="table"))
+            looked_up = self.interpolated(seen, piece.entries)
             if len(made) == 1:
                 return self.rescale(looked_up, piece.unit / 128, dtype="INT16")
             part = self.rescale(looked_up, 1 / 128, dtype="INT16")
@@ -74,6 +74,39 @@ class LookupBuilder(OperandBuilder):
             total = self.rescale(wide, 1.0, dtype="INT16") if fits else wide
         assert total is not None
         return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
+
+    def interpolated(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
+        """Look up INT16 codes in 513 entries: INT32, with 7 fractional bits. TOSA 1.0 TABLE, int16.
+
+        A target without the extension EXT-INT16 gets the same numbers from 8-bit TABLEs: one for each byte of an entry and of the
+        difference to the next entry, for each half of the entries.
+        """
+        limits = self.limits.get("TABLE")
+        if limits is None or limits.dtypes is None or "INT16" in limits.dtypes:
+            return self.emit("TABLE", value, self.const(entries, name="table"))
+
+        def const(number: int) -> Value:
+            return self.const(np.full((1,) * value.rank, number, np.int32))
+
+        code = self.emit("ADD", self.rescale(value, 1.0, dtype="INT32"), const(32768))
+        index = self.emit("ARITHMETIC_RIGHT_SHIFT", code, const(7), round=False)
+        rest = self.emit("SUB", code, self.emit("MUL", index, const(128), shift=0))
+        is_upper = self.emit("GREATER", index, const(255))
+        place = self.emit("SUB", index, self.emit("SELECT", is_upper, const(256), const(0)))
+        byte = self.rescale(place, 1.0, output_zp=-128, dtype="INT8")
+
+        def half(numbers: npt.NDArray[np.int64]) -> Value:
+            high = self.emit("TABLE", byte, self.const((numbers >> 8).astype(np.int8), name="high"))
+            low = self.emit("TABLE", byte, self.const(((numbers & 255) - 128).astype(np.int8), name="low"))
+            wide = [self.rescale(high, 256.0, dtype="INT32"), self.rescale(low, 1.0, input_zp=-128, dtype="INT32")]
+            return self.emit("ADD", *wide)
+
+        def both(numbers: npt.NDArray[np.int64]) -> Value:
+            return self.emit("SELECT", is_upper, half(numbers[256:]), half(numbers[:256]))
+
+        numbers = entries.astype(np.int64)
+        slope = self.emit("MUL", both(np.diff(numbers)), rest, shift=0)
+        return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
         """Truth values: is ``real``, for each of int8 ``x.qparams.table_inputs``, not 0? TOSA 1.0 TABLE."""

@@ -173,12 +173,12 @@ def tabulated(
             offset = float(function(np.asarray([low, high])).mean())
         real = function(grid) - (offset if last else function(np.asarray([high])))
         step = max(float(np.abs(real).max()), 1e-30) / 32767
-        table = b.const(np.rint(real / step).astype(np.int16), name="table")
+        entries = np.rint(real / step).astype(np.int16)
         inside = v
         if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
-        looked_up = b.emit("TABLE", b.rescale(centred, scale, dtype="INT16"), table)
+        looked_up = b.interpolated(b.rescale(centred, scale, dtype="INT16"), entries)
         if dtype == "INT16" and len(bounds) == 2:
             return b.rescale(looked_up, step / 128 / unit, dtype="INT16")
         part = b.rescale(b.rescale(looked_up, 1 / 128, dtype="INT16"), step / unit, dtype="INT32")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,19 +14,30 @@ from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
 from ethorch.errors import SpecError
 
+if TYPE_CHECKING:
+    from ethorch.model_files import UserModel
+
 PANEL = "A model"
 #: What may follow -q in some of the script's versions: the scheme.
 SCHEMES = {"INT8": "int8", "A16W8": "a16w8"}
+#: Options that may have a value, the values, and the name of the option with a value.
+_OPTIONAL = {
+    "-q": (tuple(SCHEMES), "--quant_mode"),
+    "--quantize": (tuple(SCHEMES), "--quant_mode"),
+    "-e": (("GENERIC", "MV2", "DEIT_TINY", "RESNET18"), "--evaluate_kind"),
+    "--evaluate": (("GENERIC", "MV2", "DEIT_TINY", "RESNET18"), "--evaluate_kind"),
+}
 #: The script's names of networks that torchvision has under another.
 _NAMES = {"mv2": "mobilenet_v2", "mv3": "mobilenet_v3_small", "ic3": "inception_v3", "vit": "vit_b_16"}
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
-    """``-q A16W8`` as ``-q --quant_mode A16W8``: the script has had ``-q`` with and without a value."""
+    """Give a value that may follow an option an option of its own: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
     found: list[str] = []
     for argument in arguments:
-        if found and found[-1] in ("-q", "--quantize") and argument.upper() in SCHEMES:
-            found.append("--quant_mode")
+        values, option = _OPTIONAL.get(found[-1], ((), "")) if found else ((), "")
+        if argument.upper() in values:
+            found.append(option)
         found.append(argument)
     return found
 
@@ -36,10 +48,12 @@ def aot_arm_compiler(
         str, typer.Option("--model_name", "-m", help="As MODEL of `compile`, or torchvision's name.", metavar="MODEL")
     ],
     model_input: Annotated[Path | None, typer.Option("--model_input", help="A file of example inputs.", metavar="FILE")] = None,
-    delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Use the NPU.")] = False,
+    delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Use the NPU, or write TOSA.")] = False,
     quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantize the model; INT8 or A16W8 may follow.")] = False,
-    quant_mode: Annotated[str, typer.Option("--quant_mode", help="INT8 or A16W8.")] = "INT8",
-    target: Annotated[str, typer.Option("--target", "-t", help="NPU, e.g. ethos-u55-128.")] = "ethos-u55-128",
+    quant_mode: Annotated[str | None, typer.Option("--quant_mode", help="INT8 (default) or A16W8.")] = None,
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
+    ] = "ethos-u55-128",
     calibration_data: Annotated[
         Path | None, typer.Option("--calibration_data", help="Representative inputs.", metavar="DIR|FILE")
     ] = None,
@@ -52,24 +66,61 @@ def aot_arm_compiler(
     system_config: Annotated[str | None, typer.Option("--system_config", help="A section of vela.ini.")] = None,
     memory_mode: Annotated[str | None, typer.Option("--memory_mode", help="A section of vela.ini.")] = None,
     config: Annotated[str | None, typer.Option("--config", help="Your own vela.ini.")] = None,
+    so_library: Annotated[
+        Path | None, typer.Option("--so_library", "-s", help="A library of custom operators to load first.", metavar="FILE")
+    ] = None,
+    enable_debug_mode: Annotated[
+        str | None, typer.Option("--enable_debug_mode", help="json or tosa: keep TOSA graphs with source lines.", metavar="MODE")
+    ] = None,
+    explicit_layout: Annotated[
+        bool, typer.Option("--cortex-m-explicit-layout", help="For Cortex-M: permute tensors instead of channels last.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Accepted; use --verbose.")] = False,
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch eval`.")] = False,
+    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", hidden=True)] = None,
+    evaluate_config: Annotated[
+        str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch eval`.")
+    ] = None,
+    enable_qdq_fusion_pass: Annotated[
+        bool, typer.Option("--enable_qdq_fusion_pass", help="Accepted without effect, as in the script.")
+    ] = False,
+    direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
     """Compile as ExecuTorch's Arm script does, with its options."""
     from ethorch.program.saving import check_folder, check_writable
     from ethorch.user_code import find
 
-    if not delegate:
-        raise SpecError("without --delegate nothing would run on the NPU, and ExecuTorch alone can make such a program: add -d.")
-    if quant_mode.upper() not in SCHEMES:
-        raise SpecError(f"--quant_mode is {quant_mode!r}; it can be {' or '.join(SCHEMES)}.")
+    if target == "vgf":
+        raise SpecError("VGF output is not supported; write TOSA instead with -t TOSA-1.0+INT or -t TOSA-1.0+FP.")
+    if direct_drive:
+        raise SpecError("--direct_drive is not supported yet; leave it out.")
+    if enable_debug_mode not in (None, "json", "tosa"):
+        raise SpecError(f"--enable_debug_mode is {enable_debug_mode!r}; expected json or tosa.")
+    mode = quant_mode or ("A16W8" if "int16" in target else "INT8")
+    if mode.upper() not in SCHEMES:
+        raise SpecError(f"--quant_mode is {mode!r}; it can be {' or '.join(SCHEMES)}.")
+    if calibration_data is not None and not quantize:
+        raise SpecError("--calibration_data is for quantization: add -q, or leave it out.")
+    if evaluate or evaluate_config is not None:
+        print("--evaluate and --evaluate_config have no effect, as in ExecuTorch's script; use `ethorch eval`.", file=sys.stderr)
+    if enable_qdq_fusion_pass:
+        print("--enable_qdq_fusion_pass has no effect, as in ExecuTorch's script.", file=sys.stderr)
+    on_cpu = target.startswith("cortex-m") or not delegate
     name = model if ":" in model or "." in model else f"torchvision:{_NAMES.get(model, model)}"
-    file = f"{_stem(model)}_arm_delegate_{target}.{'bpte' if bundleio else 'pte'}"
+    file = f"{_stem(model)}_arm_{'' if on_cpu else 'delegate_'}{target}.{'bpte' if bundleio else 'pte'}"
     path = Path(output) if Path(output).suffix in (".pte", ".bpte") else Path(output) / file
-    chosen = options.settings_of(
-        options.Quantization(target=target, scheme=SCHEMES[quant_mode.upper()]),
-        options.Compiler(system_config=system_config, memory_mode=memory_mode, config_ini=config),
-    )
+    if path.suffix != (".bpte" if bundleio else ".pte"):
+        raise SpecError(f"--output is {output}; with{'' if bundleio else 'out'} --bundleio it has to end in {Path(file).suffix}.")
+    if enable_debug_mode and not intermediates:
+        intermediates = str(path.with_suffix("")) + "_debug"
+    chosen = None
+    if target.startswith("ethos-u"):
+        flags = ["--enable-debug-db"] if enable_debug_mode else None
+        chosen = options.settings_of(
+            options.Quantization(target=target, scheme=SCHEMES[mode.upper()]),
+            options.Compiler(system_config=system_config, memory_mode=memory_mode, config_ini=config, vela_flag=flags),
+        )
     made = path.parent == Path(output) and not path.parent.exists()  # made, as the script does, when there is something to write
     if made:
         check_folder(path.parent)
@@ -80,19 +131,67 @@ def aot_arm_compiler(
     from ethorch.program.compile import user_model
     from ethorch.program.model_options import inputs_from, loaded
 
+    if so_library is not None:
+        import torch
+
+        torch.ops.load_library(str(so_library))
     user = user_model(loaded(name))
-    if not quantize and not user.quantized:
+    if chosen is not None and delegate and not quantize and not user.quantized:
         raise SpecError("the NPU computes in integers: add -q to quantize the model, or name one that is quantized.")
     if model_input is not None:
         user = user_model(user, inputs_from([model_input], user.example_inputs))
-    calibration = None if calibration_data is None else str(calibration_data)
     record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
+    calibration = None if calibration_data is None else str(calibration_data)
     if made and etrecord:
         path.parent.mkdir(parents=True)
+    if chosen is None or not delegate:
+        user = user_model(user, calibration=calibration)
+        found = _other(user, target, SCHEMES[mode.upper()], path, record, quantize, delegate, intermediates, explicit_layout)
+        return Answer(found, lambda: f"{found['summary']}wrote {path}")
     program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None, etrecord=record)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
     return Answer({"output": str(path), **program.to_json()}, lambda: options.stacked(program.rich(), f"wrote {path}"))
+
+
+def _other(
+    user: UserModel,
+    target: str,
+    scheme: str,
+    path: Path,
+    record: Path | None,
+    quantize: bool,
+    delegate: bool,
+    intermediates: str,
+    explicit_layout: bool,
+) -> dict[str, Any]:
+    """Compile for what is not an NPU, and write the program."""
+    from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
+    from ethorch.program.other_targets import quantized_for, save
+    from ethorch.target.compile_spec import EthosUCompileSpec
+    from ethorch.target.tosa_spec import TosaCompileSpec
+
+    inputs, with_record = user.example_inputs, record is not None
+    if target.startswith("cortex-m"):
+        if explicit_layout and not quantize:
+            raise SpecError("--cortex-m-explicit-layout needs a quantized model: add -q.")
+        samples = list(user.calibration) or [inputs]
+        user.module.eval()
+        program = lower_for_cortex_m(
+            user.module, inputs, target, samples, quantize=quantize, explicit_layout=explicit_layout, record=with_record
+        )
+    else:
+        spec = TosaCompileSpec(target) if target.startswith("TOSA") else EthosUCompileSpec(target)
+        if quantize:
+            user = quantized_for(user, spec, scheme)
+        if delegate and isinstance(spec, TosaCompileSpec):
+            spec.dump_intermediate_artifacts_to(intermediates or None)
+            program = lower_to_tosa(user.module, inputs, spec, record=with_record)
+        else:
+            program = lower_for_cpu(user.module, inputs, record=with_record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(program, path, record)
+    return {"output": str(path), "target": target, "summary": "" if program.report is None else f"{program.report.summary()}\n"}
 
 
 def _stem(model: str) -> str:

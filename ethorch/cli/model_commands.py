@@ -100,6 +100,8 @@ def compile_(
     from ethorch.program.saving import check_writable
     from ethorch.user_code import find
 
+    if (quantization.target or "").startswith("TOSA"):
+        return _compile_to_tosa(model, samples, quantization, output, dump)
     chosen = options.settings_of(quantization, compiler, budget)
     described = None
     if mlops is not None:
@@ -144,6 +146,29 @@ def compile_(
         return options.stacked(program.rich(), line) if tried is None else options.stacked(program.rich(), "", tried.rich(), line)
 
     return Answer(data, text, Status.DONE if program.fits else Status.COULD_NOT)
+
+
+def _compile_to_tosa(
+    model: str, samples: options.Samples, quantization: options.Quantization, output: Path | None, dump: Path | None
+) -> Answer:
+    """The answer of ``compile`` for a TOSA specification as the target."""
+    from ethorch.program.saving import check_writable
+    from ethorch.target.tosa_spec import TosaCompileSpec
+    from ethorch.user_code import find
+
+    spec = TosaCompileSpec(quantization.target or "").dump_intermediate_artifacts_to(dump)
+    find(model)
+    if output is None or output.suffix not in (".tosa", ".pte", ".bpte"):
+        raise SpecError(f"--output is {output}; with -t {quantization.target} it has to end in .tosa, .pte or .bpte.")
+    check_writable(output)
+    from ethorch.program.other_targets import compile_to_tosa, save
+
+    program = compile_to_tosa(user_model(model, samples), spec, quantization.scheme or "int8")
+    save(program, output)
+    assert program.report is not None
+    summary = program.report.summary()
+    data = {"output": str(output), "target": str(spec.tosa_spec), "summary": summary}
+    return Answer(data, lambda: f"{summary}\nwrote {output}")
 
 
 @command("explain", PANEL)

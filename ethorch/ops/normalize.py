@@ -100,7 +100,8 @@ def batch_norm(
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
     spatial = tuple(range(2, x.rank))
     value, bias_of_all = b.stored_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
-    parts, most = [], b.limits["DEPTHWISE_CONV2D"].ranges["ifm_c"].high if "DEPTHWISE_CONV2D" in b.limits else channels
+    limits = b.limits.get("DEPTHWISE_CONV2D")
+    parts, most = [], limits.ranges["ifm_c"].high if limits is not None and "ifm_c" in limits.ranges else channels
     for start in range(0, channels, most):  # of a layer norm there may be more than the NPU has channels
         part = slice(start, min(start + most, channels))
         count = part.stop - start

@@ -63,7 +63,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     @property
     def tosa_spec(self) -> TosaSpecification:
         """The TOSA specification of the target."""
-        return self.compile_spec.tosa_spec
+        spec: TosaSpecification = self.compile_spec.tosa_spec
+        return spec
 
     @property
     def global_config(self) -> QuantizationConfig | None:
@@ -163,7 +164,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Check an annotated graph. Log a warning if no operator is annotated, because the converted model would be the float model.
+        """Check an annotated graph. Warn if no operator is annotated: the converted model would be the float model.
 
         Raises:
             QuantizationError: the tensors that an operator reads are on several devices.

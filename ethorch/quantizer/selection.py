@@ -53,12 +53,12 @@ class Settings:
         node name; node finder (the last one set); node target; module name (the innermost module); module type (the
         innermost module); global.
 
-        A node that a composite operator became is found under that operator's name and target. An operator that would have
-        the global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the
-        config that everything around it has: what gives to it and what takes from it, past others of its kind. Between two
-        modules in 16 bits nothing is rounded to 8. Only a config is followed: beside a module in float, the global config stays. Operators with weights do not follow; they have the global config, and so
-        have those beside them. Where there is no global config, nothing follows. Inputs and outputs of the program have no
-        config, and do not count.
+        A node that a composite operator became is found under that operator's name and target. An operator that would have the
+        global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the config
+        that everything around it has: what gives to it and what takes from it, past others of its kind. Between two modules in 16
+        bits nothing is rounded to 8. Only a config is followed: beside a module in float, the global config stays. Operators with
+        weights do not follow; they have the global config, and so have those beside them. Where there is no global config, nothing
+        follows. Inputs and outputs of the program have no config, and do not count.
 
         Args:
             warn: log settings that match nothing, with near misses.

@@ -57,5 +57,7 @@ class ArmCompileSpecBuilder:
     def build(self) -> list[CompileSpec]:
         """The list that quantizer and partitioner take."""
         if self._spec is None:
-            raise SpecError("ArmCompileSpecBuilder has no target: call ethosu_compile_spec(...) or tosa_compile_spec(...) before build().")
+            raise SpecError(
+                "ArmCompileSpecBuilder has no target: call ethosu_compile_spec() or tosa_compile_spec() before build()."
+            )
         return self._spec.dump_intermediate_artifacts_to(self._path).dump_debug_info(self._mode).to_list()

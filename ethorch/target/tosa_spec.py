@@ -13,6 +13,7 @@ from ethorch.target.tuning import UNTUNED, Tuning
 from ethorch.tosa.limits import Limits
 from ethorch.tosa.opset import OPSET
 
+
 @dataclass(frozen=True)
 class TosaTarget:
     """What a lowering needs to know of TOSA itself as the target: the same facts as of an NPU."""

@@ -70,7 +70,7 @@ class TosaSpecification:
         return TosaSpecification(version, profiles, extensions, "8k" in parts)
 
     @property
-    def is_U55_subset(self) -> bool:  # noqa: N802  # the name in ExecuTorch's Arm backend
+    def is_U55_subset(self) -> bool:  # the name in ExecuTorch's Arm backend
         """True if the program is limited to what Ethos-U55 can compile."""
         return self.support_extension("u55")
 

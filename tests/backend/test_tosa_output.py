@@ -247,3 +247,32 @@ def test_a_partly_quantized_model(text: str, tmp_path) -> None:
     codes = node.target(inputs[0], *node.args[1:])
     (found,) = ethorch.tosa.run(tosa, [codes.numpy()])
     np.testing.assert_allclose(found, converted(*inputs).detach().numpy(), atol=4e-3)
+
+
+class Tabulated(nn.Module):
+    """Functions whose lowerings look up 16-bit codes: softmax, a layer norm, log_softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.linear(self.norm(torch.softmax(x, -1))), 1)
+
+
+def test_lookups_of_16_bits_need_no_int16_extension() -> None:
+    """``TOSA-1.0+INT`` gets the same bytes from 8-bit tables."""
+    torch.manual_seed(0)
+    model, inputs = Tabulated().eval(), (torch.randn(3, 5, 12),)
+    quantizer = TOSAQuantizer("TOSA-1.0+INT").set_global(get_symmetric_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
+    prepared(*inputs)
+    converted = convert_pt2e(prepared)
+    codes = np.random.default_rng(0).integers(-128, 128, (3, 5, 12), np.int8)
+    outputs = []
+    for text in ("TOSA-1.0+INT", "TOSA-1.0+INT+int16"):
+        partitioner, (tosa,) = lowered(converted, inputs, TosaCompileSpec(text))
+        assert not partitioner.report.refusals
+        outputs += ethorch.tosa.run(tosa, [codes])
+    np.testing.assert_array_equal(*outputs)
+    assert np.unique(outputs[0]).size > 30

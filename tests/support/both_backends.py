@@ -39,7 +39,7 @@ def pte(edge: Any) -> bytes:
 
 
 def programs(*backends: Any) -> dict[str, bytes]:
-    """Lower with each backend by itself, and with all of them in one program: ExecuTorch finds backends differently in these forms."""
+    """Lower with each backend by itself, and with all in one program: ExecuTorch finds backends differently then."""
     found = {}
     for names in backends:
         program, partitioner = prepared_for(names)

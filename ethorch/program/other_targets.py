@@ -1,0 +1,56 @@
+"""Compilation for what is not an Ethos-U: TOSA, and the CPU alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from ethorch import flow
+from ethorch.backend.bundled import bundled_program
+from ethorch.backend.other_programs import OtherProgram, lower_to_tosa
+from ethorch.errors import EthorchError
+from ethorch.formats.files import write_whole
+from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.program.saving import save_etrecord
+from ethorch.program.schemes import CONFIGS
+from ethorch.quantizer.quantizer import TOSAQuantizer
+from ethorch.quiet import quiet
+from ethorch.target.compile_spec import ArmCompileSpec
+from ethorch.target.tosa_spec import TosaCompileSpec
+
+
+def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, record: bool = False) -> OtherProgram:
+    """Compile a model to TOSA delegates. It is quantized if the specification has the profile INT."""
+    if spec.tosa_spec.support_integer():
+        user = quantized_for(user, spec, scheme)
+    with quiet(), in_eval_mode(user.module):
+        return lower_to_tosa(user.module, user.example_inputs, spec, record=record)
+
+
+def quantized_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserModel:
+    """Quantize a model for any target."""
+    with quiet(), in_eval_mode(user.module):
+        quantizer = TOSAQuantizer(spec).set_global(CONFIGS[scheme](False))
+        module: nn.Module = flow.quantize(user, spec, quantizer=quantizer)
+    return replace(user, module=module, quantized=True)
+
+
+def save(program: OtherProgram, path: Path, record: Path | None = None) -> None:
+    """Write the program; the suffix selects ``.pte``, ``.bpte`` or ``.tosa``. ``record`` is a file for ExecuTorch's ETRecord."""
+    if path.suffix == ".tosa":
+        write_whole(path, program.tosa())
+        return
+    if path.suffix not in (".pte", ".bpte"):
+        raise EthorchError(f"cannot write {path}: this program is saved as .pte, .bpte or .tosa.")
+    if record is None:
+        data = program.pte()
+    else:
+        data, etrecord = program.with_record()
+        save_etrecord(etrecord, record)
+    if path.suffix == ".bpte":
+        outputs = program.module(*program.inputs)
+        outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        data = bundled_program(data, "forward", [(program.inputs, outputs)])
+    write_whole(path, data)

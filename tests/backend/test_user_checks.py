@@ -1,0 +1,74 @@
+"""Checks by which a user keeps operators on the CPU: whatever ethorch keeps whole or takes apart, by every name it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir.backend.operator_support import DontPartition, DontPartitionName
+from executorch.exir.dialects._ops import ops as exir_ops
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ethorch import EthosUCompileSpec
+from ethorch.backend.break_up import edge_operator
+from ethorch.backend.user_checks import UserChecks
+from ethorch.fx.node import Converted
+from ethorch.ops.sample_calls import INPUTS, Call
+from ethorch.ops.samples import W
+from tests.support.ladder.samples import SPECS
+
+aten, edge = torch.ops.aten, exir_ops.edge.aten
+SPEC = EthosUCompileSpec("ethos-u85-256")
+
+
+class DontPartitionTarget(OperatorSupportBase):
+    """A check as a user writes one."""
+
+    def __init__(self, target: Any):
+        self.target = target
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
+        return node.target != self.target
+
+
+def program_of(name: str, *, in_edge_dialect: bool) -> tuple[Converted, Node]:
+    """A program of one operator, called as in its first sample, and the node that calls it."""
+    sample, graph = SPECS[name].samples[0], Graph()
+    call = Call(name, sample).function
+
+    def fill(arg: Any) -> Any:
+        if isinstance(arg, (*INPUTS, W)):
+            node = graph.placeholder(f"x{len(graph.nodes)}")
+            dtype = getattr(torch, getattr(arg, "dtype", "float32"), torch.float32)
+            node.meta["val"] = torch.zeros(arg.shape, dtype=dtype, device="meta")
+            return node
+        return [fill(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
+
+    args = [fill(arg) for arg in sample.args]
+    keywords = {key: getattr(torch, arg) if key == "dtype" else fill(arg) for key, arg in sample.kwargs.items()}
+    node = graph.call_function(edge_operator(call) if in_edge_dialect else call, tuple(args), keywords)
+    graph.output(node)
+    return Converted(GraphModule(nn.Module(), graph)), node
+
+
+@pytest.mark.parametrize("in_edge_dialect", [False, True])
+def test_every_operator_is_found_by_its_aten_and_its_edge_name(in_edge_dialect: bool) -> None:
+    for name, spec in SPECS.items():
+        program, node = program_of(name, in_edge_dialect=in_edge_dialect)
+        call = Call(name, spec.samples[0]).function
+        edge_name = Graph().call_function(edge_operator(call)).name
+        checks = [
+            DontPartition(call),
+            DontPartition(edge_operator(call)),
+            DontPartition(str(call)),
+            DontPartitionName(edge_name),
+            DontPartitionTarget(call),
+            DontPartitionTarget(edge_operator(call)),
+        ]
+        for check in checks:
+            assert UserChecks([check]).refusals(program)[node].id == "user.check", (name, vars(check))
+        assert UserChecks([DontPartition(aten.cholesky.default)]).refusals(program) == {}, name
