@@ -125,6 +125,7 @@ def _aliases(node: Node, name: str) -> Iterator[_Alias]:
     own = overload_of(node.target)
     yield _Alias(node.target, node.name, node.meta.get(_ORIGINAL, own))
     yield _Alias(node.target, name, own)
+    yield _Alias(own, node.name, own)
     known = {own: node.name} if node.target is own else {}
     sources = list(node.meta.get("from_node") or ())
     while sources:

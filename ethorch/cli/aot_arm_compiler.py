@@ -78,7 +78,7 @@ def aot_arm_compiler(
     debug: Annotated[bool, typer.Option("--debug", help="Accepted; use --verbose.")] = False,
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
     evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch eval`.")] = False,
-    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", hidden=True)] = None,
+    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="What may follow -e.")] = None,
     evaluate_config: Annotated[
         str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch eval`.")
     ] = None,

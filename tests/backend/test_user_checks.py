@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from executorch.exir.backend.operator_support import DontPartition, DontPartitionName
+from executorch.exir.backend.operator_support import DontPartition, DontPartitionModule, DontPartitionName
 from executorch.exir.dialects._ops import ops as exir_ops
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch import EthosUCompileSpec
+from ethorch import EthosUCompileSpec, EthosUPartitioner, host
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.user_checks import UserChecks
 from ethorch.fx.node import Converted
 from ethorch.ops.sample_calls import INPUTS, Call
 from ethorch.ops.samples import W
 from tests.support.ladder.samples import SPECS
+from tests.support.quantized import Quantized, lower, quantized, samples
 
 aten, edge = torch.ops.aten, exir_ops.edge.aten
 SPEC = EthosUCompileSpec("ethos-u85-256")
@@ -72,3 +74,50 @@ def test_every_operator_is_found_by_its_aten_and_its_edge_name(in_edge_dialect: 
         for check in checks:
             assert UserChecks([check]).refusals(program)[node].id == "user.check", (name, vars(check))
         assert UserChecks([DontPartition(aten.cholesky.default)]).refusals(program) == {}, name
+
+
+class Mixed(nn.Module):
+    """Operators that ethorch keeps whole, and attention, which the quantizer takes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(2, 2, 1), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(self.conv(x))
+        x = nn.functional.scaled_dot_product_attention(x, x, x)
+        return torch.softmax(x, -1)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Quantized:
+    torch.manual_seed(0)
+    return quantized(Mixed(), samples((1, 2, 4, 6)), target="ethos-u85-256")
+
+
+@pytest.mark.parametrize(
+    ("checks", "on_cpu"),
+    [
+        ([DontPartition(edge.convolution.default)], ["aten.convolution.default"]),
+        ([DontPartition(edge.addmm.default)], ["aten.addmm.default"]),
+        ([DontPartition(aten._softmax.default)], ["aten._softmax.default"] * 2),
+        ([DontPartitionName("aten_softmax_int_1")], ["aten._softmax.default"]),
+        ([DontPartition(aten.scaled_dot_product_attention.default)], ["aten._softmax.default", "aten.bmm.default"]),
+        ([DontPartitionModule(instance_name="linear"), DontPartition(aten.selu.default)], ["aten.addmm.default"]),
+    ],
+    ids=str,
+)
+def test_the_cpu_runs_what_a_check_refuses(
+    mixed: Quantized, checks: list[OperatorSupportBase], on_cpu: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = samples((1, 2, 4, 6))[0]
+    partitioner = EthosUPartitioner(SPEC, checks)
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        program = lower(mixed.module, inputs, partitioner)
+    assert partitioner.report.without_kernel == []
+    assert b"softmax.int_out" not in program and b"conv2d" not in program
+    refused = sorted(refusal.origin.target for refusal in partitioner.report.refusals if refusal.reason.id == "user.check")
+    assert [name for name in refused if name.split(".")[1] not in ("permute_copy", "view_copy", "baddbmm")] == on_cpu
+    expected = mixed.module(*inputs)
+    assert (host.load(program)(*inputs)[0] - expected).abs().max() <= 0.02 * expected.abs().max()
+    assert ("user.check_matches_nothing" in caplog.text) == (len(checks) == 2)

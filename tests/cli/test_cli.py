@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import logging
 import re
@@ -15,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 
+import ethorch.tosa
 from ethorch import cli
 from ethorch.cli import app
 
@@ -218,11 +222,50 @@ def test_the_arm_backends_script(folder: Path, capsys: pytest.CaptureFixture[str
     assert found["output"] == str(folder / "made" / "arm_arm_delegate_ethos-u85-256.bpte")
     assert (folder / "made" / "arm_arm_delegate_ethos-u85-256.bpte").read_bytes()[4:6] == b"BP"
     assert list((folder / "tosa").glob("*.tosa"))
-    assert "add -d" in complaint(capsys, "aot-arm-compiler", "-m", folder / "arm.py", status=2)
     for name in ("made", "tosa"):
         shutil.rmtree(folder / name)
     for name in ("arm.py", "data.pt"):
         (folder / name).unlink()
+
+
+def test_the_arm_backends_script_has_all_of_its_options() -> None:
+    package = importlib.util.find_spec("executorch.backends.arm")
+    assert package is not None and package.origin is not None
+    tree = ast.parse((Path(package.origin).parent / "scripts" / "aot_arm_compiler.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"]
+    theirs = {arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)}
+    ours = {
+        option for parameter in typer.main.get_command(app.app).commands["aot-arm-compiler"].params for option in parameter.opts
+    }
+    assert len(theirs) > 25 and theirs <= ours
+
+
+def test_the_arm_backends_script_without_an_npu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TOSA, CMSIS-NN, and no delegate at all; the options without effect are accepted."""
+    (folder / "arm.py").write_text(MODEL + "\nModelUnderTest, ModelInputs = small()[0], small()[1]\n")
+    script = ["aot-arm-compiler", "-m", folder / "arm.py", "-o", folder / "made"]
+    found = answer(capsys, *script, "-d", "-q", "-t", "TOSA-1.0+INT", "--enable_debug_mode", "tosa", "-e", "-c", "x.json")
+    assert found["summary"].startswith("4 of 4 PyTorch operators on TOSA-1.0+INT in 1 delegate")
+    assert list((folder / "made" / "arm_arm_delegate_TOSA-1.0+INT_debug").glob("*.tosa"))
+    answer(capsys, *script, "-q", "-t", "cortex-m55", "--enable_qdq_fusion_pass")
+    assert b"cortex_m::quantized_conv2d" in (folder / "made" / "arm_arm_cortex-m55.pte").read_bytes()
+    answer(capsys, *script, "--bundleio", "-e", "generic")
+    assert (folder / "made" / "arm_arm_ethos-u55-128.bpte").read_bytes()[4:6] == b"BP"
+    assert complaint(capsys, *script, "-d", "-q", "-t", "vgf", status=2).count(".") == 4  # two of them in TOSA-1.0
+    assert "--direct_drive" in complaint(capsys, *script, "-d", "-q", "--direct_drive", status=2)
+    assert "missing.so" in complaint(capsys, *script, "-d", "-q", "-s", "missing.so")
+    shutil.rmtree(folder / "made")
+    (folder / "arm.py").unlink()
+
+
+def test_compile_writes_tosa(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.linspace(-1, 1, 3 * 16 * 16, dtype=np.float32).reshape(1, 3, 16, 16)
+    found = answer(capsys, "compile", f"{folder}/net.py:small", "-t", "TOSA-1.0+FP", "-o", folder / "net.tosa")
+    assert found["output"] == str(folder / "net.tosa")
+    (result,) = ethorch.tosa.run(folder / "net.tosa", [x])
+    assert result.shape == (1, 4) and np.ptp(result) > 0
+    (folder / "net.tosa").unlink()
+    assert "end in .tosa" in complaint(capsys, "compile", f"{folder}/net.py:small", "-t", "TOSA-1.0+FP", "-o", "net", status=2)
 
 
 def test_run_is_reproducible_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
