@@ -114,8 +114,11 @@ class UserChecks:
             }
             self._matched |= by_itself | by_part
             for number in by_itself or by_part:
-                text = f"rejected by {type(self.checks[number]).__name__}"
-                reason = Reason("user.check", text, "Take it out of the partitioner's additional_checks.")
+                reason = Reason(
+                    "user.check",
+                    f"rejected by {type(self.checks[number]).__name__}",
+                    "Take it out of the partitioner's additional_checks.",
+                )
                 found[node] = reason, bool(by_itself)
         return found
 

@@ -81,8 +81,7 @@ class LookupBuilder(OperandBuilder):
         A target without the extension EXT-INT16 gets the same numbers from 8-bit TABLEs: one for each byte of an entry and of the
         difference to the next entry, for each half of the entries.
         """
-        limits = self.limits.get("TABLE")
-        if limits is None or limits.dtypes is None or "INT16" in limits.dtypes:
+        if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
 
         def const(number: int) -> Value:

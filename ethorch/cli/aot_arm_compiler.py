@@ -134,7 +134,10 @@ def aot_arm_compiler(
     if so_library is not None:
         import torch
 
-        torch.ops.load_library(str(so_library))
+        try:
+            torch.ops.load_library(str(so_library))
+        except OSError as error:
+            raise SpecError(f"--so_library is {so_library}, which cannot be loaded: {error}.") from error
     user = user_model(loaded(name))
     if chosen is not None and delegate and not quantize and not user.quantized:
         raise SpecError("the NPU computes in integers: add -q to quantize the model, or name one that is quantized.")

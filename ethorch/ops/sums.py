@@ -81,7 +81,7 @@ def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitu
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
     """out = factor * mean of x over ``dims``, which keep extent 1. What it becomes, the first that applies:
 
-    - an int8 map of ``_LARGE_MAP`` elements and more, to another scale than that of x: ``_mean_of_sums``;
+    - an int8 map of ``_LARGE_MAP`` elements and more, to another scale than that of x: ``_mean_of_sums``, if there is int16;
     - an int8 map on a target that prefers AVG_POOL2D, to a finer step than that of x: ``_mean_of_sums``;
     - any other int8 map on such a target: an AVG_POOL2D and a RESCALE, which rounds to the step of x first;
     - a map to the scale of x: an AVG_POOL2D;
@@ -94,7 +94,8 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
     extents, int8 = x.shape[-2:], x.qparams.dtype == "INT8"
     of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(extents) <= _WINDOW
     pools = b.tuning.mean == "AVG_POOL2D" and int8
-    if of_map and int8 and not same and (math.prod(extents) >= _LARGE_MAP or (pools and step > out.step)):
+    sums_in_16_bits = of_map and int8 and not same and b.accepts("AVG_POOL2D", "INT16")
+    if sums_in_16_bits and (math.prod(extents) >= _LARGE_MAP or (pools and step > out.step)):
         return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
     if of_map and (same or pools):
         zp, value = x.qparams.zp, b.nhwc(x)

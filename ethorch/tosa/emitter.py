@@ -118,6 +118,11 @@ class Emitter:
                 self._made.popitem()  # the latest
             raise
 
+    def accepts(self, operator: str, dtype: str) -> bool:
+        """Return True if the target has the operator for a first operand of this dtype."""
+        limits = self.limits.get(operator)
+        return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
+
     def refuse(self, id: str, text: str, way_out: str) -> Unsupported:
         """The exception to raise for a refusal of the current operator."""
         return Unsupported(Reason(id, text, way_out))

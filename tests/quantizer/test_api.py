@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 import ethorch
 from ethorch import (
+    ArmCompileSpecBuilder,
     EthosUCompileSpec,
     EthosUQuantizer,
+    QuantizationConfig,
     TOSAQuantizer,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
@@ -24,6 +27,7 @@ from ethorch import (
 )
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.activation_observer import ActivationObserver
+from ethorch.quantizer.specs import is_annotated
 from tests.support.quantized import IMAGE, Small, dtypes, exported, is_quantized, prepared, quantized, quantizer, samples
 
 INT8 = get_symmetric_quantization_config()
@@ -44,6 +48,76 @@ CONVS = ("conv2d", "conv2d_1", "conv2d_2")
 
 def which(graph: torch.fx.GraphModule) -> list[str]:
     return [name for name in (*CONVS, "linear") if is_quantized(graph, name)]
+
+
+class Gate(nn.Module):
+    """Only the sigmoid has a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Sigmoid()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.gate(x + y) * x
+
+
+#: Setters and the operators that are quantized then. ExecuTorch's Arm backend delegates the same ones.
+GATES: dict[str, tuple[list[tuple[Any, ...]], list[str]]] = {
+    "all": ([("set_global", INT8)], ["add", "sigmoid", "mul"]),
+    "a type in float": ([("set_global", INT8), ("set_module_type", nn.Sigmoid, None)], ["add", "mul"]),
+    "a name in float": ([("set_global", INT8), ("set_module_name", "gate", None)], ["add", "mul"]),
+    "only a type": ([("set_module_type", nn.Sigmoid, INT8)], ["sigmoid"]),
+    "only a name": ([("set_global", None), ("set_module_name", "gate", INT8)], ["sigmoid"]),
+    "a type in 16 bits": ([("set_global", INT8), ("set_module_type", nn.Sigmoid, INT16)], ["add", "sigmoid", "mul"]),
+    "operators by the list": ([("set_node_name", ["add", "mul"], INT8)], ["add", "mul"]),
+    "no config of inputs and outputs": ([("set_global", INT8), ("set_io", None)], ["add", "sigmoid", "mul"]),
+    "only inputs and outputs": ([("set_io", INT8)], []),
+}
+
+
+@pytest.mark.parametrize(("settings", "expected"), GATES.values(), ids=GATES)
+def test_an_operator_never_follows_a_neighbor_into_float(settings: list[tuple[Any, ...]], expected: list[str]) -> None:
+    q = by()
+    for name, *args in settings:
+        getattr(q, name)(*args)
+    graph = prepared(Gate(), samples((2, 4), (2, 4)), q)
+    assert [node.name for node in graph.graph.nodes if node.op == "call_function" and is_annotated(node)] == expected
+
+
+def test_the_list_form_of_a_compile_spec_is_accepted() -> None:
+    compile_spec = ArmCompileSpecBuilder().ethosu_compile_spec("ethos-u85-256", memory_mode="Shared_Sram").build()
+    for q in (EthosUQuantizer(compile_spec), TOSAQuantizer(compile_spec, use_composable_quantizer=False)):
+        assert q.compile_spec == EthosUCompileSpec("ethos-u85-256", memory_mode="Shared_Sram")
+        assert str(q.tosa_spec) == "TOSA-1.0+INT+int16+int4+cf" and not q.tosa_spec.is_U55_subset
+        assert q.set_global(INT8).global_config is INT8
+    assert EthosUCompileSpec("ethos-u65-256").tosa_spec.is_U55_subset
+    tosa = ArmCompileSpecBuilder().tosa_compile_spec("TOSA-1.0+INT").build()
+    assert str(TOSAQuantizer(tosa).tosa_spec) == "TOSA-1.0+INT"
+
+
+class FloatInputsOfMul(QuantizationConfig):
+    """A config that chooses a spec for each operator."""
+
+    def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> Any:
+        if node is not None and node.target is aten.mul.Tensor:
+            return None
+        return super().get_input_act_qspec(node, input_node)
+
+
+def test_a_config_can_choose_a_spec_for_each_operator() -> None:
+    config = FloatInputsOfMul(INT8.input_activation, INT8.output_activation, INT8.weight, None, "a label")
+    graph = prepared(Gate(), samples((2, 4), (2, 4)), by().set_global(config))
+    specs = {node.name: node.meta["quantization_annotation"] for node in graph.graph.nodes if is_annotated(node)}
+    assert specs["add"].input_qspec_map and not specs["mul"].input_qspec_map
+    assert config.get_bias_qspec() is None and config.get_weight_qspec(None) is INT8.weight
+
+
+def test_operators_of_several_devices_are_refused() -> None:
+    graph = torch.fx.symbolic_trace(Gate())
+    for node, device in zip(graph.graph.nodes, ("cpu", "meta"), strict=False):
+        node.meta["val"] = torch.empty(1, device=device)
+    with pytest.raises(ValueError, match=r"Quantizer detected operator add .* cpu, meta"):
+        by().validate(graph)
 
 
 def test_setters_chain() -> None:
