@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ def edge_operator(target: Any) -> Any:
         return None
 
 
+@cache
+def _decompositions() -> dict[Any, Any]:
+    return dict(torch.export.default_decompositions())
+
+
 def _traced(node: Node) -> GraphModule | None:
     """The graph of core ATen operators that an edge operator becomes; None where PyTorch breaks it up no further."""
     call, inputs = node.target._op, list(node.all_input_nodes)  # type: ignore[union-attr]
@@ -78,7 +84,7 @@ def _traced(node: Node) -> GraphModule | None:
 
     with torch.no_grad():
         values = [value.meta["val"] for value in inputs]
-        traced = make_fx(function, decomposition_table=dict(torch.export.default_decompositions()))(*values)
+        traced = make_fx(function, decomposition_table=_decompositions())(*values)
         traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
     body = _body(traced)
     return None if any(inner.op != "call_function" for inner in body) or call in [inner.target for inner in body] else traced

@@ -65,15 +65,17 @@ class UserChecks:
 
     def warn(self) -> None:
         """Log a warning for each check that has refused no operator."""
-        for number, check in enumerate(self.checks):
-            if number not in self._matched:
-                arguments = ", ".join(f"{name}={value}" for name, value in vars(check).items() if value is not None)
-                logger.warning(
-                    "the check %s(%s) matches no operator of the program; see the names in edge_program.graph, or use exact=False "
-                    "[user.check_matches_nothing]",
-                    type(check).__name__,
-                    arguments,
-                )
+        for check in self.without_match():
+            logger.warning(
+                "the check %s(%s) matches no operator of the program; see the names in edge_program.graph, or use exact=False "
+                "[user.check_matches_nothing]",
+                type(check).__name__,
+                ", ".join(f"{name}={value}" for name, value in vars(check).items() if value is not None),
+            )
+
+    def without_match(self) -> list[OperatorSupportBase]:
+        """Return the checks that have refused no operator."""
+        return [check for number, check in enumerate(self.checks) if number not in self._matched]
 
     def _refusing(self, modules: Any, node: Node, alias: _Alias) -> Iterator[int]:
         """The numbers of the checks that refuse the node under this alias."""
