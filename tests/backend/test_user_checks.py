@@ -19,7 +19,7 @@ from ethorch.backend.break_up import edge_operator
 from ethorch.backend.user_checks import UserChecks
 from ethorch.fx.node import Converted
 from ethorch.ops.sample_calls import INPUTS, Call
-from ethorch.ops.samples import W
+from ethorch.ops.samples import Bools, W
 from tests.support.ladder.samples import SPECS
 from tests.support.quantized import Quantized, lower, quantized, samples
 
@@ -45,8 +45,8 @@ def program_of(name: str, *, in_edge_dialect: bool) -> tuple[Converted, Node]:
     def fill(arg: Any) -> Any:
         if isinstance(arg, (*INPUTS, W)):
             node = graph.placeholder(f"x{len(graph.nodes)}")
-            dtype = getattr(torch, getattr(arg, "dtype", "float32"), torch.float32)
-            node.meta["val"] = torch.zeros(arg.shape, dtype=dtype, device="meta")
+            name = "bool" if isinstance(arg, Bools) else getattr(arg, "dtype", "float32")
+            node.meta["val"] = torch.zeros(arg.shape, dtype=getattr(torch, name))
             return node
         return [fill(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
@@ -96,6 +96,9 @@ def mixed() -> Quantized:
     return quantized(Mixed(), samples((1, 2, 4, 6)), target="ethos-u85-256")
 
 
+ATTENTION = ["aten._softmax.default", "aten.bmm.default", "aten.bmm.default", "aten.mul.Tensor"]
+
+
 @pytest.mark.parametrize(
     ("checks", "on_cpu"),
     [
@@ -103,7 +106,7 @@ def mixed() -> Quantized:
         ([DontPartition(edge.addmm.default)], ["aten.addmm.default"]),
         ([DontPartition(aten._softmax.default)], ["aten._softmax.default"] * 2),
         ([DontPartitionName("aten_softmax_int_1")], ["aten._softmax.default"]),
-        ([DontPartition(aten.scaled_dot_product_attention.default)], ["aten._softmax.default", "aten.bmm.default"]),
+        ([DontPartition(aten.scaled_dot_product_attention.default)], ATTENTION),
         ([DontPartitionModule(instance_name="linear"), DontPartition(aten.selu.default)], ["aten.addmm.default"]),
     ],
     ids=str,
