@@ -109,7 +109,7 @@ ATTENTION = ["aten._softmax.default", "aten.bmm.default", "aten.bmm.default", "a
         ([DontPartition(aten.scaled_dot_product_attention.default)], ATTENTION),
         ([DontPartitionModule(instance_name="linear"), DontPartition(aten.selu.default)], ["aten.addmm.default"]),
     ],
-    ids=str,
+    ids=["convolution", "addmm", "softmax", "a name", "attention", "a module"],
 )
 def test_the_cpu_runs_what_a_check_refuses(
     mixed: Quantized, checks: list[OperatorSupportBase], on_cpu: list[str], caplog: pytest.LogCaptureFixture
