@@ -137,6 +137,12 @@ def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
+def piece_before(bound: float, length: float) -> float:
+    """Return the bound that begins a piece of ``tabulated`` of about ``length``, so that its last entry is at ``bound`` exactly."""
+    centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
+    return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the centre is rounded upwards
+
+
 def tabulated(
     b: Builder,
     v: Value,

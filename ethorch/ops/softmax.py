@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.reductions import geometric_bounds, maximum_of, sum_axes, tabulated
+from ethorch.builder.reductions import geometric_bounds, maximum_of, piece_before, sum_axes, tabulated
 from ethorch.ops.quant_rules import EACH_INPUT, fixed_output
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import op
@@ -24,6 +24,8 @@ from ethorch.tosa.ir import Value
 
 #: exp(-this) is nothing, in 16 bits.
 _LOWEST_EXPONENT = 12.0
+#: Codes. A mask of -1e9 among the scores leaves them a step of thousands, and exp(-step) is nothing.
+_SHORT_SPAN = 16.0
 #: What 1 is in an exponential's codes. Of int8 they are products of two integers up to 255, which lie close together up to here.
 _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
 #: Each piece of a reciprocal's table ends at so many times where it begins. At its beginning, where lines between entries are
@@ -72,7 +74,12 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     if value.dtype == "INT16":
         below = difference(value, top)
         one, span = _ONE_OF_INT16, min(65535.0, _LOWEST_EXPONENT / step)
-        codes = tabulated(b, below, lambda v: np.exp(v * step), [-span, -span / 4, 0.0], 1 / one, dtype="INT16")
+        bounds = [-span, -span / 4, 0.0]
+        if span < _SHORT_SPAN:  # the table's RESCALE multiplies by 65536 / span / 4, and int32 overflows
+            below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
+            last = piece_before(0.0, 1.0)  # 0 is an entry: between entries exp is far from a line
+            bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
+        codes = tabulated(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / one, dtype="INT16")
     else:
         one = _ONE_OF_INT8
         first, second = _factors(np.exp((np.arange(-128, 128) - 127) * step) * one)
@@ -117,7 +124,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     quant=fixed_output(0.0, 255 / 256),
     floats=softmax_of_floats,
     samples=_SAMPLES,
-    bound16=5,
+    bound16=7,
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:

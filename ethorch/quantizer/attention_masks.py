@@ -41,7 +41,7 @@ def gather_masks(model: GraphModule, keep: Callable[[Node], bool] = lambda node:
             args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
             made = _FORMS[spec](s, node, *args, **kwargs)
         else:
-            made = mask_tensors.moved(s, node)
+            made = mask_tensors.picked(s, node) or mask_tensors.moved(s, node)
         if made is not None:
             node.replace_all_uses_with(made)
             _erase(node)

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
 from ethorch.ops.arithmetic import add
+from ethorch.ops.softmax import softmax
 from ethorch.ops.spec import find
 from ethorch.quantizer.activation_observer import ROOM_INT8, ActivationObserver, leading
 from ethorch.quantizer.mask_tensors import MOVERS, SOFTMAX, SUNK
@@ -29,6 +30,11 @@ def tell_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
         model: the annotated graph.
         observers: (argument, node) or node -> its observer, as torchao's ``prepare`` holds them.
     """
+    for node in model.graph.nodes:
+        if node.op == "call_function" and find(node.target) is softmax:
+            scores = leading(observers.get((node.args[0], node)))
+            if isinstance(scores, ActivationObserver):
+                scores.may_mask = True
     for source in model.graph.find_nodes(op="placeholder"):
         for moved in _moved(source):
             for total in filter(_is_sum, moved.users):

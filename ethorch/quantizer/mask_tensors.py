@@ -18,6 +18,7 @@ from ethorch.fx.node import arguments, is_float, op_name, tensor_of
 from ethorch.ops.arithmetic import mul, sub
 from ethorch.ops.attention import MASKED
 from ethorch.ops.cast import to
+from ethorch.ops.gather import embedding, gather, index, index_select
 from ethorch.ops.joining import expand
 from ethorch.ops.selection import masked_fill
 from ethorch.ops.shape import identity, permute, view
@@ -34,6 +35,8 @@ _BEYOND = -1e9  #: times anything but 0 it leaves nothing of a score
 _APART = 100.0  #: a mask's numbers are at least that many times as large as all else that is added
 #: What changes no element, and where masks are looked for behind it.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
+#: What picks elements of its first operand, and changes none.
+PICKERS = (index, index_select, gather, embedding)
 #: What makes about 0 of masked scores.
 SOFTMAX = (softmax, log_softmax, exp)
 
@@ -185,6 +188,17 @@ def moved(s: AtenBuilder, node: Node) -> Node | None:
     if spec not in MOVERS or isinstance(truth_of(s, where), torch.Tensor) or shape_of(where) != shape:
         return None
     return masked(s, cast(Node, _move(s, node, base)), _move(s, node, where))
+
+
+def picked(s: AtenBuilder, node: Node) -> Node | None:
+    """Pick truth values and numbers apart, where the program picks rows of a constant mask, as by a position."""
+    mask = mask_of(s, node.args[0]) if find(node.target) in PICKERS else None
+    if mask is None or not mask.masks:
+        return None
+    hidden = s(node.target, as_node(s, mask.masked), *node.args[1:], **node.kwargs)
+    if mask.rest.unique().numel() == 1:
+        return drawn(s, node, Mask(hidden, mask.rest.flatten()[0]))
+    return masked(s, s(node.target, s.constant(mask.rest), *node.args[1:], **node.kwargs), hidden)
 
 
 def drawn(s: AtenBuilder, node: Node, mask: Mask) -> Node:

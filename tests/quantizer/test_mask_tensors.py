@@ -108,6 +108,49 @@ def test_integers_say_what_counts(mask: str) -> None:
     assert sqnr_db(wanted, host.load(built.pte)(*inputs[0])[0]) > 45
 
 
+CAUSAL = torch.zeros(N, N).masked_fill(FUTURE, -1e9)
+PICKS: dict[str, Any] = {
+    "index": lambda place: CAUSAL[place],
+    "index_select": lambda place: CAUSAL.index_select(0, place),
+    "embedding": lambda place: F.embedding(place, CAUSAL),
+    "gather": lambda place: CAUSAL.gather(0, place[:, None].expand(N, N)),
+    "index of a biased one": lambda place: (CAUSAL + torch.linspace(-1, 1, N))[place],
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_rows_of_a_mask_at_positions(pick: str) -> None:
+    model = Layers(PICKS[pick])
+    inputs = [(x, torch.randperm(N)) for x, _ in samples()]
+    quantized = converted(model, inputs, "ethos-u85-256", get_symmetric_a16w8_quantization_config())
+    wanted = model(*inputs[0])
+    assert sqnr_db(wanted, quantized(*inputs[0])) > 45
+    if pick == "index":
+        built = flow.build(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
+        assert len(built.delegates) == 1
+        assert sqnr_db(wanted, host.load(built.pte)(*inputs[0])[0]) > 45
+
+
+JOINS: dict[str, Any] = {
+    "join a mask": lambda a: torch.cat([a, torch.full((1, 4, N, 3), -1e9)], -1),
+    "fill, then bound from above": lambda a: a.masked_fill(FUTURE, -1e9).clamp(max=0.5),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_masked_scores_that_no_rule_knows(join: str) -> None:
+    """What a softmax reads tells by its numbers that some of them mask."""
+
+    class Scores(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.view(1, N, 4, 8).transpose(1, 2)
+            return torch.softmax(JOINS[join](q @ q.transpose(-1, -2) * 8**-0.5), -1)
+
+    model, inputs = Scores(), [(x,) for x, _ in samples()]
+    quantized = converted(model, inputs, "ethos-u55-128", get_symmetric_quantization_config())
+    assert sqnr_db(model(*inputs[0]), quantized(*inputs[0])) > 30
+
+
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 def test_a_mask_that_is_subtracted(target: str) -> None:
     model, inputs = Layers(lambda keep: keep, "subtract"), samples(torch.float32)
