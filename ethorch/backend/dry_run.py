@@ -23,11 +23,29 @@ from ethorch.backend.handover import attach, detach
 from ethorch.backend.preprocess import register_quantized_kernels
 from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.root_causes import root_causes
-from ethorch.backend.tagging import behind_dequantize, constant_nodes, partitions, plumbing, requantizes, tag_with_readers
+from ethorch.backend.tagging import (
+    behind_dequantize,
+    constant_nodes,
+    partitions,
+    plumbing,
+    requantizes,
+    tag_with_readers,
+    without_asserted,
+)
 from ethorch.backend.user_checks import UserChecks
 from ethorch.errors import Reason
 from ethorch.fx.control_flow import is_control_flow, nodes_everywhere
-from ethorch.fx.node import CASTS, DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of, origin_of_codes
+from ethorch.fx.node import (
+    CASTS,
+    DEQUANTIZE,
+    QUANTIZE,
+    TOSA_DTYPE,
+    Converted,
+    constants_of,
+    op_name,
+    origin_of,
+    origin_of_codes,
+)
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.diagnose import STREAM_TOO_LONG
 from ethorch.lower.partition_report import PartitionReport, Refusal
@@ -174,6 +192,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
                 source = behind_dequantize(source)
             if source in tagged or source in inner:
                 tagged.add(node)
+        tagged = without_asserted(program, tagged)
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"
         later = {node: self.begins.get(origin_of_codes(node), 0) for node in tagged if self.begins and not plumbing(node)}

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
+from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
 
 
 def plumbing(node: Node) -> bool:
@@ -51,6 +51,19 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
         own.meta["delegation_tag"] = tag
     if not node.users:
         program.graph.erase_node(node)
+
+
+def without_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
+    """Return the tagged nodes without those that only assertions read, unless they read another: they would return nothing."""
+    asserted: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
+            asserted.add(node)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node in tagged and (node not in asserted or any(behind_dequantize(arg) in found for arg in node.all_input_nodes)):
+            found.add(node)
+    return found
 
 
 def partitions(

@@ -9,8 +9,11 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from ethorch.fx.aten_builder import INHERITED, constant
-from ethorch.fx.node import LIKE, UNINITIALIZED, is_float, is_in_place, op_name, tensor_of
+from ethorch.fx.aten_builder import INHERITED, AtenBuilder, constant
+from ethorch.fx.node import LIKE, UNINITIALIZED, is_float, is_in_place, is_int64, op_name, tensor_of
+from ethorch.ops.cast import to
+from ethorch.ops.joining import cat
+from ethorch.ops.spec import find
 
 #: Elements of the largest constant that is folded. What makes a larger one (an expanded mask) stays an operator.
 _LARGEST_CONSTANT = 1 << 24
@@ -61,6 +64,22 @@ def promote_constants(model: GraphModule) -> None:
             with model.graph.inserting_before(node):
                 promoted = constant(model, tensor.to(node.meta["val"].dtype), detect_fake_mode([node.meta["val"]]), arg.meta)
             node.replace_input_with(arg, promoted)
+
+
+def promote_integers(model: GraphModule) -> None:
+    """Cast computed int64 tensors that meet floats in an elementwise operator to floats, as PyTorch does, so that they are quantized."""
+    casts: dict[tuple[Node, torch.dtype], Node] = {}
+    for node in list(model.graph.nodes):
+        pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+        if not is_float(node) or not (pointwise or find(node.target) is cat) or find(node.target) is to:
+            continue
+        for arg in node.all_input_nodes:
+            if arg.op == "get_attr" or not is_int64(arg):
+                continue
+            dtype = node.meta["val"].dtype
+            if (arg, dtype) not in casts:
+                casts[arg, dtype] = AtenBuilder(model, node)(torch.ops.aten.to.dtype, arg, dtype)
+            node.replace_input_with(arg, casts[arg, dtype])
 
 
 def _foldable(node: Node, known: dict[Node, Any]) -> bool:

@@ -20,7 +20,7 @@ from ethorch.quantizer.attention_masks import gather_masks
 from ethorch.quantizer.batch_norms import name_weights_apart
 from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
 from ethorch.quantizer.complex_tensors import pair_complex
-from ethorch.quantizer.constants import fold_constants, promote_constants
+from ethorch.quantizer.constants import fold_constants, promote_constants, promote_integers
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
 from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
@@ -108,6 +108,11 @@ PASSES = (
         lambda model, scope: remove_idle(model),
         "Before composites are decomposed: some look through their operands, where an idle dropout would be in the way. And a cast"
         " that does nothing would be one reader more of what it takes its dtype from.",
+    ),
+    Pass(
+        "promote integers",
+        lambda model, scope: promote_integers(model),
+        "Behind the casts that say nothing, and before indices are narrowed and tabulated, which look for casts of them.",
     ),
     Pass(
         "remove shifts",

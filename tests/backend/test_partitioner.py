@@ -416,3 +416,36 @@ def test_a_cast_to_numbers_stays_with_their_codes() -> None:
     program = ethorch.compile(Marked().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
     assert len(program.payloads) == 1 and program.quantized is not None
     assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
+
+
+class OneHot(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(x, 5)
+
+
+class NonZero(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(torch.relu(x))
+
+
+class Checked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        torch._assert_async((y >= 0).all())
+        return y * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(OneHot(), torch.tensor([1, 2, 0])), (NonZero(), torch.tensor([1.0, -1.0, 2.0])), (Checked(), torch.linspace(-1, 1, 6))],
+    ids=["one_hot", "nonzero", "assertion"],
+)
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_assertions_alone_are_no_delegate(model: nn.Module, x: torch.Tensor, is_quantized: bool) -> None:
+    exported = quantized(model, [(x,)]).program if is_quantized else torch.export.export(model, (x,))
+    partitioner = EthosUPartitioner(SPEC)
+    edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
+    delegated = is_quantized and not isinstance(model, OneHot)
+    assert len(partitioner.report.delegated) == delegated
+    (found,) = host.load(edge.to_executorch().buffer)(x)
+    torch.testing.assert_close(found.to(torch.float32), model(x).to(torch.float32), atol=0.02, rtol=0)

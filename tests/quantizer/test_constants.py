@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import ethorch
 from ethorch.quantizer.constants import fold_constants
 from tests.support.quantized import exported
 
@@ -26,3 +27,21 @@ def test_memory_that_nobody_has_set_is_zeros() -> None:
         torch.use_deterministic_algorithms(False)
     folded = dict(graph.named_buffers())
     assert folded and not any(bool(buffer.any()) for buffer in folded.values())
+
+
+class Promoted(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x + torch.arange(10.0).reshape(2, 5, 1), x * 0.5, x * y, torch.where(y > 0, y, x), torch.cat([x, y], 1)
+
+
+def test_int64_that_meets_floats_is_quantized_as_they_are() -> None:
+    """What PyTorch casts to floats is one input of the delegate: a cast and a quantize node on the CPU, and no operator."""
+    torch.manual_seed(0)
+    inputs = (torch.randint(-9, 9, (2, 5, 3)), torch.randn(2, 5, 3))
+    program = ethorch.compile(Promoted(), inputs, "ethos-u55-128", progress=False)
+    assert program.build is not None
+    assert len(program.build.delegates) == 1
+    assert {refusal.reason.id for refusal in program.build.partition.refusals} <= {"graph.int64_input"}
+
+    for wanted, found in zip(Promoted()(*inputs), program(*inputs), strict=True):
+        assert ethorch.sqnr_db(wanted, found) > 40
