@@ -42,6 +42,7 @@ from ethorch.fx.node import (
     TOSA_DTYPE,
     Converted,
     constants_of,
+    converts_input,
     op_name,
     origin_of,
     origin_of_codes,
@@ -115,7 +116,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         tag_constant_data(exported_program)
         refusals = root_causes(refusals)
         for node in exported_program.graph.nodes:
-            if node in refusals and op_name(node.target) not in _BOOKKEEPING:
+            if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
                 self.report.refusals.append(Refusal(node.name, origin_of(node), refusals[node]))
             if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
                 self.report.without_kernel.append(Refusal(node.name, origin_of(node), missing))

@@ -32,7 +32,7 @@ from ethorch.backend.root_causes import root_causes
 from ethorch.direct.mixed import DELEGATE
 from ethorch.direct.partial_writes import at_their_places, write_parts
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
-from ethorch.fx.node import Converted, changes_in_place, constants_of, op_name, origin_of
+from ethorch.fx.node import Converted, changes_in_place, constants_of, converts_input, op_name, origin_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.walk import Walk
@@ -92,7 +92,7 @@ def reduced(module: GraphModule, spec: EthosUCompileSpec) -> Iterator[Reduced]:
     choice.report.refusals = [
         Refusal(node.name, origin_of(node), refusals[node])
         for node in program.graph.nodes
-        if node in refusals and node.target is not operator.getitem
+        if node in refusals and node.target is not operator.getitem and not converts_input(node)
     ]
     tags = choice.tag(program, supported)
     if not tags:

@@ -17,13 +17,13 @@ from ethorch.errors import Unsupported
 from ethorch.fx.control_flow import is_control_flow
 from ethorch.fx.node import (
     ASSERTIONS,
-    CASTS,
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
     TOSA_DTYPE,
     Converted,
     constants_of,
+    converts_input,
     op_name,
     origin_of,
     storage_order,
@@ -128,7 +128,9 @@ def lower_whole(module: GraphModule, spec: EthosUCompileSpec) -> Whole:
     verify(builder.graph)
     report = PartitionReport(spec.target.name)
     report.delegated["ethosu_0"] = [node.name for node in graph.nodes if node in walk.supported and not _plumbing(node)]
-    report.refusals = [Refusal(node.name, origin_of(node), reason) for node, reason in walk.refusals.items()]
+    report.refusals = [
+        Refusal(node.name, origin_of(node), reason) for node, reason in walk.refusals.items() if not converts_input(node)
+    ]
     lowered = compile_lowered(builder.graph, builder.tuning, spec)
     return Whole(lowered, inputs, taken, tuple(given), outputs, report, structure_of(module), states)
 
@@ -282,11 +284,7 @@ def _check_input(node: Node) -> None:
 
 def _narrows_input(node: Node) -> bool:
     """Is it an int64 input as int32, which the CPU makes of a token or a position?"""
-    source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
-    narrow = (
-        isinstance(source, Node) and node.meta["val"].dtype == torch.int32 and node.meta["val"].shape == source.meta["val"].shape
-    )
-    return narrow and isinstance(source, Node) and source.op == "placeholder" and source.meta["val"].dtype == torch.int64
+    return converts_input(node) and bool(node.meta["val"].dtype == torch.int32)
 
 
 def _plumbing(node: Node) -> bool:

@@ -187,6 +187,12 @@ def is_int64(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.int64
 
 
+def converts_input(node: Node) -> bool:
+    """Return True if the node casts an int64 input of the program: the CPU hands it over so, as it quantizes a float one."""
+    source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
+    return isinstance(source, Node) and source.op == "placeholder" and is_int64(source)
+
+
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """Logical dimensions from outermost to innermost in memory (ExecuTorch's dim order); the logical order if not dense."""
     try:

@@ -14,7 +14,7 @@ def placed(npu: int, cpu: int, target: str, delegates: int) -> str:
     """``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``, the same words everywhere.
 
     Counted are the operators of the exported graph behind the quantizer, which takes some of the model's apart. Quantize and
-    dequantize are not counted: they are no operators of the model.
+    dequantize are not counted, nor are casts of int64 inputs: they are no operators of the model.
     """
     return f"{npu} of {counted(npu + cpu, 'PyTorch operator')} on {target} in {counted(delegates, 'delegate')}"
 

@@ -67,7 +67,7 @@ def promote_constants(model: GraphModule) -> None:
 
 
 def promote_integers(model: GraphModule) -> None:
-    """Cast computed int64 tensors that meet floats in an elementwise operator to floats, as PyTorch does, so that they are quantized."""
+    """Cast computed int64 tensors that meet floats in an elementwise operator, as PyTorch does, so that they are quantized."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(model.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags

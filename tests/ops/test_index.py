@@ -35,8 +35,7 @@ def test_int64_numbers_of_rows(target: str, npu: int) -> None:
     assert partitioner.report.npu_operators >= npu
     cpu = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
     if npu == 4:
-        assert {reason for _, reason in cpu} == {"graph.int64_input"}
-        assert {name.split(".")[1] for name, _ in cpu} == {"_to_dim_order_copy"}  # of int64, once for all that read it
+        assert cpu == set()  # but for a cast of the input, once for all that read it
     else:
         assert ("aten.gather.default", "GATHER.absent") in cpu
     for found, wanted in zip(program(X, CHOSEN), module(X, CHOSEN), strict=True):
@@ -77,6 +76,6 @@ def test_an_index_that_is_computed_of_token_ids(target: str, dtype: torch.dtype)
     reasons = {(refusal.origin.target, refusal.reason.id) for refusal in built.partition.refusals}
     if target == "ethos-u85-256":
         assert len(built.delegates) == 1
-        assert {name for name, _ in reasons} == {"aten.to.dtype"}, reasons
+        assert reasons == set()
     else:
         assert {("aten.embedding.default", "GATHER.absent"), ("aten.index.Tensor", "GATHER.absent")} <= reasons
