@@ -18,7 +18,17 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.errors import Reason
 from ethorch.fx.aten_builder import AtenBuilder
-from ethorch.ops.indices import as_int32, constant_numbers, one_number, operands_known, side_by_side
+from ethorch.ops.indices import (
+    MOST_PIECES,
+    as_int32,
+    constant_numbers,
+    evenly_spaced,
+    one_number,
+    operands_known,
+    runs,
+    side_by_side,
+    strided,
+)
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.samples import I8, Ints, Sample, W
 from ethorch.ops.spec import op
@@ -26,21 +36,8 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Most runs of a constant index. One of more would need so many slices that a GATHER of it is better.
-_MOST_PIECES = 1024
 #: x is quantized and keeps its qparams; an index is not.
 _FIRST_ONLY = QuantRule(only_first=True, output="same")
-
-
-def runs(index: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, length) of each stretch of ``index`` that counts up by one."""
-    found: list[tuple[int, int]] = []
-    for value in index:
-        if found and value == sum(found[-1]):
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        else:
-            found.append((value, 1))
-    return found
 
 
 def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
@@ -54,13 +51,16 @@ def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
             shape = constant.shape
         numbers = [int(k) % x.shape[dim] for k in constant.ravel()]
         pieces = runs(numbers)
-        if len(pieces) <= _MOST_PIECES:
+        if len(pieces) > MOST_PIECES and (even := evenly_spaced(numbers)) is not None:
+            rows = strided(b, x, dim, even[0], None, even[1])
+            return b.view(b.narrow(rows, dim, 0, len(numbers)), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
+        if len(pieces) <= MOST_PIECES:
             parts = [b.narrow(x, dim, first, size) for first, size in pieces]
             return b.view(b.concat(parts, dim), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
         codes = b.const(np.asarray(numbers, np.int32), name="index")
     else:
         codes = b.logical(index)
-    return _gathered(b, x, dim, codes, shape)
+    return gathered(b, x, dim, codes, shape)
 
 
 def _gather(b: Builder, values: Value, index: Value) -> Value:
@@ -70,7 +70,7 @@ def _gather(b: Builder, values: Value, index: Value) -> Value:
     return b.emit("CAST", b.emit("GATHER", b.emit("CAST", values, dtype="INT8"), index), dtype="BOOL")
 
 
-def _gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
+def gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
     """TOSA 1.0 GATHER along ``dim``, which is moved to the front; ``index`` holds INT32 numbers for ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)

@@ -11,12 +11,51 @@ import numpy.typing as npt
 import torch
 from torch.fx import Node
 
+from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor
 from ethorch.errors import Reason
 from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, shape_of
 from ethorch.ops.spec import find
 
 aten = torch.ops.aten
+
+#: Most runs of a constant index. One of more would need so many slices that a GATHER of it is better: Vela's time for them grows
+#: with the square of their number.
+MOST_PIECES = 1024
+
+
+def runs(index: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, length) of each stretch of ``index`` that counts up by one."""
+    found: list[tuple[int, int]] = []
+    for value in index:
+        if found and value == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((value, 1))
+    return found
+
+
+def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
+    """Return (first, step) of places that count up by one step of at least 2; None for all others."""
+    step = places[1] - places[0] if len(places) > 1 else 0
+    return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
+
+
+def strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
+    """x[start:end:step] along ``dim``, bounds as Python's. TOSA 1.0 SLICE; a step is a SLICE of the axis folded by it."""
+    value, axis, dims = b.axis_of(x, dim)
+    extent = value.shape[axis]
+    first, last, step = slice(start, end, step).indices(extent)
+    count = len(range(first, last, step))
+    if step == 1:
+        return QTensor(b.sliced(value, axis, first, count), dims, x.q)
+    whole = min(count * step, extent - first)
+    value = b.sliced(value, axis, first, whole)
+    value = b.padded(value, axis, 0, count * step - whole, 0)  # the last group is short: filled with what is dropped again
+    shape = value.shape
+    folded = b.reshape(value, (*shape[:axis], count, step, *shape[axis + 1 :]))
+    value = b.reshape(b.sliced(folded, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
+    return QTensor(value, dims, x.q)
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:

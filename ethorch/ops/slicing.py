@@ -6,18 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Node
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.ops.gather import gathered
+from ethorch.ops.indices import MOST_PIECES, evenly_spaced, runs, strided
 from ethorch.ops.quant_rules import OVERWRITTEN, SAME_AS_INPUT
 from ethorch.ops.samples import I8, Ints, Sample
 from ethorch.ops.spec import composite, op
 from ethorch.tosa.layout import around
 
 aten = torch.ops.aten
+
+#: Most slices of a write at constant places on a target without GATHER: Vela takes a minute for them.
+_MOST_WITHOUT_GATHER = 4096
 
 
 @op(
@@ -103,7 +109,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     "aten.as_strided_copy.default",
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
-def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+def asstrided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
     Left as it is where x is not contiguous, or the elements lie beyond it.
@@ -119,7 +125,7 @@ def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: 
     if steps == [math.prod([e for e in size if e > 1][k + 1 :]) for k in range(len(steps))]:
         return s(aten.reshape.default, s(aten.slice.Tensor, flat, 0, first, last + 1), list(size))
     numbers = torch.arange(first, last + 1, dtype=torch.int32)
-    places = torch.as_strided(numbers, size, stride).contiguous()
+    places = torch.asstrided(numbers, size, stride).contiguous()
     picked = s(aten.index_select.default, flat, 0, s.constant(places.flatten()))
     return s(aten.reshape.default, picked, list(size))
 
@@ -149,7 +155,7 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
         return b.requantized(b.permute(tiles, order), out.q)
     taps = []
     for k in range(size):
-        tap = _strided(b, x, dim, k, k + (count - 1) * step + 1, step)
+        tap = strided(b, x, dim, k, k + (count - 1) * step + 1, step)
         taps.append(b.view(tap, (*x.shape[:dim], count, 1, *x.shape[dim + 1 :])))
     return b.requantized(b.permute(b.concat(taps, dim + 1), order), out.q)
 
@@ -189,19 +195,42 @@ def slice_scatter(
 
 
 def overwritten(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
-    """x with source[k] at places[k] along ``dim``: slices and a CONCAT. Where a place is named twice, the last one wins."""
+    """x with source[k] at places[k] along ``dim``. Where a place is named twice, the last one wins.
+
+    Slices and a CONCAT; of very many slices, a fold where the places are evenly spaced, else a GATHER of both tensors. A target
+    without GATHER takes some more slices.
+    """
     holder = {place: k for k, place in enumerate(places)}
-    parts: list[QTensor] = []
-    wide = [(0, holder[k]) if k in holder else (1, k) for k in range(x.shape[dim])]
-    start = 0
-    while start < len(wide):
-        size = 1
-        while start + size < len(wide) and wide[start + size] == (wide[start][0], wide[start][1] + size):
-            size += 1
-        origin, first = wide[start]
-        parts.append(b.narrow(x if origin else source, dim, first, size))
-        start += size
-    return b.concat(parts, dim)
+    count = source.shape[dim]
+    wide = [holder.get(k, count + k) for k in range(x.shape[dim])]  # of the rows of source and x, one behind the other
+    pieces = [piece for run in runs(wide) for piece in _cut_at(run, count)]
+    even = evenly_spaced(places) if len(pieces) > MOST_PIECES else None
+    most = MOST_PIECES if b.limits["GATHER"].present else _MOST_WITHOUT_GATHER
+    if even is None and len(pieces) <= most:
+        parts = [b.narrow(source, dim, k, size) if k < count else b.narrow(x, dim, k - count, size) for k, size in pieces]
+        return b.concat(parts, dim)
+    if even is not None:
+        return _overwritten_evenly(b, x, dim, *even, source)
+    return gathered(b, b.concat([source, x], dim), dim, b.const(np.asarray(wide, np.int32), name="index"), (len(wide),))
+
+
+def _cut_at(run: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """A run of row numbers, as two where it goes over ``count``."""
+    first, size = run
+    return [(first, count - first), (count, first + size - count)] if first < count < first + size else [run]
+
+
+def _overwritten_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
+    """x with source[k] at ``start + k * step``: folded by the step, the rows are the first of each group. The last may be short."""
+    groups, extent = source.shape[dim] - 1, x.shape[dim]
+    last = start + groups * step
+    folded = [*x.shape[:dim], groups, step, *x.shape[dim + 1 :]]
+    rows = b.view(b.narrow(source, dim, 0, groups), (*folded[: dim + 1], 1, *folded[dim + 2 :]))
+    others = b.narrow(b.view(b.narrow(x, dim, start, groups * step), folded), dim + 1, 1, step - 1)
+    region = b.view(b.concat([rows, others], dim + 1), (*x.shape[:dim], groups * step, *x.shape[dim + 1 :]))
+    before = [b.narrow(x, dim, 0, start)] if start else []
+    behind = [b.narrow(x, dim, last + 1, extent - last - 1)] if last + 1 < extent else []
+    return b.concat([*before, region, b.narrow(source, dim, groups, 1), *behind], dim)
 
 
 @composite("aten.select_scatter.default", samples=[Sample(I8(2, 4, 3), I8(2, 3, low=-1.0), 1, -2)])
@@ -209,23 +238,6 @@ def select_scatter(s: AtenBuilder, x: Node, source: Node, dim: int, index: int) 
     """out = x with ``source`` as x[index] along ``dim``."""
     index %= shape_of(x)[dim]
     return s(aten.slice_scatter.default, x, s(aten.unsqueeze.default, source, dim), dim, index, index + 1)
-
-
-def _strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
-    """x[start:end:step] along ``dim``, bounds as Python's. TOSA 1.0 SLICE; a step is a SLICE of the axis folded by it."""
-    value, axis, dims = b.axis_of(x, dim)
-    extent = value.shape[axis]
-    first, last, step = slice(start, end, step).indices(extent)
-    count = len(range(first, last, step))
-    if step == 1:
-        return QTensor(b.sliced(value, axis, first, count), dims, x.q)
-    whole = min(count * step, extent - first)
-    value = b.sliced(value, axis, first, whole)
-    value = b.padded(value, axis, 0, count * step - whole, 0)  # the last group is short: filled with what is dropped again
-    shape = value.shape
-    folded = b.reshape(value, (*shape[:axis], count, step, *shape[axis + 1 :]))
-    value = b.reshape(b.sliced(folded, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
-    return QTensor(value, dims, x.q)
 
 
 @op(
@@ -245,7 +257,7 @@ def slice_(
     out: Result,
 ) -> QTensor:
     """out = x[start:end:step] along ``dim``. TOSA 1.0 SLICE; a step is a SLICE of the axis folded by it."""
-    return b.requantized(_strided(b, x, dim, start, end, step), out.q)
+    return b.requantized(strided(b, x, dim, start, end, step), out.q)
 
 
 @op(
@@ -257,4 +269,4 @@ def slice_(
 def select(b: Builder, x: QTensor, dim: int, index: int, *, out: Result) -> QTensor:
     """out = x[index] along ``dim``, which is dropped. TOSA 1.0 SLICE."""
     index %= x.shape[dim]
-    return b.view(b.requantized(_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)
+    return b.view(b.requantized(strided(b, x, dim, index, index + 1, 1), out.q), out.shape)
