@@ -22,7 +22,7 @@ from ethorch.direct import NotWhole, lower_whole, program_of
 from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, Unsupported, VelaError
 from ethorch.formats.pte_writer import write
-from ethorch.fx.export import described, exported
+from ethorch.fx.export import check_module, check_outputs, described, exported
 from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
@@ -180,7 +180,10 @@ def _prepared(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str]
         changed: buffers that it reads and somebody else writes: no constants.
     """
     with stage("export"), collected_later():
-        graph = fold(exported(model.module, model.example_inputs, model.dynamic_shapes).module(check_guards=False))
+        check_module(model.module, model.example_inputs)
+        program = exported(model.module, model.example_inputs, model.dynamic_shapes)
+        check_outputs(program)
+        graph = fold(program.module(check_guards=False))
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"), collected_later():

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,10 @@ from ethorch.open_sizes import dynamic_shapes_of
 from ethorch.user_code import ZOOS, Reference, explained, find, first_sentence
 from ethorch.words import did_you_mean
 
+logger = logging.getLogger(__name__)
+
+#: Modules of torch that compute something else in training.
+_TRAINED_OTHERWISE = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
 Inputs = tuple[Any, ...]
 
 
@@ -330,6 +335,16 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def mention_training(module: nn.Module) -> None:
+    """Log a warning if parts of the module that compute something else in training are in training mode."""
+    parts = sorted({type(part).__name__ for part in module.modules() if part.training and isinstance(part, _TRAINED_OTHERWISE)})
+    if parts:
+        logger.warning(
+            "the model is in training mode (%s); it is compiled as in evaluation mode, and left as it was. Call model.eval().",
+            ", ".join(parts),
+        )
 
 
 def is_quantized(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +27,51 @@ def described(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = Non
         sizes = ", ".join("any" if axis in dims else str(size) for axis, size in enumerate(leaf.shape))
         texts.append(f"{str(leaf.dtype).removeprefix('torch.')}[{sizes}]")
     return ", ".join(texts) or "no tensor"
+
+
+def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
+    """Check that no tensor is a float of another dtype than float32, which all that is quantized has to be.
+
+    Args:
+        dtypes: name of each tensor, for the message, and its dtype.
+
+    Raises:
+        QuantizationError: ``quantize.dtype``.
+    """
+    for name, dtype in dtypes:
+        if dtype.is_floating_point and dtype != torch.float32:
+            found = str(dtype).removeprefix("torch.")
+            text = f"{name} is {found}, expected float32: convert the model by model.float(), and its inputs by x.float()"
+            raise QuantizationError("quantize.dtype", text)
+
+
+def check_module(module: nn.Module, inputs: Any) -> None:
+    """Check what torch.export and torch.fx would answer with an error of their own, or not at all.
+
+    Raises:
+        QuantizationError: ``quantize.dtype``, a parameter or an input is a float of another dtype than float32;
+            ``quantize.name``, torch.fx cannot write the name of a submodule or parameter into code.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
+    check_float32((f"input {number}", tensor.dtype) for number, tensor in enumerate(tensors))
+    for name, _ in (*module.named_modules(), *module.named_parameters(), *module.named_buffers()):
+        if any(character in '"\\' or not character.isprintable() for character in name):
+            text = f"the name {name!r} has a quotation mark, a backslash or a control character: rename that submodule or tensor"
+            raise QuantizationError("quantize.name", text)
+
+
+def check_outputs(program: ExportedProgram) -> None:
+    """Check that a result of the program has elements.
+
+    Raises:
+        QuantizationError: ``quantize.empty``.
+    """
+    values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if tensors and all(0 in tensor.shape for tensor in tensors):
+        text = f"the outputs have no elements, {described(tensors)}: give example inputs with a batch of at least 1"
+        raise QuantizationError("quantize.empty", text)
 
 
 def exported(

@@ -24,7 +24,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"_?grouped_mm.*|_scaled_grouped_mm.*",
      "Rows that are sorted by expert, multiplied and put back into order run on the NPU, as transformers exports its mixtures of"
      " experts: sort int[rows], count with histc or bincount, and index the result by the inverse of the permutation."),
-    (r"cummax|cummin|cumprod|logcumsumexp", "cumsum runs on the NPU; a product of positive numbers is exp(cumsum(log(x)))."),
+    (r"cummax|cummin", "Their values run on the NPU, not the indices."),
     (r"atan2", "torch.atan(y / x) with torch.where for the quadrants runs on the NPU."),
     (r"(_?cdist|_?pdist|_euclidean_dist).*", "(x - y).pow(2).sum(-1).sqrt() runs on the NPU."),
     (r"grid_sampler.*", "F.grid_sample of pictures, bilinear or nearest, runs on ethos-u85; by a constant grid on every NPU."),
@@ -51,7 +51,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"bessel.*|special_.*|igamma.*|lgamma|digamma|polygamma|mvlgamma|zeta|.*erfc.*|i0.*|sinc|ndtri",
      "Of one quantized tensor it is a table: quantize it as a chain of exp, log, erf and arithmetic, which run on the NPU."),
     (r"ctc_loss.*|.*_loss.*|.*nll.*|cross_entropy.*", _TRAINING),
-    (r"gcd|lcm|ldexp|frexp|nextafter|copysign|heaviside|hypot|xlogy|logaddexp.*|float_power|fmod|remainder",
+    (r"gcd|lcm|ldexp|frexp|nextafter|copysign|heaviside|xlogy|logaddexp2|float_power|fmod|remainder",
      "Write it as products, quotients, torch.where and comparisons, which run on the NPU."),
     (r"addr|addbmm|addmv|mv|dot|vdot|ger|outer|inner|kron|cross|linalg_cross|tensordot|chain_matmul|trilinear|_trilinear|bilinear",
      "torch.matmul, sums and element-wise products run on the NPU."),

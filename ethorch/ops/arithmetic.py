@@ -237,6 +237,26 @@ def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     return QTensor(b.emit("SUB", zero, b.widened(x.value)), x.dims, None)
 
 
+@composite(
+    "aten.hypot.default",
+    floats=lambda b, x, y, *, out: (FloatTensor.of(b, x) * x + FloatTensor.of(b, y) * y).sqrt(),
+    samples=[Sample(I8(2, 5, 6), I8(6)), Sample(I8(3, 40), I8(3, 40, low=0.5))],
+    bound16=3,
+)
+def hypot(s: AtenBuilder, x: Node, y: Node) -> Node:
+    """out = sqrt(x * x + y * y)."""
+    return s(aten.sqrt.default, s(aten.add.Tensor, s(aten.mul.Tensor, x, x), s(aten.mul.Tensor, y, y)))
+
+
+@composite(
+    "aten.logaddexp.default", samples=[Sample(I8(2, 5, 6), I8(6)), Sample(I8(3, 40, low=-9.0, high=9.0), I8(3, 40))], bound16=3
+)
+def logaddexp(s: AtenBuilder, x: Node, y: Node) -> Node:
+    """out = log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(-|x - y|))."""
+    distance = s(aten.abs.default, s(aten.sub.Tensor, x, y))
+    return s(aten.add.Tensor, s(aten.maximum.default, x, y), s(aten.softplus.default, s(aten.neg.default, distance)))
+
+
 def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     """x times a constant of ones and zeros."""
     rows, columns = shape_of(x)[-2:]

@@ -14,6 +14,7 @@ from ethorch.builder.floats import FP32, FloatTensor
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.errors import Unsupported
 from ethorch.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.ops.extremes import indices_read
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import composite, op
@@ -122,10 +123,46 @@ def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any
     return s(aten.unsqueeze.default, made, dim) if keepdim else made
 
 
-@composite("aten.cumprod.default", samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1)])
+def _scanned(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
+    """out[i] = x[0], ..., x[i] along ``dim`` combined by ``combine``, of two tensors: as many steps as the extent has bits."""
+    extent, step = shape_of(x)[dim], 1
+    while step < extent:
+        first, earlier, later = (s(aten.slice.Tensor, x, dim, *ends) for ends in ((0, step), (0, extent - step), (step, extent)))
+        x, step = s(aten.cat.default, [first, s(combine, earlier, later)], dim), 2 * step
+    return x
+
+
+@composite(
+    "aten.cumprod.default",
+    samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
+)
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``, of at most 16 factors: a chain of muls."""
-    return None if shape_of(x)[dim] > _MOST_FACTORS else s(aten.stack.default, _products(s, x, dim), dim)
+    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls; of more than 16 factors, a mul for each doubling."""
+    if shape_of(x)[dim] > _MOST_FACTORS:
+        return _scanned(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
+    return s(aten.stack.default, _products(s, x, dim), dim)
+
+
+@composite("aten.logcumsumexp.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
+def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``: a logaddexp for each doubling."""
+    return _scanned(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
+
+
+@composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
+def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = the largest of x[0], ..., x[i] along ``dim``; not its index."""
+    return _running_extreme(s, x, dim, aten.maximum.default)
+
+
+@composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
+def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = the least of x[0], ..., x[i] along ``dim``; not its index."""
+    return _running_extreme(s, x, dim, aten.minimum.default)
+
+
+def _running_extreme(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Any:
+    return None if indices_read(s) else [_scanned(s, x, dim % len(shape_of(x)), combine), None]
 
 
 def _products(s: AtenBuilder, x: Node, dim: int) -> list[Node]:

@@ -80,7 +80,7 @@ def min_all(s: AtenBuilder, x: Node) -> Any:
     return s(aten.amin.default, x, [], False)
 
 
-def _indices_read(s: AtenBuilder) -> bool:
+def indices_read(s: AtenBuilder) -> bool:
     """Does anybody read the second result of the node that is replaced?"""
     return any(user.args[1] == 1 and user.users for user in s.node.users)
 
@@ -88,13 +88,13 @@ def _indices_read(s: AtenBuilder) -> bool:
 @composite("aten.max.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """out = (maximum of x over ``dim``, its index if somebody reads that)."""
-    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if _indices_read(s) else None]
+    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if indices_read(s) else None]
 
 
 @composite("aten.min.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """out = (minimum of x over ``dim``, its index if somebody reads that)."""
-    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if _indices_read(s) else None]
+    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if indices_read(s) else None]
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:

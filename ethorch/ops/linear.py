@@ -15,10 +15,10 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FP32, FloatTensor
 from ethorch.builder.qparams import QTensor, Result
 from ethorch.errors import Reason
-from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.ops.quant_rules import Layer, QuantRule
 from ethorch.ops.samples import I8, Sample, W
-from ethorch.ops.spec import op
+from ethorch.ops.spec import composite, op
 from ethorch.ops.weights import accumulator_scales, bias_codes, real_values, weight_array
 
 aten = torch.ops.aten
@@ -152,3 +152,15 @@ def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTenso
     columns = weight.reshape(weight.shape[0], *(x.value.shape[axis] for axis in axes))
     columns = columns.transpose(0, *(1 + axes.index(axis) for axis in in_memory))
     return QTensor(x.value, (*x.dims[:-1], in_memory), x.q), columns.reshape(weight.shape)
+
+
+@composite(
+    "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
+)
+def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
+    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o]: a linear layer of x, and a matmul with y."""
+    outputs, inputs, others = shape_of(weight)
+    matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
+    of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])
+    out = s(aten.squeeze.dim, s(aten.matmul.default, of_x, s(aten.unsqueeze.default, y, -1)), -1)
+    return out if bias is None else s(aten.add.Tensor, out, bias)

@@ -205,7 +205,8 @@ def overwritten(b: Builder, x: QTensor, dim: int, places: Sequence[int], source:
     wide = [holder.get(k, count + k) for k in range(x.shape[dim])]  # of the rows of source and x, one behind the other
     pieces = [piece for run in runs(wide) for piece in _cut_at(run, count)]
     even = evenly_spaced(places) if len(pieces) > MOST_PIECES else None
-    most = MOST_PIECES if b.limits["GATHER"].present else _MOST_WITHOUT_GATHER
+    row = b.limits.get("GATHER")
+    most = MOST_PIECES if row is None or row.present else _MOST_WITHOUT_GATHER
     if even is None and len(pieces) <= most:
         parts = [b.narrow(source, dim, k, size) if k < count else b.narrow(x, dim, k - count, size) for k, size in pieces]
         return b.concat(parts, dim)

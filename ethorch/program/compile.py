@@ -26,6 +26,7 @@ from ethorch.model_files import (
     in_eval_mode,
     is_quantized,
     load_model,
+    mention_training,
     of_exported,
     user_methods,
 )
@@ -202,6 +203,7 @@ def compile(
             paddings = paddings_of(user, sorted(chosen.shapes, key=elements))
             program = compile_methods(methods_of(user, chosen.shapes), chosen, config, dump, share_weights, paddings)
         else:
+            mention_training(user.module)
             with in_eval_mode(user.module):
                 program = _compiled(user, chosen, config, metric, dump, etrecord)
         return verified(program) if chosen.verify else program
@@ -247,6 +249,7 @@ def quantize(
     )
     with exclusive(), shown(progress):
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
+        mention_training(user.module)
         with in_eval_mode(user.module):
             return _quantized(user, chosen, config)
 

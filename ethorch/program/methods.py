@@ -22,7 +22,7 @@ from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
 from ethorch.fx.states import narrow_counters
-from ethorch.model_files import UserMethods, UserModel, in_eval_mode
+from ethorch.model_files import UserMethods, UserModel, in_eval_mode, mention_training
 from ethorch.nhwc import nhwc_inputs
 from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.program.program import Program
@@ -64,6 +64,7 @@ def compile_methods(
     laid = _in_layout(methods, settings)
     with ExitStack() as modes:
         for user in methods.models.values():
+            mention_training(user.module)
             modes.enter_context(in_eval_mode(user.module))
         quantized = _quantized(laid, settings, config)
         builds = {}

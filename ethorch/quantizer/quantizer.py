@@ -10,12 +10,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
 from ethorch.errors import QuantizationError
+from ethorch.fx.export import check_float32
 from ethorch.fx.node import flat, is_float, leave_out
 from ethorch.open_sizes import is_dynamic
 from ethorch.quantizer.annotate import Scan
@@ -143,8 +145,12 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Make the graph one that can be annotated: ``ethorch.quantizer.passes`` says by which steps, and why in that order.
 
         Raises:
-            QuantizationError: an in-place operator has no functional form.
+            QuantizationError: an in-place operator has no functional form; a parameter or an input is a float of another dtype than
+                float32.
         """
+        inputs = ((node.name, node.meta.get("val")) for node in model.graph.find_nodes(op="placeholder"))
+        check_float32((f"parameter {name}", parameter.dtype) for name, parameter in model.named_parameters())
+        check_float32((f"input {name}", value.dtype) for name, value in inputs if isinstance(value, torch.Tensor))
         config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
         run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
@@ -154,11 +160,18 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate every operator that a config matches and that the table of operators knows."""
+        """Annotate every operator that a config matches and that the table of operators knows.
+
+        Raises:
+            QuantizationError: ``quantize.dtype``, one of them reads or makes float64.
+        """
         inner = bool(model.meta.get(INNER))
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
         said = self.settings.said(model)
         for node in model.graph.nodes:
+            if (annotation := node.meta.get(ANNOTATION)) is not None:  # torch's quantize has no float64; half floats it promotes
+                values = ((arg.name, arg.meta["val"]) for arg in (*annotation.input_qspec_map, node) if "val" in arg.meta)
+                check_float32((name, x.dtype) for name, x in values if isinstance(x, torch.Tensor) and x.dtype == torch.float64)
             if node.op == "call_function" and said(node) == (None,) and any(map(is_float, (node, *node.all_input_nodes))):
                 leave_out(node)
         return model
