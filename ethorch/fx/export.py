@@ -41,8 +41,10 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
     for name, dtype in dtypes:
         if dtype.is_floating_point and dtype != torch.float32:
             found = str(dtype).removeprefix("torch.")
-            text = f"{name} is {found}, expected float32: convert the model by model.float(), and its inputs by x.float()"
-            raise QuantizationError("quantize.dtype", text)
+            raise QuantizationError(
+                "quantize.dtype",
+                f"{name} is {found}, expected float32: convert the model by model.float(), and its inputs by x.float()",
+            )
 
 
 def check_module(module: nn.Module, inputs: Any) -> None:
@@ -57,8 +59,10 @@ def check_module(module: nn.Module, inputs: Any) -> None:
     check_float32((f"input {number}", tensor.dtype) for number, tensor in enumerate(tensors))
     for name, _ in (*module.named_modules(), *module.named_parameters(), *module.named_buffers()):
         if any(character in '"\\' or not character.isprintable() for character in name):
-            text = f"the name {name!r} has a quotation mark, a backslash or a control character: rename that submodule or tensor"
-            raise QuantizationError("quantize.name", text)
+            raise QuantizationError(
+                "quantize.name",
+                f"the name {name!r} has a quotation mark, a backslash or a control character: rename that submodule or tensor",
+            )
 
 
 def check_outputs(program: ExportedProgram) -> None:
@@ -70,8 +74,10 @@ def check_outputs(program: ExportedProgram) -> None:
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors and all(0 in tensor.shape for tensor in tensors):
-        text = f"the outputs have no elements, {described(tensors)}: give example inputs with a batch of at least 1"
-        raise QuantizationError("quantize.empty", text)
+        raise QuantizationError(
+            "quantize.empty",
+            f"the outputs have no elements, {described(tensors)}: give example inputs with a batch of at least 1",
+        )
 
 
 def exported(

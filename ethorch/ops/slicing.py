@@ -109,7 +109,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     "aten.as_strided_copy.default",
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
-def asstrided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
     Left as it is where x is not contiguous, or the elements lie beyond it.
@@ -125,7 +125,7 @@ def asstrided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: i
     if steps == [math.prod([e for e in size if e > 1][k + 1 :]) for k in range(len(steps))]:
         return s(aten.reshape.default, s(aten.slice.Tensor, flat, 0, first, last + 1), list(size))
     numbers = torch.arange(first, last + 1, dtype=torch.int32)
-    places = torch.asstrided(numbers, size, stride).contiguous()
+    places = torch.as_strided(numbers, size, stride).contiguous()
     picked = s(aten.index_select.default, flat, 0, s.constant(places.flatten()))
     return s(aten.reshape.default, picked, list(size))
 

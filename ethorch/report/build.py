@@ -6,6 +6,7 @@ from typing import Any
 
 from ethorch.direct.build import Build
 from ethorch.lower.partition_report import PartitionReport
+from ethorch.report.summary import refusal_texts
 from ethorch.vela.compiled_model import Performance
 
 
@@ -27,8 +28,8 @@ def to_text(build: Build) -> str:
 
 
 def partition_text(report: PartitionReport) -> str:
-    """The summary line, and a line for each operator on the CPU."""
-    return "\n".join([report.summary() + ".", *(f"  {refusal}" for refusal in (*report.refusals, *report.without_kernel))])
+    """The summary line, and a line for each reason that keeps operators on the CPU."""
+    return "\n".join([report.summary() + ".", *(f"  {text}" for text in refusal_texts(report.to_json()))])
 
 
 def performance_json(estimate: Performance) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def _of_channels(dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, ...]]:
         image = x.reshape(4, 3, 5, 2)
         codes = Q.quantize_per_channel(image, scales, zeros, 1, low, high, dtype)
         last = Q.quantize_per_channel(x.reshape(40, 3), scales, zeros, 1, low, high, dtype)
-        return codes, last, Q.dequantize_per_channel(codes, scales, zeros, 1, low, high, dtype)
+        dequantized = Q.dequantize_per_channel(codes, scales, zeros, 1, low, high, dtype)
+        return codes, last, dequantized, Q.dequantize_per_channel(codes, scales.float(), zeros, 1, low, high, dtype)
 
     return function
 

@@ -1,4 +1,4 @@
-"""Models that torch.export or the quantizer would answer with an error of their own: each is refused in a sentence, or mentioned."""
+"""Models that torch.export or the quantizer would answer with an error of their own: refused in a sentence, or mentioned."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ def dequantize_per_tensor(
     w.map(f"etk_dequantize_{SUFFIX[x.dtype]}", "quantize.c", [out, x], _parameters(w, scale, zero_point, low, high))
 
 
-def _channels(x: View, scales: View, zero_points: View, axis: int) -> tuple[View, View]:
-    """Scales and zero points as tensors that broadcast to x."""
-    if scales.dtype != "float64" or zero_points.dtype != "int64":
-        found = scales.dtype if scales.dtype != "float64" else zero_points.dtype
-        raise refused_dtype(found, "scales of float64 and zero points of int64, as ExecuTorch's kernel does")
+def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
+    """Scales and zero points as tensors that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel takes."""
+    if scales.dtype not in of or zero_points.dtype != "int64":
+        found = scales.dtype if scales.dtype not in of else zero_points.dtype
+        raise refused_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
     shape = [1] * x.rank
     shape[x.axis(axis)] = x.shape[x.axis(axis)]
     views = [view.reshaped(shape) for view in (scales, zero_points)]
@@ -83,11 +83,13 @@ def dequantize_per_channel(
     out_dtype: int | None,
     out: View,
 ) -> None:
-    """The same as dequantize_per_tensor with a scale and a zero point for each index of an axis."""
+    """The same as dequantize_per_tensor with a scale (float64 or float32) and a zero point for each index of an axis."""
     _check(out, x)
     if zero_points is None:
         raise Refused("argument", "it has no zero points", "Give zeros as zero points.")
-    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_channels(x, scales, zero_points, axis)])
+    of_channels = _channels(x, scales, zero_points, axis, of=("float64", "float32"))
+    narrow = (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()  # parameters stand for scales of float32
+    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *of_channels], *narrow)
 
 
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")

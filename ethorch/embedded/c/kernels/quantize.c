@@ -61,11 +61,11 @@ ETK_INLINE float dequantized(int32_t code, int32_t zero_point, float scale) {
                                       int32_t count, const void *parameters) {                                           \
     const uint8_t *x = in[0], *scale = in[1], *zero = in[2];                                                             \
     int32_t i;                                                                                                           \
-    (void)parameters;                                                                                                    \
     for (i = 0; i < count; ++i) {                                                                                        \
+      const float factor = parameters != NULL ? *(const etk_f32 *)(const void *)scale                                    \
+                                              : (float)*(const etk_f64 *)(const void *)scale;                            \
       *(etk_f32 *)(void *)out = dequantized((int32_t) * (const TYPE *)(const void *)x,                                   \
-                                            (int32_t) * (const etk_i64 *)(const void *)zero,                             \
-                                            (float)*(const etk_f64 *)(const void *)scale);                               \
+                                            (int32_t) * (const etk_i64 *)(const void *)zero, factor);                    \
       out += step[0];                                                                                                    \
       x += step[1];                                                                                                      \
       scale += step[2];                                                                                                  \
