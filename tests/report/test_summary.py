@@ -15,8 +15,8 @@ SORT = Reason("operator.unknown", "aten.sort.default has no lowering to the NPU"
 def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence() -> None:
     report = PartitionReport("ethos-u55-128")
     for line in range(3):
-        report.refusals.append(Refusal(f"index_{line}", Origin("aten.index.Tensor", f"layers.{line}", f"net.py:{line}"), INDEX))
-    report.refusals.append(Refusal("sort", Origin("aten.sort.default", "", "net.py:9"), SORT))
+        report.refusals.append(Refusal(f"index_{line}", Origin("", "aten.index.Tensor", f"layers.{line}", f"net.py:{line}"), INDEX))
+    report.refusals.append(Refusal("sort", Origin("", "aten.sort.default", "", "net.py:9"), SORT))
     index, sort = refusal_texts(report.to_json())
     assert index == f"aten.index.Tensor at layers.0 (net.py:0) and 2 more: {INDEX.text} [GATHER.absent] {INDEX.way_out}"
     assert sort.startswith("aten.sort.default (net.py:9): ")
