@@ -6,6 +6,7 @@ meet a quantized tensor they count as quantized with scale 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
 
     Both operands are rescaled to a common unit. Where their scales are equal, it is their scale, and the sum is exact. Where they
     are not, it is so fine that only the last rounding counts. |x - zp| < 2**bits, so the sum stays below 2**31.
-    Activations of int32 are halved.
+    Activations of int32 are halved, and the sum is clamped before it is doubled again, since a RESCALE to INT32 does not saturate.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -80,7 +81,11 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
         b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
         for value, scale, q in ((xv, scales[0], x.qparams), (yv, scales[1], y.qparams))
     ]
-    return QTensor(b.requantize(b.emit(name, *wide), unit, out), dims, out)
+    total = b.emit(name, *wide)
+    if out.dtype == "INT32" and unit > out.step:
+        limit = np.full((1,) * total.rank, math.floor(out.qmax * out.step / unit), np.int32)
+        total = b.emit("MAXIMUM", b.emit("MINIMUM", total, b.const(limit)), b.const(-limit))
+    return QTensor(b.requantize(total, unit, out), dims, out)
 
 
 def no_float_constant(name: str) -> Callable[..., Reason | None]:
