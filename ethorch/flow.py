@@ -27,7 +27,7 @@ from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
 from ethorch.nhwc import NhwcIo, nhwc_inputs
-from ethorch.open_sizes import is_dynamic, nhwc_axis, unlimited
+from ethorch.open_sizes import is_dynamic, unlimited
 from ethorch.progress import stage
 from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantizer.constrained_weights import fold
@@ -35,6 +35,7 @@ from ethorch.quantizer.preparing import prepare
 from ethorch.quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
 from ethorch.quantizer.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
 from ethorch.target.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.tosa.layout import nhwc_axis
 from ethorch.user_code import explained
 from ethorch.vela import artifacts
 

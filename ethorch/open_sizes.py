@@ -84,11 +84,6 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
     }
 
 
-def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the place in NHWC of an axis of a tensor of that rank."""
-    return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1
-
-
 @contextmanager
 def unguarded(nodes: Iterable[Node]) -> Iterator[None]:
     """Keep open sizes open inside: a comparison of them that is not decided for all sizes adds no guard.

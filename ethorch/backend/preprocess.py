@@ -41,7 +41,7 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
             Unsupported, VelaError: as of ``compile_program``.
             EthorchError: what Vela made does not fit the partition's inputs and outputs.
         """
-        if other := _namesake(EthosUBackend, edge_program):
+        if other := _namesake(EthosUBackend, edge_program, compile_specs):
             return other.preprocess(edge_program, compile_specs)
         spec = attached(EthosUCompileSpec, edge_program, compile_specs)
         lowered = _ready(edge_program) or compile_program(edge_program, spec)
@@ -74,7 +74,7 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """The TOSA flatbuffer of one partition."""
-        if other := _namesake(TOSABackend, edge_program):
+        if other := _namesake(TOSABackend, edge_program, compile_specs):
             return other.preprocess(edge_program, compile_specs)
         spec = attached(TosaCompileSpec, edge_program, compile_specs)
         graph = tosa_graph(edge_program, spec)
@@ -127,7 +127,8 @@ def install() -> None:
     backend_api.BackendDetails = _FoundBackends
 
 
-def _namesake(backend: type[BackendDetails], program: ExportedProgram) -> Any:
-    """Return the other backend of this name if no partitioner of ethorch tagged ``program``, else None."""
+def _namesake(backend: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> Any:
+    """Return the other backend of this name if neither a partitioner nor a compile spec of ethorch led here, else None."""
     others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
-    return others[0] if others and not is_attached(program) else None
+    is_own = is_attached(program) or any(hasattr(spec, "from_ethorch") for spec in specs)
+    return others[0] if others and not is_own else None

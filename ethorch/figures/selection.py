@@ -10,7 +10,7 @@ from typing import Any
 
 from ethorch.errors import HostError
 from ethorch.formats.pte_types import Chain, Method, Program, Value
-from ethorch.open_sizes import nhwc_axis
+from ethorch.tosa.layout import nhwc_axis
 
 #: The shapes of a method's inputs.
 Shapes = tuple[tuple[int, ...], ...]

@@ -73,7 +73,7 @@ def check_outputs(program: ExportedProgram) -> None:
     """
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if tensors and all(0 in tensor.shape for tensor in tensors):
+    if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
         raise QuantizationError(
             "quantize.empty",
             f"the outputs have no elements, {described(tensors)}: give example inputs with a batch of at least 1",

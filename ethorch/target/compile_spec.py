@@ -111,10 +111,19 @@ class ArmCompileSpec:
         return False
 
     def to_list(self) -> list[CompileSpec]:
-        """As ExecuTorch's list of key and value. SpecError when debug information has no folder to go to."""
+        """Return ExecuTorch's list of key and value, each with the attribute ``from_ethorch``.
+
+        The attribute tells the list from one of ``executorch.backends.arm``, whose backends have the same names.
+
+        Raises:
+            SpecError: Debug information has no folder to go to.
+        """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-        return [CompileSpec(key, value) for key, value in self.to_pairs()]
+        specs = [CompileSpec(key, value) for key, value in self.to_pairs()]
+        for spec in specs:
+            spec.from_ethorch = True
+        return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
         """The keys and values of ``to_list``, without ExecuTorch. SpecError as there."""

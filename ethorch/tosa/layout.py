@@ -115,3 +115,8 @@ def joined_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, 
             runs.append([axis])
     joined = tuple(math.prod(shape[axis] for axis in run) for run in runs)
     return joined, tuple(place for place, run in enumerate(runs) if run[0] in counted)
+
+
+def nhwc_axis(axis: int, rank: int) -> int:
+    """Return the place in NHWC of an axis of a tensor of that rank."""
+    return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

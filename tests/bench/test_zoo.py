@@ -59,4 +59,4 @@ def test_of_two_records_of_one_run_the_later_counts() -> None:
 def test_the_names_are_unique() -> None:
     names = cases()
     assert len(names) >= 60
-    assert {name.split("/")[0] for name in names} == {"timm", "hf", "torchvision"}
+    assert {name.split("/")[0] for name in names} == {"timm", "hf", "torchvision", "drawn"}

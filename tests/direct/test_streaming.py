@@ -39,4 +39,4 @@ def test_calls_one_after_the_other_give_what_the_unrolled_network_gives(name: st
     (wanted,) = host.load(whole.pte)(together)
     found = torch.cat(run(host.load(build.pte), inputs))
     assert torch.equal(found, wanted)
-    assert (wanted[1:] != wanted[:-1]).flatten(1).any(1).float().mean() > 0.9  # the frames differ
+    assert (wanted[1:] != wanted[:-1]).flatten(1).any(1).float().mean() > 0.8  # the frames differ

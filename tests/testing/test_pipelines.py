@@ -61,7 +61,7 @@ def test_an_operator_on_the_cpu_fails_with_its_reason(pipeline: type[BasePipelin
 @pytest.mark.parametrize("pipeline", [TosaPipelineINT, EthosU85PipelineINT])
 def test_outputs_that_are_apart_fail(pipeline: type[BasePipeline[Any]], caplog: pytest.LogCaptureFixture) -> None:
     made = pipeline(Net(), image(), LINEAR, qtol=0, atol=0, rtol=0)
-    made.add_stage(lambda: made.tester.get_artifact(StageType.QUANTIZE).get_parameter("head.bias").data.fill_(9), pos=-2)
+    made.add_stage(lambda: made.tester.get_artifact(StageType.QUANTIZE).get_parameter("head_bias_rounded").data.fill_(9), pos=-2)
     if made.has_stage("run_method_and_compare_outputs.original_model"):
         made.pop_stage("run_method_and_compare_outputs.original_model")
     with pytest.raises(AssertionError, match=r"output 0, of aten.linear.default at head"):

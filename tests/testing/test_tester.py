@@ -104,7 +104,7 @@ def test_check_node_count() -> None:
 def test_outputs_that_are_apart_are_described() -> None:
     tester = lowered().to_executorch()
     with torch.no_grad():
-        tester.get_artifact(StageType.QUANTIZE).get_parameter("head.bias").add_(1)
+        tester.get_artifact(StageType.QUANTIZE).get_parameter("head_bias_rounded").add_(1)
     with pytest.raises(AssertionError) as error:
         tester.run_method_and_compare_outputs(image(), qtol=1)
     text = str(error.value)
