@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import sys
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 import torch
@@ -70,7 +68,10 @@ def on_cpu(module: GraphModule) -> GraphModule:
 
 @functools.cache
 def _define() -> torch.library.Library | None:
-    """Define ExecuTorch's operator unless it exists; importing ExecuTorch's definition would import its whole Arm backend."""
+    """ExecuTorch's operator, for the rest of the process; None where it is there. Its own ones import its whole Arm backend.
+
+    A process that imports those afterwards is told by torch that there are two.
+    """
     if hasattr(torch.ops.cortex_m, "quantized_batch_matmul"):
         return None
     arguments = (
@@ -81,21 +82,7 @@ def _define() -> torch.library.Library | None:
     library.define(f"quantized_batch_matmul({arguments}) -> Tensor")
     library.define(f"quantized_batch_matmul.out({arguments}, *, Tensor(a!) out) -> Tensor(a!)")
     torch.library.register_fake("cortex_m::quantized_batch_matmul", _shape, lib=library)
-    sys.meta_path.insert(0, _Withdrawal(library))
     return library
-
-
-class _Withdrawal(MetaPathFinder):
-    """Removes ethorch's definition just before a process imports ExecuTorch's, since torch accepts only one."""
-
-    def __init__(self, library: torch.library.Library):
-        self._library = library
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname == "executorch.backends.cortex_m.ops.operators":
-            sys.meta_path.remove(self)
-            self._library._destroy()
-            _define.cache_clear()
 
 
 def _shape(left: Tensor, left_zero: int, right: Tensor, *rest: Any) -> Tensor:

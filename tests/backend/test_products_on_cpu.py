@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,14 +79,3 @@ def test_products_of_other_types_and_models_without(usual: ethorch.Program, walk
     assert dense.settings is not None and dense.settings.partition == "npu" and len(dense.tried) == 1
     with pytest.raises(SpecError, match="unknown partition 'cots'"):
         Settings(partition="cots")
-
-
-def test_the_operator_gives_way_to_the_definition_of_executorch() -> None:
-    code = """
-from ethorch.backend import products_on_cpu
-assert products_on_cpu._define() is not None
-import executorch.backends.cortex_m.quantizer.quantizer
-assert products_on_cpu._define() is None
-"""
-    child = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
