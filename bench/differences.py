@@ -1,4 +1,4 @@
-"""How many elements of a .pte's outputs differ from the fake-quantized module, operator by operator, in both implementations.
+"""Count output elements of a .pte that differ from the fake-quantized module, per operator, for both implementations.
 
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 

@@ -18,7 +18,7 @@ from ethorch.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Would ExecuTorch break up this operator that ethorch lowers whole?
+    """Return True if ExecuTorch would decompose this operator, which ethorch lowers as one.
 
     It breaks up what returns a view of its input, or may return one, whatever it is asked.
     """

@@ -147,7 +147,7 @@ class SelectedSizes:
 
 
 def selection_of(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """How to select one of these methods by the sizes of inputs; None if they are not one model at several shapes."""
+    """Return the rule that selects a method by input sizes, or None unless they are one model at several shapes."""
     found = Selection.of(program)
     chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
     if found is None or len(chosen) < 2:

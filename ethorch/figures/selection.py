@@ -24,7 +24,7 @@ Places = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class Padding:
-    """An axis along which no element of a result depends on elements behind it, so that inputs may be filled up.
+    """An axis that inputs can be padded along, because no result element depends on later elements of the axis.
 
     Attributes:
         inputs: where it is among the inputs' axes.

@@ -1,4 +1,4 @@
-"""Which axes of a model's inputs may be filled up: those along which no operator mixes elements, or only with earlier ones.
+"""Find input axes that can be padded: no operator may mix an element of the axis with later ones.
 
 The model is exported at two sizes of an axis, and the graphs are compared operator by operator. Each operator runs at the small
 size, and at the large one with the small one's elements in front of two fillings that are far apart. It passes if what it computes
@@ -127,7 +127,7 @@ def _map(args: Any, function: Any) -> Any:
 
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
-    """Return True if the operator computes the same of the elements in front, whatever is behind them."""
+    """Return True if the operator's results for the first elements do not depend on the later ones."""
     wanted = pytree.tree_leaves(values[node])
     for above in (True, False):
 
@@ -188,7 +188,7 @@ def _indexes_along(node: Node, twin: Node) -> bool:
 
 
 def _places(small: Node, large: Node, sizes: tuple[int, int]) -> Places | None:
-    """Where the axis is among those of the outputs."""
+    """Locate the axis in the outputs."""
     found = []
     leaves = zip(pytree.tree_leaves(small.args), pytree.tree_leaves(large.args), strict=True)
     for number, (one, other) in enumerate((a, b) for a, b in leaves):

@@ -53,7 +53,7 @@ def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
 
 
 def elements(shapes: Shapes) -> int:
-    """How many elements inputs of these shapes have."""
+    """Return the total number of elements in inputs of these shapes."""
     return sum(map(math.prod, shapes))
 
 

@@ -693,14 +693,14 @@ def is_of_many_rows(r: Rewriter, op: Op) -> bool:
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """As many GATHERs as are needed read so many rows each that a transfer counts, and a CONCAT joins them."""
+    """Split the GATHER into parts that one transfer can count, and join them with a CONCAT."""
     at, (values, indices) = r.before(op), op.operands
     parts = [at.again(op, values, part) for part, _ in _row_parts(at, indices)]
     r.replace(op, at.emit("CONCAT", *parts, axis=1))
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """As many SCATTERs as are needed, each into the result of the one before, write so many rows each that a transfer counts."""
+    """Split the SCATTER into a chain of parts that one transfer can count, each writing into the previous result."""
     at, (values, indices, rows) = r.before(op), op.operands
     for part, first in _row_parts(at, indices):
         size = (rows.shape[0], part.shape[1], rows.shape[2])

@@ -45,12 +45,12 @@ class ArmCompileSpecBuilder:
         return self
 
     def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> ArmCompileSpecBuilder:
-        """As of ``ArmCompileSpec``."""
+        """Set the folder for intermediate files. See ``ArmCompileSpec``."""
         self._path = output_path
         return self
 
     def dump_debug_info(self, debug_mode: ArmCompileSpec.DebugMode | str | None) -> ArmCompileSpecBuilder:
-        """As of ``ArmCompileSpec``."""
+        """Set the debug mode. See ``ArmCompileSpec``."""
         self._mode = debug_mode
         return self
 
