@@ -38,7 +38,8 @@ def with_selection(program: Program, names: Sequence[str], paddings: tuple[Paddi
 def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
     """A model as methods, one for each tuple of input shapes, the smallest first.
 
-    Calibration samples become one session, each a call of the method of its shapes.
+    Calibration samples become one session, each a call of the method of its shapes. A method whose shapes no sample has is
+    calibrated with all of them, cropped or repeated.
 
     Raises:
         SpecError: a tuple has another number of shapes than the model has inputs, or one of another rank; or the exported program
@@ -49,6 +50,8 @@ def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
     models = {name: of_shapes(user, one) for name, one in zip(names, ordered, strict=True)}
     by_shapes = dict(zip(ordered, names, strict=True))
     calls = [(by_shapes[one], sample) for sample in user.calibration if (one := _tensor_shapes(sample)) in by_shapes]
+    for name in sorted(set(names) - {name for name, _ in calls}, key=names.index):
+        calls += [(name, _inputs(sample, ordered[names.index(name)])) for sample in user.calibration]
     return UserMethods(models, [calls] if calls else [], alternatives=True)
 
 
@@ -137,7 +140,7 @@ def _root(dim: Any, size: int) -> tuple[Any, int | None]:
 
 
 def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
-    """Inputs of these shapes: the example's own elements, repeated where they are fewer."""
+    """Return inputs of these shapes: the example's own elements, cropped, or repeated where they are fewer."""
     remaining = iter(shapes)
 
     def of_shape(leaf: Any) -> Any:

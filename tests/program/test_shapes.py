@@ -95,6 +95,16 @@ def test_weights_are_stored_once_and_quantization_is_one(encoder):
     assert scales[0] == scales[1] and len(scales[0]) > 6
 
 
+def test_a_method_without_samples_of_its_shapes_is_calibrated_with_the_others():
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    samples = [(torch.randn(1, 16, 16), torch.rand(1, 16)) for _ in range(4)]
+    program = ethorch.compile(model, samples[0], calibration=samples, shapes=["1x8x16,1x8", "1x16x16,1x16"])
+    for length in (8, 16):
+        inputs = (torch.randn(1, length, 16), torch.rand(1, length))
+        assert ethorch.sqnr_db(model(*inputs), program(*inputs)) > 25
+
+
 def test_what_no_method_fits_is_refused_with_the_shapes(encoder):
     _, program = encoder
     for inputs in (
