@@ -1,14 +1,15 @@
-"""Did a change of the code change what is compiled? Hashes of the payloads of the README's networks.
+"""Compare what two versions of the code compile, byte by byte: payloads and programs of all cases of ``bench.payload_cases``.
 
-``python -m bench.payloads [--models a,b] [--targets t,u] [--against REV|FILE] [--save FILE]``
+``python -m bench.payloads [--groups a,b] [--models a,b] [--every N] [--jobs N] [--against REV|FILE] [--save FILE]``
 
-``--against REV`` compiles the same networks with the package as it was at a git revision, and names each network whose payloads
-or program differ; the exit status is 1 where any does. ``--against FILE`` compares with what ``--save FILE`` wrote. A payload is
-the command stream, the weights and the places of inputs and outputs, so equal payloads have equal cycles, memory and results.
+``--against REV`` compiles the same cases with the package as it was at a git revision, ``--against FILE`` compares with what
+``--save FILE`` wrote; each case whose payloads or program differ is named, and the exit status is 1 if there is one. A payload
+holds the command stream, the weights and the places of inputs and outputs, so equal payloads have equal cycles, memory and
+results. The cases and the flow are those of the present tree in both runs, and only ``ethorch/`` is taken of the revision,
+so that its public names must be those of today.
 
-The networks and this flow are those of the present tree in both runs; of the revision only ``ethorch/`` is taken, through its
-public names, which have been the same since 0.1.0. Each run is a process of its own. All networks on both targets take some
-ten minutes of one core a run; ``--models resnet8,ds_cnn,lstm`` is a cross-section that takes half a minute.
+Each run is a process of its own, or ``--jobs`` of them. All cases take 40 minutes of one core; ``--every 20`` is a
+cross-section of two minutes.
 """
 
 from __future__ import annotations
@@ -23,84 +24,78 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.compile import DEFAULT_TARGETS
-from bench.implementation import load_api, memory_for, stdout_for_json
+from bench.implementation import stdout_for_json
 
-#: Of one network on one target: the SHA-256 of each payload and of the .pte, or the error's text.
+if TYPE_CHECKING:
+    from bench.payload_cases import PayloadCase
+
+#: Of one case: a digest of each payload and of the .pte, or the error's text.
 Hashes = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def compiled(model: str, target: str, calibration: int = 8) -> Hashes:
-    """Quantizes and compiles one network with the ``ethorch`` of this process.
+def hashes(case: PayloadCase) -> Hashes:
+    """Compile a case with the ``ethorch`` of this process.
 
-    An exception of the flow becomes ``{"error": ...}``: a network that fails in the same way is equal, too.
+    An exception becomes ``{"error": ...}``: a case that fails in the same way is equal, too.
     """
     import torch
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    from bench.models import ALL_MODELS
 
     torch.set_num_threads(1)
-    api, case = load_api("ethorch"), ALL_MODELS[model]
-    system_config, memory_mode = memory_for(target)
-    spec = api.EthosUCompileSpec(
-        target, system_config=system_config, memory_mode=memory_mode, extra_flags=["--optimise", "Performance"]
-    )
-    payloads: list[str] = []
-    preprocess = api.EthosUBackend.preprocess
-
-    def watched(*arguments: Any, **named: Any) -> Any:
-        result = preprocess(*arguments, **named)
-        payloads.append(_hash(result.processed_bytes))
-        return result
-
-    api.EthosUBackend.preprocess = staticmethod(watched)
     try:
-        quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
-        inputs = case.example_inputs()
-        prepared = prepare_pt2e(torch.export.export(case.build(), inputs).module(check_guards=False), quantizer)
-        with torch.no_grad():
-            for sample in case.calibration(calibration):
-                prepared(*sample)
-        edge = to_edge_transform_and_lower(
-            torch.export.export(convert_pt2e(prepared), inputs),
-            partitioner=[api.EthosUPartitioner(spec)],
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
-        pte = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
+        pte = case.compile()
+        from ethorch.formats.pte import read
+
+        payloads = [_hash(delegate.blob) for method in read(pte).methods.values() for delegate in method.delegates]
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
-    finally:
-        api.EthosUBackend.preprocess = staticmethod(preprocess)
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
     return {"payloads": payloads, "pte": _hash(pte), "pte_bytes": len(pte)}
 
 
 def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
-def in_child(package: Path, models: Sequence[str], targets: Sequence[str]) -> dict[str, Hashes]:
-    """``compiled`` of each network on each target in one new process, with ``package`` as its ``ethorch``."""
+def in_children(package: Path, options: Sequence[str], jobs: int = 1) -> dict[str, Hashes]:
+    """``hashes`` of the cases that ``options`` select, in ``jobs`` new processes with ``package`` as their ``ethorch``.
+
+    Raises:
+        RuntimeError: A process fails.
+    """
     found: dict[str, Hashes] = {}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         (place / "ethorch").symlink_to(package)
         (place / "bench").symlink_to(ROOT / "bench")
-        argv = [sys.executable, "-m", "bench.payloads", "--here", "--models", ",".join(models), "--targets", ",".join(targets)]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        with (place / "stderr").open("w") as stderr:
-            child = subprocess.Popen(argv, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
-            for line in child.stdout or ():
-                record = json.loads(line)
-                found[record.pop("key")] = record
-                print(f"{list(found)[-1]}: {record.get('error') or 'compiled'}", file=sys.stderr, flush=True)
-        if child.wait():
-            raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}: {(place / 'stderr').read_text()[-2000:]}")
+        (place / "tests").symlink_to(ROOT / "tests")
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+        children = []
+        for job in range(jobs):
+            argv = [sys.executable, "-m", "bench.payloads", "--here", f"{job}/{jobs}", *options]
+            log = place / f"stderr{job}"
+            with log.open("w") as stderr:
+                child = subprocess.Popen(argv, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            children.append((child, log))
+        with ThreadPoolExecutor(jobs) as pool:
+            for records in pool.map(_records, (child for child, _ in children)):
+                found |= records
+        for child, log in children:
+            if child.wait():
+                raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}: {log.read_text()[-2000:]}")
+    return dict(sorted(found.items()))
+
+
+def _records(child: subprocess.Popen[str]) -> dict[str, Hashes]:
+    found: dict[str, Hashes] = {}
+    for line in child.stdout or ():
+        record = json.loads(line)
+        key = record.pop("key")
+        found[key] = record
+        print(f"{key}: {record.get('error') or 'compiled'}", file=sys.stderr, flush=True)
     return found
 
 
@@ -119,7 +114,7 @@ def extracted(revision: str, into: Path) -> Path:
 
 
 def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator[str]:
-    """A line for each network and target whose hashes are not the same in both; keys of one of them alone are left out."""
+    """Yield a line for each case whose hashes are not the same in both; keys of one of them alone are left out."""
     for key in (key for key in before if key in after):
         was, is_ = before[key], after[key]
         if was == is_:
@@ -133,24 +128,39 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
             yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ"
 
 
+def selected(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:
+    """Return every ``every``-th case of the groups, which are separated by commas."""
+    from bench.payload_cases import all_cases
+
+    wanted = groups.split(",")
+    return [case for case in all_cases(list(models)) if groups == "all" or case.group in wanted][::every]
+
+
 def main(arguments: list[str] | None = None) -> int:
     from bench.models import models_named
+    from bench.payload_cases import GROUPS
 
     parser = argparse.ArgumentParser(prog="python -m bench.payloads", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default="all", help='comma-separated; default: "all"')
-    parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated; default: %(default)s")
+    parser.add_argument("--groups", default="all", help=f'comma-separated; of {", ".join(GROUPS)}; default: "all"')
+    parser.add_argument("--models", default="all", help='of the first two groups, comma-separated; default: "all"')
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one case of N")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at once")
     parser.add_argument("--against", help="a git revision, or a file that --save wrote")
     parser.add_argument("--save", type=Path, help="write the hashes to this file as JSON")
-    parser.add_argument("--here", action="store_true", help="in this process, a line of JSON each")
+    parser.add_argument("--here", metavar="I/N", help="the I-th of N parts in this process, a line of JSON each")
     options = parser.parse_args(arguments)
-    models, targets = models_named(parser, options.models), options.targets.split(",")
+    models = models_named(parser, options.models)
+    if unknown := set(options.groups.split(",")) - {"all", *GROUPS}:
+        parser.error(f"--groups: unknown {', '.join(sorted(unknown))}; known: {', '.join(GROUPS)}")
+    if options.every < 1 or options.jobs < 1:
+        parser.error("--every and --jobs must be at least 1")
     if options.here:
+        part, parts = map(int, options.here.split("/"))
         with stdout_for_json() as stdout:
-            for model in models:
-                for target in targets:
-                    record = {"key": f"{model} {target}", **compiled(model, target)}
-                    os.write(stdout, (json.dumps(record) + "\n").encode())
+            for case in selected(options.groups, models, options.every)[part::parts]:
+                os.write(stdout, (json.dumps({"key": case.key, **hashes(case)}) + "\n").encode())
         return 0
+    selection = ["--groups", options.groups, "--models", ",".join(models), "--every", str(options.every)]
     with tempfile.TemporaryDirectory() as directory:
         before: dict[str, Hashes] = {}
         package = None
@@ -161,11 +171,11 @@ def main(arguments: list[str] | None = None) -> int:
                 package = extracted(options.against, Path(directory))  # before the long run, since a revision may be misspelt
             except ValueError as error:
                 parser.error(str(error))
-        after = in_child(ROOT / "ethorch", models, targets)
+        after = in_children(ROOT / "ethorch", selection, options.jobs)
         if package is not None:
-            before = in_child(package, models, targets)
+            before = in_children(package, selection, options.jobs)
     if options.save:
-        options.save.write_text(json.dumps(after, indent=1) + "\n")
+        options.save.write_text(json.dumps(after, indent=0) + "\n")
     if not options.against:
         for key, record in after.items():
             print(key, record.get("error") or " ".join(payload[:16] for payload in record["payloads"]))

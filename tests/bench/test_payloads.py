@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.payloads import differences, extracted, in_child
+from bench.payload_cases import GROUPS, TARGETS, all_cases
+from bench.payloads import differences, extracted, hashes, in_children
 
 SAME = {"payloads": ["a", "b"], "pte": "p", "pte_bytes": 100}
 
@@ -31,10 +32,25 @@ def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
         extracted("no-such-revision", tmp_path)
 
 
+def test_cases_are_of_all_groups_and_configurations() -> None:
+    cases = list(all_cases(["resnet8"]))
+    assert len({case.key for case in cases}) == len(cases)
+    assert {case.group for case in cases} == set(GROUPS)
+    for scheme in ("int8", "a16w8"):
+        assert {case.key.split()[2] for case in cases if case.key.endswith(scheme)} == set(TARGETS)
+
+
+def test_hashes_are_of_each_delegate_and_repeat() -> None:
+    cases = {case.key: case for case in all_cases([])}
+    case = cases["programs float_head ethos-u55-128 int8"]
+    found = hashes(case)
+    assert len(set(found["payloads"])) == 2 and found == hashes(case)
+
+
 @pytest.mark.long
 def test_the_package_of_the_child_is_the_one_given(tmp_path: Path) -> None:
     """A package without anything in it cannot compile, and its error is the record."""
     (tmp_path / "ethorch").mkdir()
     (tmp_path / "ethorch" / "__init__.py").write_text("raise RuntimeError('this one')")
     with pytest.raises(RuntimeError, match="this one"):
-        in_child(tmp_path / "ethorch", ["ds_cnn"], ["ethos-u55-128"])
+        in_children(tmp_path / "ethorch", ["--groups", "compiled", "--models", "ds_cnn"])
