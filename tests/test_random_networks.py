@@ -69,6 +69,11 @@ SEEN = {
     "one step of a recurrent layer": (
         Network(0, (("x", "torch.randn(2, 1, 1)"),), (("l", "nn.GRU(1, 1, batch_first=True)"),), (("y", "self.l(x)[0]"),), ("y",)),
         "ethos-u85-128", "16x8"),
+    "a slice of one step, read several times": (
+        Network(
+            4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),
+            (("y", "self.l(x)[0]"),), ("y",)),
+        "ethos-u85-256", "16x8"),
 }  # fmt: skip
 
 

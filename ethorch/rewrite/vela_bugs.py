@@ -352,6 +352,16 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.five-axes-of-slice-for-several",
+        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] and read several times, a copy of Vela's own has the first [h, c] "
+        "and what follows it.",
+        operators=("RESHAPE",),
+        which=do.is_of_slice_behind_ones_for_several,
+        instead=do.copy_operand,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.argmax-of-slice",
         wrong="An ARGMAX along columns of a SLICE of rows runs along rows, as the whole has more of them.",
         operators=("ARGMAX",),

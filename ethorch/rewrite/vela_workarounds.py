@@ -366,16 +366,25 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 def is_of_slice_behind_ones(r: Rewriter, op: Op) -> bool:
     """An operand, perhaps rescaled, is a SLICE reshaped to [1, 1, n, h, c], or with more ones before it. A RESCALE that elementwise
-    operators alone read is part of these."""
-    is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in ELEMENTWISE for o in r.readers(op.result))
+    operators alone read is part of them."""
+    is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in _BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(_slices_behind_ones(r, op))
 
 
 def _slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
     """Which operands are such SLICEs."""
-    values = [_unscaled(r, value) if op.name in ELEMENTWISE else value for value in op.operands]
-    shaped = (value.rank > _MOST_AXES and set(value.shape[:-3]) == {1} and value.shape[-3] > 1 for value in values)
-    return [index for index, yes in enumerate(shaped) if yes and reads(r, values[index], "SLICE")]
+    values = [_unscaled(r, value) if op.name in _BY_ELEMENT else value for value in op.operands]
+    return [index for index, value in enumerate(values) if _is_slice_behind_ones(r, value)]
+
+
+def _is_slice_behind_ones(r: Rewriter, value: Value) -> bool:
+    shape = value.shape
+    return len(shape) > _MOST_AXES and set(shape[:-3]) == {1} and shape[-3] > 1 and reads(r, value, "SLICE")
+
+
+def is_of_slice_behind_ones_for_several(r: Rewriter, op: Op) -> bool:
+    """Reshapes a SLICE to [1, 1, n, h, c], or with more ones before it, for several readers."""
+    return r.uses(op.result) > 1 and _is_slice_behind_ones(r, op.result)
 
 
 def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
@@ -731,7 +740,7 @@ def run_in_four_axes(r: Rewriter, op: Op) -> None:
     """It and what is one operation with it run in four axes; where it broadcasts along the others, the SLICE is copied."""
     result, at = op.result, r.before(op)
     drop = result.rank - _MOST_AXES
-    scaled = op.name in ELEMENTWISE
+    scaled = op.name in _BY_ELEMENT
     if math.prod(result.shape[:drop]) > 1:
         for index in _slices_behind_ones(r, op):
             rescale = r.producer(op.operands[index], "RESCALE") if scaled else None
@@ -752,7 +761,7 @@ def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool)
     rescale = r.producer(value, "RESCALE") if scaled else None
     if rescale is not None:
         return at.again(rescale, _without_ones(r, at, rescale.operands[0], drop, False))
-    return at.reshape(value, *value.shape[drop:])
+    return at.reshape(_root(r, value), *value.shape[drop:])
 
 
 def reshape_result(r: Rewriter, op: Op) -> None:

@@ -74,7 +74,9 @@ from tests.rewrite.vela_bug_views import (
     gathered,
     parts_of_reshaped_rescale,
     product_of_turned_slice,
+    reverse_rows,
     scattered,
+    several_of_slice_behind_ones,
     sum_of_turned_slice,
     table_of_transpose,
 )
@@ -196,9 +198,13 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         **{f"{name} of one that a convolution reads": beside_convolution(name) for name in ("MUL", "SUB")},
     },
     "vela.five-axes-of-slice": {
-        **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD", "TABLE")},
+        **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD", "TABLE", "ABS")},
         "MUL, broadcast": slice_behind_ones("MUL", into=3),
         "CLAMP of six axes": slice_behind_ones("CLAMP", axes=6),
+    },
+    "vela.five-axes-of-slice-for-several": {
+        "REVERSE and RESHAPE": several_of_slice_behind_ones(reverse_rows, lambda b, x: b.reshape(x, (160,))),
+        "REVERSE and REDUCE_MAX": several_of_slice_behind_ones(reverse_rows, lambda b, x: b.emit("REDUCE_MAX", x, axis=2)),
     },
     "vela.argmax-of-slice": {"": lambda b: b.emit("ARGMAX", cut(b), axis=2)},
     "vela.bool-output-that-is-read": {"": read_condition},

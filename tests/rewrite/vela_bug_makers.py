@@ -150,6 +150,8 @@ def slice_behind_ones(name: str, into: int = 1, axes: int = 5) -> Make:
             return b.rescale(b.emit("MUL", int32(b, table(b, x, 1)), int32(b, b.input("z", x.shape, "INT8")), shift=0), 0.01)
         if name == "NEGATE":
             return b.emit("NEGATE", x, input_zp=0, output_zp=0)
+        if name == "ABS":
+            return b.emit("ABS", int32(b, x))
         other = int32(b, b.input("z", (into, *x.shape[1:]), "INT8"))
         made = b.emit(name, int32(b, x), other, **({"shift": 0} if name == "MUL" else {}))
         return b.rescale(made, 0.01, dtype="INT8")

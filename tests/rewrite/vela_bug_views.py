@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ethorch.builder.builder import Builder
@@ -95,6 +97,21 @@ def scattered(rows: int) -> Make:
         return b.emit("SCATTER", b.input("x", (1, rows + 5, 3), "INT8"), indices, b.input("y", (1, rows, 3), "INT8"))
 
     return make
+
+
+def several_of_slice_behind_ones(*readers: Callable[[Builder, Value], Value]) -> Make:
+    """``readers`` of one SLICE that is reshaped to have ones in front."""
+
+    def make(b: Builder) -> tuple[Value, ...]:
+        x = b.emit("SLICE", b.input("x", (4, 12, 8), "INT8"), start=(0, 3, 0), size=(4, 5, 8))
+        x = b.reshape(x, (1, 1, 4, 5, 8))
+        return tuple(read(b, x) for read in readers)
+
+    return make
+
+
+def reverse_rows(b: Builder, x: Value) -> Value:
+    return b.emit("REVERSE", x, axis=x.rank - 2)
 
 
 def table_of_transpose(b: Builder) -> Value:
