@@ -27,8 +27,8 @@ TAKE_COMPLEX = frozenset(
         "squeeze_copy", "sub", "sum", "unsqueeze_copy", "view_as_real_copy", "view_copy", "_clone_dim_order",
     )
 )  # fmt: skip
-#: Namespaces of what ExecuTorch itself puts into programs.
-_ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m")
+#: Namespaces of what ExecuTorch itself puts into programs, and of ``products_on_cpu``.
+_ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m", "ethorch")
 
 
 def without_kernel(node: Node) -> Reason | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ethorch.errors import EthorchError, Reason
+from ethorch.formats import pte
+from ethorch.formats.pte_types import Call, Instruction
+from ethorch.formats.pte_writer import write
 from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
 
 #: Key of a node's ``meta``: why the partitioner leaves it to the CPU.
@@ -32,6 +35,8 @@ SCRATCH = Reason(
     "partition='npu' has the product on the NPU.",
 )
 
+#: The operator in a graph, and the kernel that a program calls for it.
+_OPERATOR, _KERNEL = "ethorch::quantized_batch_matmul", "cortex_m::quantized_batch_matmul"
 #: Products of two tensors -> places of the factors.
 _PRODUCTS = {"aten.bmm.default": (0, 1), "aten.baddbmm.default": (1, 2), "aten.matmul.default": (0, 1)}
 _INT8 = (-128, 127, torch.int8)
@@ -44,7 +49,7 @@ def products(module: GraphModule) -> list[Node]:
 
 
 def on_cpu(module: GraphModule) -> GraphModule:
-    """The same graph with each of its ``products`` as ``cortex_m.quantized_batch_matmul``, which stays on the CPU.
+    """The same graph with each of its ``products`` as ``ethorch.quantized_batch_matmul``, which stays on the CPU.
 
     The result of a product may be another by one code: the CPU rounds by 31 bits.
 
@@ -67,22 +72,41 @@ def on_cpu(module: GraphModule) -> GraphModule:
 
 
 @functools.cache
-def _define() -> torch.library.Library | None:
-    """ExecuTorch's operator, for the rest of the process; None where it is there. Its own ones import its whole Arm backend.
+def _define() -> torch.library.Library:
+    """Define the operator of ExecuTorch's kernel under ``_OPERATOR``, for the rest of the process.
 
-    A process that imports those afterwards is told by torch that there are two.
+    Its own name is left to ``executorch.backends.cortex_m``, which can be imported before or after: PyTorch accepts one definition.
     """
-    if hasattr(torch.ops.cortex_m, "quantized_batch_matmul"):
-        return None
     arguments = (
         "Tensor lhs, int lhs_zero_point, Tensor rhs_transposed, int rhs_zero_point, int output_zero_point, int output_multiplier, "
         "int output_shift, Tensor scratch"
     )
-    library = torch.library.Library("cortex_m", "FRAGMENT")
+    library = torch.library.Library("ethorch", "FRAGMENT")
     library.define(f"quantized_batch_matmul({arguments}) -> Tensor")
     library.define(f"quantized_batch_matmul.out({arguments}, *, Tensor(a!) out) -> Tensor(a!)")
-    torch.library.register_fake("cortex_m::quantized_batch_matmul", _shape, lib=library)
+    torch.library.register_fake(_OPERATOR, _shape, lib=library)
     return library
+
+
+def with_kernels(program: bytes) -> bytes:
+    """Return a ``.pte`` that calls ExecuTorch's kernel for each operator that ``on_cpu`` inserted."""
+    if _OPERATOR.encode() not in program:
+        return program
+    parsed = pte.read(program)
+    methods = {}
+    for name, method in parsed.methods.items():
+        chains = tuple(replace(chain, instructions=tuple(map(_with_kernel, chain.instructions))) for chain in method.chains)
+        methods[name] = replace(method, operators=tuple(map(_kernel, method.operators)), chains=chains)
+    return write(replace(parsed, methods=methods))
+
+
+def _with_kernel(step: Instruction) -> Instruction:
+    return replace(step, operator=_kernel(step.operator)) if isinstance(step, Call) and step.operator else step
+
+
+def _kernel(operator: str) -> str:
+    base, dot, overload = operator.partition(".")
+    return f"{_KERNEL}{dot}{overload}" if base == _OPERATOR else operator
 
 
 def _shape(left: Tensor, left_zero: int, right: Tensor, *rest: Any) -> Tensor:
@@ -149,7 +173,7 @@ def _replace(module: GraphModule, node: Node) -> None:
         size = _SUM_BYTES * columns
         scratch = call(torch.ops.aten.full.default, ([size], 0), (size,), torch.int8, dtype=torch.int8)
         product = call(
-            torch.ops.cortex_m.quantized_batch_matmul.default,
+            torch.ops.ethorch.quantized_batch_matmul.default,
             (found.left.args[0], -left[1], codes, -right[1], out[1], min(round(fraction * 2**31), 2**31 - 1), shift, scratch),
             (batch, rows, columns),
             torch.int8,

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
+from ethorch.backend.products_on_cpu import with_kernels
 from ethorch.backend.reduced import ReadyPartitioner, Reduced, reduced
 from ethorch.direct.build import Build
 from ethorch.direct.mixed import program_of_calls
@@ -117,7 +118,7 @@ def _lowered(
             emit_mutable_buffer_names=True,
         )
         program = edge.to_executorch(config=config)
-        return delegates, program.buffer, program.get_etrecord() if etrecord else None
+        return delegates, with_kernels(program.buffer), program.get_etrecord() if etrecord else None
 
 
 def _keep_initial_contents(program: ExportedProgram) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import ethorch
 from tests.support.both_backends import ARM, facts, programs
 
-CORTEX_M = "executorch.backends.cortex_m"
+CORTEX_M = "executorch.backends.cortex_m.quantizer.quantizer"  # imports the operators
 #: ``ethorch.backend`` defines the class EthosUBackend; ``import ethorch`` alone defines nothing.
-ORDERS = [(CORTEX_M, ARM, "ethorch.backend"), ("ethorch.backend", ARM, CORTEX_M)]
+ORDERS = [(CORTEX_M, ARM, "ethorch.backend"), ("ethorch.backend", "product_on_cpu", ARM, CORTEX_M)]
 
 
 def test_programs_do_not_depend_on_the_other_backends_of_the_process() -> None:

@@ -1,10 +1,12 @@
 """Lower with ethorch and with ExecuTorch's Arm backend in one process: ``python -m tests.support.both_backends MODULE ...``.
 
-The modules are imported first, in this order. Prints a digest of each program as JSON.
+The modules are imported first, in this order; ``product_on_cpu`` compiles a program that calls a kernel of Cortex-M among them.
+Prints a digest of each program as JSON.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -65,11 +67,27 @@ def facts(made: dict[str, bytes]) -> dict[str, Any]:
     return {**digests, **payloads, "outputs": [program(inputs)[0].tolist() for program in loaded.values()]}
 
 
+@functools.cache
+def product_on_cpu() -> bytes:
+    """Compile a product of two activations that ExecuTorch's Cortex-M kernel computes, and check the kernel's name."""
+    import ethorch
+
+    class Product(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) @ x.transpose(1, 2)
+
+    torch.manual_seed(0)
+    program = ethorch.compile(Product(), torch.randn(1, 6, 8), "ethos-u55-128", partition="cpu-matmul", verify=False)
+    assert [layer.operator for layer in program.layers if "matmul" in layer.operator] == ["cortex_m::quantized_batch_matmul.out"]
+    return program.pte
+
+
 def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        importlib.import_module(name)
-    print(json.dumps(facts(programs(*map(importlib.import_module, ("ethorch", ARM))))))
+        product_on_cpu() if name == product_on_cpu.__name__ else importlib.import_module(name)
+    made = programs(*map(importlib.import_module, ("ethorch", ARM)))
+    print(json.dumps(facts({**made, product_on_cpu.__name__: product_on_cpu()})))
