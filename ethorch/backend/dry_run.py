@@ -49,7 +49,7 @@ from ethorch.fx.node import (
 )
 from ethorch.lower.delegate import builder_for
 from ethorch.lower.diagnose import STREAM_TOO_LONG
-from ethorch.lower.partition_report import PartitionReport, Refusal
+from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
 from ethorch.open_sizes import unguarded
@@ -218,8 +218,8 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         )
 
     def log(self, program: ExportedProgram, any_delegate: bool) -> None:
-        for missing in self.report.without_kernel:
-            logger.warning("%s", missing)
+        for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
+            logger.warning("%s", text)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
         is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
         if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
@@ -229,7 +229,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
                 self.report.target,
             )
         elif not any_delegate:
-            logger.warning("no operator can run on %s: %s", self.report.target, "; ".join(map(str, self.report.refusals[:3])))
+            logger.warning("no operator can run on %s: %s", self.report.target, " ".join(self.report.refusal_texts()[:3]))
         else:
             logger.info("%s", self.report.summary())
 

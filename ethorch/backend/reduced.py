@@ -34,7 +34,7 @@ from ethorch.direct.partial_writes import at_their_places, write_parts
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
 from ethorch.fx.node import Converted, changes_in_place, constants_of, converts_input, op_name, origin_of
 from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
-from ethorch.lower.partition_report import PartitionReport, Refusal
+from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.tosa.verify import verify
@@ -229,6 +229,6 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
 
     def log(self) -> None:
         """Say what ran where, as EthosUPartitioner does."""
-        for missing in self.report.without_kernel:
-            logger.warning("%s", missing)
+        for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
+            logger.warning("%s", text)
         logger.info("%s", self.report.summary())

@@ -26,7 +26,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.fx.export import exported
 from ethorch.fx.states import with_reads_first
 from ethorch.lower.delegate import Lowered
-from ethorch.lower.partition_report import PartitionReport
+from ethorch.lower.partition_report import PartitionReport, refusal_texts
 from ethorch.progress import stage
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.user_code import at, first_sentence, raised_in
@@ -139,7 +139,7 @@ def _executorch(report: PartitionReport) -> Iterator[None]:
     except Exception as error:
         if raised_in(error, Path(__file__).parent.parent):
             raise
-        missing = " ".join(f"{refusal}" for refusal in report.without_kernel)
+        missing = " ".join(refusal_texts(refusal.to_json() for refusal in report.without_kernel))
         raise EthorchError(
             f"ExecuTorch cannot make a program of the model{at(error)}: {first_sentence(error)} {missing}".rstrip()
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,36 @@ class Refusal:
         }
 
 
+def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first of the refusals that have the same operator and reason, and ``count``, the number of them.
+
+    Args:
+        refusals: Plain data, as of ``Refusal.to_json``.
+    """
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    for refusal in refusals:
+        key = tuple(refusal[name] for name in ("operator", "id", "reason", "way_out"))
+        groups.setdefault(key, {**refusal, "count": 0})["count"] += 1
+    return list(groups.values())
+
+
+def place_text(refusal: Mapping[str, Any]) -> str:
+    """Return the operator and place of a group's first refusal, and the number of the others."""
+    text = f"{refusal['operator']}"
+    if refusal["module"]:
+        text += f" at {refusal['module']}"
+    if refusal["source"]:
+        text += f" ({refusal['source']})"
+    return text if refusal["count"] == 1 else f"{text} and {refusal['count'] - 1} more"
+
+
+def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each of ``group_refusals``: place, reason, id and way out."""
+    return [
+        f"{place_text(group)}: {group['reason']} [{group['id']}] {group['way_out']}".rstrip() for group in group_refusals(refusals)
+    ]
+
+
 @dataclass
 class PartitionReport:
     """What a partitioner decided, over every graph it has seen.
@@ -74,6 +105,10 @@ class PartitionReport:
             names = sorted({refusal.origin.target for refusal in self.refusals})
             line += f"; {len(self.refusals)} on the CPU: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         return line
+
+    def refusal_texts(self) -> list[str]:
+        """Return the reasons that keep operators on the CPU, and the missing kernels, as of ``refusal_texts``."""
+        return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

@@ -15,7 +15,7 @@ from ethorch.figures.layer import CPU
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
 from ethorch.fx.states import StateBuffer
-from ethorch.lower.partition_report import PartitionReport, Refusal, placed
+from ethorch.lower.partition_report import PartitionReport, Refusal, placed, refusal_texts
 from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES, STATE_AMONG_TENSORS, STATE_COPIED
 from ethorch.report.rendered import as_html, as_text
 from ethorch.words import counted, did_you_mean
@@ -124,13 +124,7 @@ class Explanation:
             share = "" if row.share is None else f"{row.share:.1%}"
             cycles = "" if row.cycles is None else f"{row.cycles:,}"
             table.add_row(where, row.operator, row.module, row.source, cycles, share, row.bound)
-        places: dict[str, dict[str, None]] = {}
-        for row in self.operators:
-            if row.reason:
-                module, source = f"at {row.module}" if row.module else "", f"({row.source})" if row.source else ""
-                place = " ".join(filter(None, (row.operator, module, source)))
-                places.setdefault(f"{row.reason} [{row.id}] {row.way_out}".rstrip(), {})[place] = None
-        lines = [f"{', '.join(found)}: {said}" for said, found in places.items()]
+        lines = refusal_texts(asdict(row) for row in self.operators if row.reason)
         npu = sum(row.where == "NPU" for row in self.operators)
         rows = f"{counted(npu, 'operation')} of the NPU, {counted(len(self.operators) - npu, 'operator')} on the CPU"
         last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."

@@ -6,7 +6,6 @@ from typing import Any
 
 from ethorch.direct.build import Build
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.report.summary import refusal_texts
 from ethorch.vela.compiled_model import Performance
 
 
@@ -29,7 +28,7 @@ def to_text(build: Build) -> str:
 
 def partition_text(report: PartitionReport) -> str:
     """The summary line, and a line for each reason that keeps operators on the CPU."""
-    return "\n".join([report.summary() + ".", *(f"  {text}" for text in refusal_texts(report.to_json()))])
+    return "\n".join([report.summary() + ".", *(f"  {text}" for text in report.refusal_texts())])
 
 
 def performance_json(estimate: Performance) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
+from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
 from ethorch.report.summary import head, rows
@@ -61,11 +62,12 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
     lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
     lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
     lines += ["", *table(("", "figure", ""), rows(data), right=(1,))]
-    if refused := [*data["cpu"], *data["without_kernel"]]:
+    if refused := group_refusals((*data["cpu"], *data["without_kernel"])):
         lines += ["", "### On the CPU", ""]
         lines += table(
-            ("operator", "module", "source", "reason", "way out"),
-            ((x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["way_out"]) for x in refused),
+            ("count", "operator", "first module", "source", "reason", "way out"),
+            ((x["count"], x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["way_out"]) for x in refused),
+            right=(0,),
         )
     largest = sorted((layer for layer in layers if layer.cycles), key=lambda layer: -(layer.cycles or 0))[:_LARGEST]
     if largest:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ethorch import tables
 from ethorch.figures.estimate import CALLS, COPIES, END_TRANSPOSES
 from ethorch.figures.layer import CPU, NPU
-from ethorch.lower.partition_report import placed
+from ethorch.lower.partition_report import placed, refusal_texts
 from ethorch.words import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def summary(data: Data) -> RenderableType:
             verdict = "unknown" if row["holds"] is None else "holds" if row["holds"] else "does NOT hold"
             budgets.add_row(row["name"], _figure(row["limit"]), found, verdict)
         parts += ["", budgets]
-    parts += [line for text in refusal_texts(data) for line in ("", text)]
+    parts += [line for text in refusal_texts((*data["cpu"], *data["without_kernel"])) for line in ("", text)]
     return Group(*parts)
 
 
@@ -137,30 +137,6 @@ def _clocks(data: Data) -> str:
     """``at 400 MHz of both``, or each."""
     npu, cpu = data["core_clock_hz"] / 1e6, data.get("cpu_clock_hz", data["core_clock_hz"]) / 1e6
     return f"at {npu:.0f} MHz of both" if npu == cpu else f"NPU at {npu:.0f} MHz, CPU at {cpu:.0f} MHz"
-
-
-def refusal_texts(data: Data) -> list[str]:
-    """Return what stays on the CPU and why: operators that one reason keeps there share a sentence, which counts them.
-
-    Args:
-        data: of ``Program.to_json``.
-    """
-    groups: dict[tuple[str, ...], list[Data]] = {}
-    for refusal in (*data["cpu"], *data["without_kernel"]):
-        groups.setdefault(tuple(refusal[key] for key in ("operator", "id", "reason", "way_out")), []).append(refusal)
-    return [refusal_text(group[0], len(group)) for group in groups.values()]
-
-
-def refusal_text(refusal: Data, count: int = 1) -> str:
-    """Return operator, place, reason, id and way out of an operator on the CPU; of several alike, the first's place."""
-    place = f"{refusal['operator']}"
-    if refusal["module"]:
-        place += f" at {refusal['module']}"
-    if refusal["source"]:
-        place += f" ({refusal['source']})"
-    if count > 1:
-        place += f" and {count - 1} more"
-    return f"{place}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()
 
 
 def kib(size: int | None) -> str:

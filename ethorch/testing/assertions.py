@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ethorch import host
 from ethorch.errors import EthorchError, HostError
 from ethorch.formats.payload import DelegatePayload
+from ethorch.lower.partition_report import refusal_texts
 from ethorch.lower.verification import delegate_arrays
 from ethorch.program.compile import Model
 from ethorch.program.compile import compile as compile_model
@@ -122,11 +123,12 @@ def _operators(program: Program, allowed: int) -> list[str]:
     if partition is None:
         places = [f"{row.operator} {row.module} {row.source}".rstrip() for row in on_cpu.operators]
         places = [place for place in places if "quantize" not in place]
+        count = len(places)
     else:
-        places = [str(refusal) for refusal in partition.refusals]
+        places, count = refusal_texts(refusal.to_json() for refusal in partition.refusals), len(partition.refusals)
     lines = []
-    if len(places) > allowed:
-        lines.append(f"operators on the CPU: {len(places)}, at most {allowed} allowed:")
+    if count > allowed:
+        lines.append(f"operators on the CPU: {count}, at most {allowed} allowed:")
         lines += [f"  {place}" for place in places]
     if not program.payloads:
         lines.append("nothing runs on the NPU.")

@@ -270,7 +270,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         report = self.report
         if report is not None:
             lines.append(f"{report.summary()}.")
-            lines += [f"  {refusal}" for refusal in (*report.refusals, *report.without_kernel)]
+            lines += [f"  {text}" for text in report.refusal_texts()]
         raise AssertionError("\n".join(lines))
 
     # outputs ----------------------------------------------------------------------------------------------------------

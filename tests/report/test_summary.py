@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ethorch
 from ethorch.errors import Reason
 from ethorch.lower.partition_report import PartitionReport, Refusal
+from ethorch.program.explanation import explanation
 from ethorch.report.build import partition_text
-from ethorch.report.summary import refusal_texts
+from ethorch.report.markdown import markdown
+from ethorch.report.page.page import page
+from ethorch.report.rendered import as_text
+from ethorch.report.summary import summary
 from ethorch.tosa.ir import Origin
 
 INDEX = Reason("GATHER.absent", "there is no GATHER on ethos-u55-128", "Use an ethos-u85 target.")
 SORT = Reason("operator.unknown", "aten.sort.default has no lowering to the NPU", "Use amax.")
 
 
-def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence() -> None:
+def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: ethorch.Program, data: dict[str, Any]) -> None:
     report = PartitionReport("ethos-u55-128")
     for line in range(3):
         report.refusals.append(Refusal(f"index_{line}", Origin("", "aten.index.Tensor", f"layers.{line}", f"net.py:{line}"), INDEX))
     report.refusals.append(Refusal("sort", Origin("", "aten.sort.default", "", "net.py:9"), SORT))
-    index, sort = refusal_texts(report.to_json())
+    index, sort = report.refusal_texts()
     assert index == f"aten.index.Tensor at layers.0 (net.py:0) and 2 more: {INDEX.text} [GATHER.absent] {INDEX.way_out}"
     assert sort.startswith("aten.sort.default (net.py:9): ")
-    text = partition_text(report)
-    assert text.count("GATHER.absent") == text.count("operator.unknown") == 1
+    data |= {key: report.to_json()[key] for key in ("cpu", "without_kernel")}
+    table, html = markdown(data), page(data)
+    for text in (partition_text(report), as_text(summary(data)), str(explanation("ethos-u55-128", program.layers, report))):
+        assert text.count("[GATHER.absent]") == text.count("[operator.unknown]") == 1 and "and 2 more" in text
+    assert table.count("(GATHER.absent)") == html.count("<code>GATHER.absent</code>") == 1
+    assert "| 3 | aten.index.Tensor | layers.0 |" in table
+    assert "<tr><td>3</td><td>aten.index.Tensor</td><td>layers.0</td>" in html

@@ -8,9 +8,10 @@ from typing import Any
 
 from ethorch.figures.layer import CPU, NPU, Layer
 from ethorch.figures.memory_report import MemoryReport
+from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
-from ethorch.report.summary import head, kib, refusal_text, rows
+from ethorch.report.summary import head, kib, rows
 from ethorch.report.verdict import verdicts
 
 Data = Mapping[str, Any]
@@ -33,8 +34,7 @@ def view(
         "cycles_known": cycles_known(layers),
         "segments": segments(layers),
         "tree": tree(layers),
-        "refusals": [*data["cpu"], *data["without_kernel"]],
-        "refusal_text": refusal_text,
+        "refusals": group_refusals((*data["cpu"], *data["without_kernel"])),
         "binding": binding(layers),
         "without_macs": sum(not layer.macs for layer in layers if layer.where == NPU),
         "system": data.get("memory_system"),
