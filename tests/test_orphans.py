@@ -26,6 +26,27 @@ def work(number):
 joblib.Parallel(n_jobs=2)(joblib.delayed(Task.of(work))(number) for number in range(2))
 """
 
+#: Vela compiles for about 20 seconds, and holds Python's lock.
+INSIDE_VELA = """
+import os, joblib
+from ethorch import vela
+from ethorch.program.worker import Task
+from ethorch.target.compile_spec import EthosUCompileSpec
+from tests.support.npu_graphs import Graph
+
+def work(number):
+    graph = Graph(number)
+    x = graph.input(1, 8, 8, 512)
+    for _ in range(10):
+        x = graph.conv(x, 512, pad=(1, 1, 1, 1))
+    graph.output(x)
+    tosa = graph.serialize()
+    print(os.getpid(), flush=True)
+    vela.compile(tosa, EthosUCompileSpec("ethos-u85-256"))
+
+joblib.Parallel(n_jobs=2)(joblib.delayed(Task.of(work))(number) for number in range(2))
+"""
+
 #: The child waits for its input, as Vela may compile for minutes.
 VELA = """
 import os, subprocess, sys
@@ -55,29 +76,31 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
-    ("script", "count", "number"),
+    ("script", "count", "number", "seconds"),
     [
-        pytest.param(WORKERS, 2, signal.SIGTERM, id="workers"),
-        pytest.param(VELA, 1, signal.SIGKILL, id="vela"),
-        pytest.param(WORKERS, 2, signal.SIGKILL, id="workers-killed", marks=pytest.mark.long),
+        pytest.param(INSIDE_VELA, 2, signal.SIGTERM, 5, id="inside-vela"),
+        pytest.param(WORKERS, 2, signal.SIGTERM, 60, id="workers", marks=pytest.mark.long),
+        pytest.param(VELA, 1, signal.SIGKILL, 60, id="vela"),
+        pytest.param(WORKERS, 2, signal.SIGKILL, 60, id="workers-killed", marks=pytest.mark.long),
     ],
 )
-def test_they_end_and_close_the_pipe(script: str, count: int, number: int) -> None:
+def test_they_end_and_close_the_pipe(script: str, count: int, number: int, seconds: int) -> None:
     children: list[int] = []
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         children += [int(parent.stdout.readline()) for _ in range(count)]
+        time.sleep(0.5)
         assert all(map(is_running, children)) and parent.pid not in children
-        assert_all_end(parent, children, number)
+        assert_all_end(parent, children, number, seconds)
 
 
-def assert_all_end(parent: subprocess.Popen[str], children: Iterable[int], number: int = signal.SIGTERM) -> None:
+def assert_all_end(parent: subprocess.Popen[str], children: Iterable[int], number: int = signal.SIGTERM, seconds: int = 60) -> None:
     """Send a signal to a process; it and its children end, and so does its output."""
     parent.send_signal(number)
     try:
-        parent.communicate(timeout=60)  # until the last process has closed the pipe
+        parent.communicate(timeout=seconds)  # until the last process has closed the pipe
         assert parent.returncode == -number
-        end = time.monotonic() + 20  # a process closes its files before it has ended
+        end = time.monotonic() + seconds  # a process closes its files before it has ended
         while any(map(is_running, children)) and time.monotonic() < end:
             time.sleep(0.05)
         assert not [pid for pid in children if is_running(pid)]

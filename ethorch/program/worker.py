@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from ethorch.orphans import end_worker_with
+from ethorch.orphans import end_worker_with, lifeline
 from ethorch.quiet import quiet
 
 
@@ -26,21 +26,23 @@ class Task:
         content: the function and what is bound to it, pickled; it never leaves the processes of this program.
         folders: where the modules of the user's classes are found.
         creator: the process that hands it out; a worker that this process started ends with it.
+        pipe: the creator's ``lifeline``.
     """
 
     content: bytes
     folders: tuple[str, ...]
     creator: int
+    pipe: int
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
         """The call of a function to which objects of the user's classes ``users`` are bound."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
-        return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid())
+        return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function returns."""
-        end_worker_with(self.creator)
+        end_worker_with(self.creator, self.pipe)
         with quiet():
             sys.path += [folder for folder in self.folders if folder not in sys.path]
             return cloudpickle.loads(self.content)(*arguments)
