@@ -96,7 +96,7 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
     joined, places = joined_axes(shape, summed)
     folded = [around(joined, place) for place in places]
     in_front = [before for before, _, behind in folded if behind > 1]
-    if most is None or max(joined) <= _LONGEST_MOVED or max(in_front, default=0) < max(joined):
+    if most is None or max(joined, default=1) <= _LONGEST_MOVED or max(in_front, default=0) < max(joined):
         return None
     axis = max(range(min(summed)), key=lambda axis: shape[axis], default=None)
     pieces = -(-max(joined) // _LONGEST_MOVED)

@@ -181,6 +181,15 @@ def is_left_out(node: Node) -> bool:
     return _LEFT_OUT in (node.meta.get("custom") or {})
 
 
+def has_scalar_dim(node: Node) -> bool:
+    """Return True if an operator takes a dim of a tensor of rank 0, as PyTorch allows: 0 or -1."""
+    schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
+    if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
+        return False
+    value = x.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
 def is_int64(node: Node) -> bool:
     """Is its result one tensor of int64?"""
     value = node.meta.get("val")

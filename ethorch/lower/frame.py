@@ -278,4 +278,4 @@ class Frame(ABC):
         real = entries(chain, self.env)
         if chain.end.meta["val"].dtype == torch.bool:
             return self.b.truth_table(chain.source, real)
-        return self.b.integer_table(chain.source, real)
+        return self.b.wrapped(self.b.integer_table(chain.source, real), TOSA_DTYPE.get(chain.end.meta["val"].dtype, ""))

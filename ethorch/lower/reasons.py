@@ -77,6 +77,11 @@ def _counted(tensors: list[QTensor]) -> str:
 
 # --- what it returns --------------------------------------------------------------------------------------------------------
 
+SCALAR_DIM = Reason(
+    "graph.scalar_dim",
+    "it takes a dim of a tensor of rank 0",
+    "Let EthosUQuantizer quantize the model, or reshape the tensor to one element in the model.",
+)
 EMPTY_OUTPUT = Reason(
     "graph.empty_output",
     "the program returns a tensor without elements, which TOSA does not have",

@@ -27,9 +27,11 @@ from ethorch.fx.node import (
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
+    arguments,
     as_array,
     constants_of,
     flat,
+    has_scalar_dim,
     is_int64,
     is_integer,
     is_left_out,
@@ -56,6 +58,7 @@ from ethorch.lower.reasons import (
     NO_INT32_ACTIVATIONS,
     NOT_OUTPUT_QUANTIZED,
     RETURNED_LATE,
+    SCALAR_DIM,
     SHAPE_OF_VALUES,
     WRITTEN_BACK,
     dynamic_shape,
@@ -177,6 +180,8 @@ class Walk(Frame):
             return self.folded(node)
         if spec is None:
             raise Unsupported(unknown_operator(node))
+        if has_scalar_dim(node):
+            raise Unsupported(SCALAR_DIM)
         if self.b.floats:
             return self._floats.lower(node, spec)
         if spec.composite:
@@ -222,6 +227,8 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
         args, kwargs = mapped(args, self.plain), mapped(kwargs, self.plain)
         self.require_present(spec, args)
+        if spec.truths:
+            args = tuple(self.integers_apart(arg, x) for arg, x in zip(arguments(node)[0], args, strict=True))
         args, kwargs = spec.canonical(name, args, kwargs)
         args = tuple(mapped(arg, self.tensor) if k in spec.tensors else arg for k, arg in enumerate(args))
         reason = spec.check(*args, **kwargs) if spec.check else None
@@ -242,12 +249,21 @@ class Walk(Frame):
             raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
+    def integers_apart(self, arg: Any, x: Any) -> Any:
+        """``x`` as INT32, which is no truth value, if PyTorch's ``arg`` holds integers of 8 bits."""
+        value = arg.meta.get("val") if isinstance(arg, Node) else None
+        if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
+            return x
+        return QTensor(self.b.widened(x.value), x.dims, None)
+
     def chained(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
         """The chain itself.
 
         Raises:
-            Unsupported: it is a function of int16 that jumps in more places than tables can follow.
+            Unsupported: it is a function of int16 that jumps in more places than tables can follow, or TOSA lacks its dtype.
         """
+        if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
+            raise Unsupported(no_integer_dtype(chain.end))
         jumps = chain.steps and chain.source.qparams.dtype == "INT16"
         if jumps and out.q is not None and not self.b.follows_steps(entries(chain, self.env), out.q):
             raise Unsupported(TOO_MANY_STEPS)

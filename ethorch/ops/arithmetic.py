@@ -265,17 +265,25 @@ def logaddexp(s: AtenBuilder, x: Node, y: Node) -> Node:
 def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     """x times a constant of ones and zeros."""
     rows, columns = shape_of(x)[-2:]
-    ones = torch.ones(rows, columns)
+    ones = torch.ones(rows, columns, dtype=x.meta["val"].dtype)
     return s(aten.mul.Tensor, x, s.constant(ones.tril(diagonal) if lower else ones.triu(diagonal)))
 
 
-@composite("aten.tril.default", samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1)])
+@composite(
+    "aten.tril.default",
+    decomposes_integers=True,
+    samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
+)
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     """out = x on the diagonal and below it, 0 above: x times a constant of ones and zeros."""
     return _triangle(s, x, diagonal, True)
 
 
-@composite("aten.triu.default", samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1)])
+@composite(
+    "aten.triu.default",
+    decomposes_integers=True,
+    samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
+)
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     """out = x on the diagonal and above it, 0 below: x times a constant of ones and zeros."""
     return _triangle(s, x, diagonal, False)

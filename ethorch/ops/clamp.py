@@ -8,16 +8,19 @@ from typing import Any
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.ops.arithmetic import PAIRS, as_quantized, float_pair, narrowed, no_float_constant, plain_pair
+from ethorch.ops.logical import logical
 from ethorch.ops.quant_rules import EACH_INPUT
-from ethorch.ops.samples import I8, Ints, Sample, W
+from ethorch.ops.samples import I8, Bools, Ints, Sample, W
 from ethorch.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
     """MAXIMUM or MINIMUM of x and y with broadcasting. It is exact in the codes of ``out``: quantizing never reverses an order.
 
-    Where ``out`` is None, the operands and the result are plain integers, the result in ``dtype``.
+    If ``out`` is None, the operands and the result are plain integers, the result in ``dtype``. Of truth values, true is greater.
     """
+    if dtype == "BOOL":
+        return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)
     if out is None:
         result = plain_pair(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
         return narrowed(b, result.value, result.dims, dtype)
@@ -35,7 +38,7 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     pointwise=True,
     check=no_float_constant("maximum"),
     floats=lambda b, x, y, *, out: float_pair(b, "MAXIMUM", x, y),
-    samples=[sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))],
+    samples=[*(sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MAXIMUM."""
@@ -50,7 +53,7 @@ def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     pointwise=True,
     check=no_float_constant("minimum"),
     floats=lambda b, x, y, *, out: float_pair(b, "MINIMUM", x, y),
-    samples=[sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))],
+    samples=[*(sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def minimum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MINIMUM."""

@@ -18,8 +18,9 @@ from ethorch.errors import Unsupported
 from ethorch.fx.aten_builder import AtenBuilder
 from ethorch.ops.compare import compared
 from ethorch.ops.indices import index_as_int32
+from ethorch.ops.logical import truth_reduced
 from ethorch.ops.quant_rules import SAME_AS_INPUT, QuantRule
-from ethorch.ops.samples import I8, Ints, Sample
+from ethorch.ops.samples import I8, Bools, Ints, Sample
 from ethorch.ops.spec import composite, op
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import contiguous
@@ -42,8 +43,10 @@ def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
 def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
     """Maximum or minimum of x over ``dims``, which keep extent 1; exact. TOSA 1.0 MAX_POOL2D, MINIMUM.
 
-    ``name``: "max" or "min".
+    ``name``: "max" or "min". Of truth values, it is whether any or all are true.
     """
+    if x.value.dtype == "BOOL":
+        return truth_reduced(b, "any" if name == "max" else "all", x, dims)
     value = x.value
     for axis in (axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1):
         value = (maximum_of if name == "max" else minimum_of)(b, value, axis)
@@ -52,7 +55,7 @@ def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
 
 _EXTREMES = [
     Sample(I8(2, 5, 7), [1]), Sample(I8(1, 8, 6, 5), [2, -1], True), Sample(I8(30, 9), [-1]), Sample(I8(3, 4, 11, 2, 1), [2]),
-    Sample(Ints(30, 5), [1]),
+    Sample(Ints(30, 5), [1]), Sample(Bools(5, 9, chance=0.1), [1]),
 ]  # fmt: skip
 
 
@@ -68,13 +71,13 @@ def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: R
     return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
-@composite("aten.max.default", samples=[Sample(I8(2, 5, 7))])
+@composite("aten.max.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def max_all(s: AtenBuilder, x: Node) -> Any:
     """out = the largest element of x."""
     return s(aten.amax.default, x, [], False)
 
 
-@composite("aten.min.default", samples=[Sample(I8(2, 5, 7))])
+@composite("aten.min.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def min_all(s: AtenBuilder, x: Node) -> Any:
     """out = the least element of x."""
     return s(aten.amin.default, x, [], False)
@@ -85,13 +88,17 @@ def indices_read(s: AtenBuilder) -> bool:
     return any(user.args[1] == 1 and user.users for user in s.node.users)
 
 
-@composite("aten.max.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
+@composite(
+    "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
+)
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """out = (maximum of x over ``dim``, its index if somebody reads that)."""
     return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if indices_read(s) else None]
 
 
-@composite("aten.min.dim", samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True)])
+@composite(
+    "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
+)
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """out = (minimum of x over ``dim``, its index if somebody reads that)."""
     return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if indices_read(s) else None]

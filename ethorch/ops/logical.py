@@ -18,7 +18,7 @@ from ethorch.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Truth values as they are. Anything else is true where it is not 0."""
+    """Return truth values as they are; anything else is true if it is not 0. INT8 is truth values if the NPU has no BOOL."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -40,6 +40,7 @@ def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
 _TRUTHS = (
     Sample(Bools(2, 3, 5), Bools(2, 3, 5)), Sample(Bools(1, 4, 5, 6), Bools(4, 1, 1)),
     Sample(Ints(4, 9, low=-1, high=1), Bools(4, 1)),
+    Sample(Ints(4, 9, low=-2, high=2, dtype="int8"), Ints(4, 9, low=-2, high=2, dtype="int8")),
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def _logical_operator(name: str) -> None:
         doc=f"out = x {name} y of truth values with broadcasting; other tensors are true where they are not 0. {_LOGICAL[name]}",
         pointwise=True,
         steps=True,
+        truths=True,
         samples=_TRUTHS,
     )
     def lower_logical(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
@@ -74,7 +76,8 @@ for _name in ("and", "or", "xor"):
     quant=COMPARED,
     pointwise=True,
     steps=True,
-    samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1))],
+    truths=True,
+    samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1)), Sample(Ints(40, low=-2, high=2, dtype="int8"))],
 )
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
     """out = not x. TOSA 1.0 LOGICAL_NOT, or a TABLE."""
@@ -82,8 +85,8 @@ def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
     return QTensor(negated(b, x.value), x.dims, None)
 
 
-def _reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """``name``, any or all, over ``dims``, which keep extent 1: TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8."""
+def truth_reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
+    """Return ``name``, any or all, of x over ``dims``, which keep extent 1: TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8."""
     x = as_truth(b, x)
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):
@@ -103,6 +106,7 @@ def _reduction(name: str) -> None:
     @op(
         f"aten.{name}.dims",
         quant=COMPARED,
+        truths=True,
         doc=f"out = {name} of x over dim; other tensors are true where they are not 0. {_REDUCED[name]}",
         also={
             f"aten.{name}.default": lambda x: ((x, None), {}),
@@ -112,12 +116,13 @@ def _reduction(name: str) -> None:
             Sample(Bools(2, 3, 5, chance=0.3), [-1]),
             Sample(Bools(1, 4, 5, 6, chance=0.7), [1, 2], True),
             Sample(Ints(40, 3, low=-1, high=1), None),
+            Sample(Ints(4, 9, low=-2, high=2, dtype="int8"), [1]),
         ],
     )
     def reduce_truth(b: Builder, x: Any, dim: Any = None, keepdim: bool = False, *, out: Result) -> QTensor:
         rank = len(x.shape)
         dims = range(rank) if dim is None or (isinstance(dim, (list, tuple)) and not dim) else [d % rank for d in dim]
-        return b.view(_reduced(b, name, x, list(dims)), out.shape)
+        return b.view(truth_reduced(b, name, x, list(dims)), out.shape)
 
 
 for _name in ("any", "all"):

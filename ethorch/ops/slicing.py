@@ -130,9 +130,10 @@ def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: 
     return s(aten.reshape.default, picked, list(size))
 
 
-@composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4)])
+@composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4), Sample(I8(2, 8, 3), 1, -3, 3)])
 def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
-    """out = x[start : start + length] along ``dim``."""
+    """out = x[start : start + length] along ``dim``; a negative start counts from the end."""
+    start += shape_of(x)[dim] if start < 0 else 0
     return s(aten.slice.Tensor, x, dim, start, start + length)
 
 

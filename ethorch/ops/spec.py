@@ -80,6 +80,7 @@ class OpSpec:
         homogeneous: f(s x) = s f(x) for any s > 0 that is one number along so many of the last axes: 0 for an operator of
             single elements, 2 for one that mixes a map's; None where this does not hold.
         steps: the function jumps. Interpolation between the entries of an int16 table would round off the jumps.
+        truths: its operands are truth values: others are true if they are not 0.
         int32: its lowering takes and returns activations that are quantized to int32.
         needs: the TOSA operator that reads a computed index for it. A target without it is the reason to refuse such an index.
         samples: calls that tests and documentation try.
@@ -103,6 +104,7 @@ class OpSpec:
     moves: bool = False
     homogeneous: int | None = None
     steps: bool = False
+    truths: bool = False
     int32: bool = False
     needs: str = ""
     samples: Sequence[Sample] = ()
@@ -181,6 +183,7 @@ def op(
     moves: bool = False,
     homogeneous: int | None = None,
     steps: bool = False,
+    truths: bool = False,
     int32: bool = False,
     needs: str = "",
     samples: Sequence[Sample] = (),
@@ -210,6 +213,7 @@ def op(
             moves,
             homogeneous,
             steps,
+            truths,
             int32,
             needs,
             samples,
@@ -224,6 +228,7 @@ def op(
 def composite(
     *names: str,
     floats: Callable[..., Any] | None = None,
+    decomposes_integers: bool = False,
     also: Mapping[str, Adapter] | None = None,
     samples: Sequence[Sample] = (),
     bound: int = 1,
@@ -243,6 +248,7 @@ def composite(
             _source(function),
             floats=floats,
             decompose=function,
+            decomposes_integers=decomposes_integers,
             adapters=also or {},
             samples=samples,
             bound=bound,

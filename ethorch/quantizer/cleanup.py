@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ethorch.fx.node import ASSERTIONS, arguments, op_name
+from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.node import ASSERTIONS, arguments, has_scalar_dim, op_name
 from ethorch.ops.arithmetic import sub
 from ethorch.ops.extremes import amax, max_dim
 from ethorch.ops.softmax import log_softmax, softmax
 from ethorch.ops.spec import OPS, find
+
+aten = torch.ops.aten
 
 _SOFTMAXES = (softmax, log_softmax)
 
@@ -39,6 +43,28 @@ def remove_idle(model: GraphModule) -> None:
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
             model.graph.erase_node(node)
+
+
+def lift_scalars(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
+    """Compute along a dim of a scalar, as PyTorch allows, along the only axis of its reshape to one element. In place."""
+    for node in list(model.graph.nodes):
+        if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or keep(node):
+            continue
+        s = AtenBuilder(model, node)
+
+        def lifted(operand: Node, s: AtenBuilder = s) -> Node:
+            return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
+
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lifted)
+        if isinstance(node.meta["val"], torch.Tensor):
+            node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), []))
+            model.graph.erase_node(node)
+            continue
+        results = [s(aten.reshape.default, each, []) for each in s.results(node.target, *args, **kwargs)]
+        for item in list(node.users):
+            item.replace_all_uses_with(results[item.args[1]])  # type: ignore[index]
+            model.graph.erase_node(item)
+        model.graph.erase_node(node)
 
 
 def remove_shifts(model: GraphModule) -> None:

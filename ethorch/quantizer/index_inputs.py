@@ -159,7 +159,7 @@ def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[i
             extent = _indexed(user, index)
             if extent is not None:
                 yield extent
-        elif is_float(user) or user.meta["val"].dtype == torch.bool:
+        elif is_float(user) or not isinstance(user.meta["val"], Tensor) or user.meta["val"].dtype == torch.bool:
             continue
         elif (spec is to and cast) or spec.moves or (summed and spec in (add, sub) and _with_constant(user)):
             yield from _extents(user, summed, cast)

@@ -18,7 +18,7 @@ from ethorch.fx.node import shape_of_values
 from ethorch.open_sizes import unguarded
 from ethorch.quantizer.attention_masks import gather_masks
 from ethorch.quantizer.batch_norms import name_weights_apart
-from ethorch.quantizer.cleanup import freeze_parameters, remove_assertions, remove_guards, remove_idle, remove_shifts
+from ethorch.quantizer.cleanup import freeze_parameters, lift_scalars, remove_assertions, remove_guards, remove_idle, remove_shifts
 from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants, promote_integers
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
@@ -113,6 +113,11 @@ PASSES = (
         "promote integers",
         lambda model, scope: promote_integers(model),
         "Behind the casts that say nothing, and before indices are narrowed and tabulated, which look for casts of them.",
+    ),
+    Pass(
+        "lift scalars",
+        lambda model, scope: lift_scalars(model, scope.keep),
+        "Before all that counts dims of what an operator reads: shifts, constants and composites.",
     ),
     Pass(
         "remove shifts",
