@@ -94,8 +94,8 @@ class OperandBuilder(ScalingBuilder):
         if isinstance(x, QTensor):
             return x
         array = np.asarray(x)
-        if array.dtype == np.bool_:
-            dtype = self.tuning.truth_dtype
+        if array.dtype == np.bool_ or dtype == "BOOL":
+            array, dtype = array.astype(np.bool_), self.tuning.truth_dtype
             return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
         if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
             text = f"a constant between {array.min()} and {array.max()}; allowed are integers of 32 bits"

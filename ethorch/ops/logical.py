@@ -86,7 +86,10 @@ def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
 
 
 def truth_reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """Return ``name``, any or all, of x over ``dims``, which keep extent 1: TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8."""
+    """Return ``name``, any or all, of x over ``dims``, which keep extent 1.
+
+    TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8.
+    """
     x = as_truth(b, x)
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):

@@ -37,13 +37,14 @@ def _rescaled_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
     return QTensor(b.requantize(total, x.qparams.step, out), x.dims, out)
 
 
-def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None) -> QTensor:
-    """condition ? x : y in the qparams ``q``; of plain integers and truth values where that is None."""
+def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
+    """Return condition ? x : y in the qparams ``q``; if that is None, integers or truth values of ``dtype``, or of a tensor's."""
     condition = b.plain_tensor(condition)
     if q is not None:
         return selected(b, condition, _rescaled_by_add(b, x, q), _rescaled_by_add(b, y, q), q)
-    dtype = next((value.value.dtype for value in (x, y) if isinstance(value, QTensor)), "INT32")
-    return selected(b, condition, b.plain_tensor(x, dtype), b.plain_tensor(y, dtype), None)
+    dtype = dtype or next((value.value.dtype for value in (x, y) if isinstance(value, QTensor)), "INT32")
+    x, y = (b.moved_operand(value, Result((), dtype)) for value in (x, y))
+    return selected(b, condition, x, y, None)
 
 
 def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
@@ -72,7 +73,7 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 
     It is exact but for the change to the scale of ``out``. TOSA 1.0 SELECT, or MUL and ADD.
     """
-    return either(b, condition, x, y, out.q)
+    return either(b, condition, x, y, out.q, out.dtype or "INT32")
 
 
 def _fill_rule(node: Any) -> QuantRule:
@@ -110,7 +111,7 @@ def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QT
         lowest = q.quantize(np.array(value)) == q.qmin
         if lowest and isinstance(x, QTensor) and not x.is_integer and isinstance(mask, np.ndarray):
             return _sunk(b, x, mask, q)
-    return either(b, mask, value, x, out.q)
+    return either(b, mask, value, x, out.q, out.dtype or "INT32")
 
 
 def _sunk(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:

@@ -62,7 +62,7 @@ def lift_scalars(model: GraphModule, keep: Callable[[Node], bool] = lambda node:
             continue
         results = [s(aten.reshape.default, each, []) for each in s.results(node.target, *args, **kwargs)]
         for item in list(node.users):
-            item.replace_all_uses_with(results[item.args[1]])  # type: ignore[index]
+            item.replace_all_uses_with(results[item.args[1]])
             model.graph.erase_node(item)
         model.graph.erase_node(node)
 

@@ -62,7 +62,13 @@ SEEN = {
     ),
     "narrow integers of floats": one("3 * torch.randn(4, 8)", "x0.to(torch.int16)", "x0.to(torch.int8)"),
     "an index of a maximum": one("torch.randint(9, (3, 5))", "x0.max(1)[0]", "x0.index_copy(1, torch.tensor([0]), x0[:, 4:])"),
-    "triangles of integers": one("torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "x0.tril()", "(x0 > 0).triu(1)", "x0.max(1)[0]"),
+    "triangles of integers": one(
+        "torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "x0.tril()", "(x0 > 0).triu(1)", "x0.max(1)[0]"
+    ),
+    "truth values among integers": one(
+        "torch.randn(4, 6) > 0; torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "torch.where(x0, x0, x1)",
+        "torch.where(x0, x1, x0)", "x0.masked_fill(x1 > 1, 0)", "torch.where(x0, x0, x1.to(torch.int8))", "torch.where(x0, 7, x1)",
+    ),
 }  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from tests.support.random_networks.network import NAMESPACE, Line, Network, name
 EXPRESSIONS = {
     4: (  # how often the row is drawn
         "{x} + {y}", "{x} - {y}", "{x} * {y}", "torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "{x} & {y}", "{x} | {y}",
-        "{x} ^ {y}", "{x} // {y}", "{x} % {y}", "{x}.int() << ({y}.int() & 7)", "{x}.int() >> ({y}.int() & 7)", "{x} == {y}", "{x} != {y}",
-        "{x} > {y}", "{x} <= {y}", "torch.logical_and({x}, {y})", "torch.logical_or({x}, {y})", "torch.logical_xor({x}, {y})",
+        "{x} ^ {y}", "{x} // ({y} * {y} + 1)", "{x} % ({y} * {y} + 1)", "{x}.int() << ({y}.int() & 7)",
+        "{x}.int() >> ({y}.int() & 7)", "{x} == {y}", "{x} != {y}", "{x} > {y}", "{x} <= {y}", "torch.logical_and({x}, {y})",
+        "torch.logical_or({x}, {y})", "torch.logical_xor({x}, {y})",
     ),
     3: (
         "-{x}", "{x}.abs()", "{x}.sign()", "~{x}", "torch.logical_not({x})", "torch.square({x})", "torch.relu({x})",
@@ -26,10 +27,10 @@ EXPRESSIONS = {
     5: (
         "{x}.sum({d})", "{x}.sum({d}, keepdim=True)", "{x}.any({d})", "{x}.all({d}, keepdim=True)", "{x}.amax({d})",
         "{x}.amin({d}, keepdim=True)", "{x}.argmax({d})", "{x}.argmin({d}, keepdim=True)", "{x}.cumsum({d})", "{x}.flip({d})",
-        "{x}.roll(1, {d})", "{x}.narrow({d}, 0, 1)", "{x}.transpose({d}, 0)", "{x}.transpose({d}, -1)", "torch.cat([{x}, {x}], {d})",
-        "torch.stack([{x}, {x}], {d})", "{x}.index_select({d}, torch.tensor([0, 0]))", "{x}.unsqueeze({d})",
-        "{x}.repeat_interleave(2, {d})", "{x}.select({d}, 0)", "{x}.prod({d})", "{x}.count_nonzero({d})", "{x}.max({d})[0]",
-        "{x}.index_copy({d}, torch.tensor([0]), {x}.narrow({d}, -1, 1))", "torch.diff({x}, dim={d})",
+        "{x}.roll(1, {d})", "{x}.narrow({d}, 0, 1)", "{x}.transpose({d}, 0)", "{x}.transpose({d}, -1)",
+        "torch.cat([{x}, {x}], {d})", "torch.stack([{x}, {x}], {d})", "{x}.index_select({d}, torch.tensor([0, 0]))",
+        "{x}.unsqueeze({d})", "{x}.repeat_interleave(2, {d})", "{x}.select({d}, 0)", "{x}.prod({d})", "{x}.count_nonzero({d})",
+        "{x}.max({d})[0]", "{x}.index_copy({d}, torch.tensor([0]), {x}.narrow({d}, -1, 1))", "torch.diff({x}, dim={d})",
     ),
     2: (
         "{x}.reshape(-1)", "{x}.expand(2, *{x}.shape)", "{x}.repeat(2, *[1] * ({r} - 1))", "F.pad({x}, (1, 2))",
