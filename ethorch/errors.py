@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ethorch.words import did_you_mean
+from ethorch.words import did_you_mean, shown
 
 
 class EthorchError(Exception):
@@ -171,4 +171,4 @@ class Unsupported(EthorchError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> SpecError:
     """SpecError for a name nobody knows: the name, near misses, and the whole list of known ones."""
     names = sorted(known)
-    return SpecError(f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+    return SpecError(f"unknown {kind} {shown(name)}.{did_you_mean(name[:99], names)} Known: {', '.join(names)}.")

@@ -6,7 +6,6 @@ Nothing is downloaded: networks have random weights unless the user has a file o
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ethorch.errors import EthorchError, SpecError
-from ethorch.words import did_you_mean
+from ethorch.errors import EthorchError, FormatError, SpecError
+from ethorch.text_files import read_json
+from ethorch.user_code import first_sentence
+from ethorch.words import did_you_mean, shown
+
+#: The remedy for a damaged folder of a Hugging Face model.
+SAVE_AGAIN = "Name a folder that save_pretrained of transformers wrote, or write it again."
 
 #: What such a name gives: (module, example inputs).
 Found = tuple[nn.Module, Any]
@@ -56,24 +60,22 @@ def _timm(name: str) -> Found:
 
 
 def _hugging_face(folder: str) -> Found:
-    path = Path(folder)
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EthorchError(f"{folder} is no folder of a Hugging Face model: {error}.") from None
+    path = Path(folder) / "config.json"
+    names = read_json(path, SAVE_AGAIN).get("architectures") or ["AutoModel"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"{path}: architectures is {shown(names)}; expected a list of names of classes. {SAVE_AGAIN}")
     torchvision_models(needed=False)
     transformers = _package("transformers")
-    names = config.get("architectures") or ["AutoModel"]
     kind = getattr(transformers, names[0], None)
     if kind is None:
-        raise EthorchError(f"{folder} is a {names[0]}, which the installed transformers does not have.")
+        raise EthorchError(f"{folder} is a {names[0][:60]}, which the installed transformers does not have.")
     logging = getattr(getattr(transformers, "utils", None), "logging", None)
     if logging is not None:
         logging.disable_progress_bar()  # ethorch draws its own
     try:
         model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
     except Exception as error:  # whatever transformers raises for a folder that is not what its config says
-        raise EthorchError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}") from error
+        raise EthorchError(f"transformers cannot load {folder}: {first_sentence(error)} {SAVE_AGAIN}") from error
     model.config.use_cache = False
     if not getattr(model, "can_generate", bool)():  # decoders read the parts of what their own layers return by name
         model.config.return_dict = False
@@ -81,6 +83,7 @@ def _hugging_face(folder: str) -> Found:
 
 
 _POSITIONS = 32
+_LARGEST_IMAGE = 8192
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -107,8 +110,13 @@ def _inputs_of(model: Any) -> Mapping[str, Any]:
         return inputs
     if name == "pixel_values":
         size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return {name: made_up((1, getattr(config, "num_channels", 3), height, width))}
+        shape = (1, getattr(config, "num_channels", 3), *(size if isinstance(size, (list, tuple)) else (size, size)))
+        if len(shape) != 4 or not all(type(extent) is int and 0 < extent <= _LARGEST_IMAGE for extent in shape):
+            raise FormatError(
+                f"the config.json of {type(model).__name__} has image_size {shown(size)} and num_channels {shown(shape[1])}; "
+                f"expected integers from 1 to {_LARGEST_IMAGE}. {SAVE_AGAIN}"
+            )
+        return {name: made_up(shape)}
     raise EthorchError(
         f"{type(model).__name__} takes {name}, of which ethorch knows no example: write a file with a function that returns "
         "(model, example_inputs), and name it as FILE.py:function."

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 sample``, ``2 samples``, ``1,200 samples``; ``plural`` of a noun that takes more than an s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """Return a value from a file for a message: ``'int9'``, at most ``most`` characters, ``a table`` for a large table."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a deeply nested list
+        return f"a huge {type(value).__name__}"
+    if len(text) <= most:
+        return text
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else text[: most - 3] + "..."
 
 
 def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:

@@ -54,6 +54,7 @@ from ethorch.board.description import FAMILIES, MEMORY_KINDS, PORTS, UART_KINDS,
 from ethorch.board.toml_tables import Document, Key, integer, many, name, not_negative, one_of, positive, text
 from ethorch.errors import BoardError, unknown_name
 from ethorch.npu.registers import NPUS
+from ethorch.words import shown
 
 FOLDER = Path(__file__).parent / "boards"
 MOST_FILE_BYTES = 1 << 20
@@ -141,8 +142,8 @@ def _load(path: Path) -> Board:
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise BoardError(f"cannot read the board {path}: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise BoardError(f"cannot read the board {shown(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > MOST_FILE_BYTES:
         raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; a board file has a few thousand.")
     return parse(content, str(path), path)

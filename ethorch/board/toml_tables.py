@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ethorch.errors import BoardError
-from ethorch.words import near
+from ethorch.words import near, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -134,7 +134,7 @@ class Document:
         """An error that says line, key, what was found, and what is allowed."""
         line = next((self._lines[where[:n]] for n in range(len(where), 0, -1) if where[:n] in self._lines), None)
         place = f"{self.label}, line {line}" if line else self.label
-        return BoardError(f"{place}: {_shown(where)}: {found}; allowed is {allowed}.")
+        return BoardError(f"{place}: {_place(where)}: {found}; allowed is {allowed}.")
 
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """The values of a table, each checked; what is absent is left out.
@@ -143,7 +143,7 @@ class Document:
         ``sources``, one for each number.
         """
         if not isinstance(value, dict):
-            raise self.wrong(where, f"found {_of(value)}", "a table")
+            raise self.wrong(where, f"found {shown(value)}", "a table")
         numbers = [key for key, row in keys.items() if row.number]
         allowed = [*keys, *(("source", "sources") if numbers else ())]
         result: dict[str, Any] = {}
@@ -156,7 +156,7 @@ class Document:
                 try:
                     result[key] = keys[key].check(found)
                 except ValueError as error:
-                    raise self.wrong((*where, key), f"found {_of(found)}", str(error)) from None
+                    raise self.wrong((*where, key), f"found {shown(found)}", str(error)) from None
         for key, row in keys.items():
             if row.required and key not in value:
                 raise self.wrong((*where, key), "it is missing", f"a file with {key!r} in this table")
@@ -168,15 +168,15 @@ class Document:
         general, single = value.get("source"), value.get("sources", {})
         if general is not None and (not isinstance(general, str) or not general.strip()):
             raise self.wrong(
-                (*where, "source"), f"found {_of(general)}", "a text: where the numbers of this table are from, or 'assumed'"
+                (*where, "source"), f"found {shown(general)}", "a text: where the numbers of this table are from, or 'assumed'"
             )
         if not isinstance(single, dict):
-            raise self.wrong((*where, "sources"), f"found {_of(single)}", "a table: key = 'where its number is from'")
+            raise self.wrong((*where, "sources"), f"found {shown(single)}", "a table: key = 'where its number is from'")
         for key, said in single.items():
             if key not in numbers:
                 raise self.wrong((*where, "sources", key), "no number of this table", ", ".join(numbers))
             if not isinstance(said, str) or not said.strip():
-                raise self.wrong((*where, "sources", key), f"found {_of(said)}", "a text, or 'assumed'")
+                raise self.wrong((*where, "sources", key), f"found {shown(said)}", "a text, or 'assumed'")
         result = {}
         for key in numbers:
             said = single.get(key, general)
@@ -188,13 +188,7 @@ class Document:
         return result
 
 
-def _of(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return f"a {'table' if isinstance(value, dict) else 'list'}" if len(repr(value)) > 60 else repr(value)
-    return repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
-
-
-def _shown(where: Where) -> str:
+def _place(where: Where) -> str:
     """``memory 2, base`` for ("memory", 1, "base")."""
     said = ""
     for part in where:

@@ -266,10 +266,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
 
     kept = Settings()
     if quantization.settings is not None:
-        try:
-            kept = Settings.from_toml(quantization.settings.read_text(encoding="utf-8"), str(quantization.settings))
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot read {quantization.settings}: {getattr(error, 'strerror', None) or error}.") from None
+        kept = Settings.read(quantization.settings)
     modules = dict(kept.modules)
     for entry in quantization.module or ():
         name, equals, value = entry.partition("=")

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from ethorch.errors import EthorchError
 from ethorch.language.model import LanguageModel, picked
-from ethorch.model_zoos import torchvision_models
+from ethorch.model_zoos import SAVE_AGAIN, torchvision_models
 from ethorch.ops.attention import MASKED
+from ethorch.text_files import read_json
 from ethorch.user_code import first_sentence
 
 torchvision_models(needed=False)  # transformers imports it
@@ -455,11 +456,12 @@ def read_folder(folder: Path) -> nn.Module:
     Raises:
         EthorchError: there is no such model.
     """
+    read_json(folder / "config.json", SAVE_AGAIN)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM)
         transformers.utils.logging.disable_progress_bar()
         model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
     except Exception as error:  # whatever transformers raises for a folder that is not what its config says
-        raise EthorchError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}") from error
+        raise EthorchError(f"transformers cannot load {folder}: {first_sentence(error)} {SAVE_AGAIN}") from error
     return model.eval()

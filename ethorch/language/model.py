@@ -294,4 +294,8 @@ def from_folder(
         raise EthorchError(f'the Python package {error.name} is not installed: pip install "ethorch[language]".') from error
 
     model = read_folder(Path(folder))
-    return language_model(model, context=context, prompt=prompt, source=source, store_table_once=store_table_once)
+    try:
+        return language_model(model, context=context, prompt=prompt, source=source, store_table_once=store_table_once)
+    except EthorchError as error:
+        error.args = (f"{folder}: {error}",)
+        raise

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ethorch.errors import EthorchError
+from ethorch.errors import EthorchError, FormatError
 from ethorch.formats.files import write_whole
+from ethorch.model_zoos import SAVE_AGAIN
+from ethorch.text_files import read_json
+from ethorch.words import shown
 
 
 class Tokenizer(Protocol):
@@ -107,15 +110,13 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         EthorchError: there is no such file, it is another one, or the tokenizers library that it needs is not installed.
     """
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EthorchError(
-            f"{file} is no tokenizer: {error}. It is a tokenizer.json of the tokenizers library, or a JSON file "
-            '{"characters": "abc..."}, as Characters.save writes it.'
-        ) from None
-    if isinstance(content, dict) and isinstance(content.get("characters"), str):
-        return Characters(content["characters"])
+    remedy = 'Name a tokenizer.json of the tokenizers library, or a file {"characters": "abc..."}, as Characters.save writes it.'
+    content = read_json(file, remedy)
+    if isinstance(content.get("characters"), str):
+        try:
+            return Characters(content["characters"])
+        except EthorchError as error:
+            raise FormatError(f"{file}: {error}") from None
     library = _library()
     try:
         return _Library(library.Tokenizer.from_file(str(file)))
@@ -128,16 +129,17 @@ def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
     Args:
         path: of the tokenizer, as for ``load_tokenizer``.
+
+    Raises:
+        FormatError: a file is damaged.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    for name in ("generation_config.json", "config.json"):
-        try:
-            content = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        found = content.get("eos_token_id") if isinstance(content, dict) else None
-        numbers = found if isinstance(found, list) else [found]
-        if all(isinstance(number, int) for number in numbers):
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        found = read_json(file, SAVE_AGAIN).get("eos_token_id") if file.is_file() else None
+        if found is not None:
+            numbers = found if isinstance(found, list) else [found]
+            if not all(type(number) is int for number in numbers):
+                raise FormatError(f"{file}: eos_token_id is {shown(found)}; expected token numbers. {SAVE_AGAIN}")
             return tuple(numbers)
     return ()
 

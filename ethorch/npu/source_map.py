@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 from ethorch.errors import FormatError
+from ethorch.text_files import parse_json
+from ethorch.words import counted, shown
 
 
 class Scheduled(Protocol):
@@ -90,11 +92,39 @@ class Sources:
         return json.dumps({"sources": rows, "ends": list(zip(self._offsets, unique, strict=True))})
 
     @classmethod
-    def from_json(cls, text: str) -> Sources:
-        """What ``to_json`` wrote; FormatError for anything else."""
-        try:
-            data: dict[str, Any] = json.loads(text)
-            sources = [Source(**row) for row in data["sources"]]
-            return cls([(int(offset), sources[number]) for offset, number in data["ends"]])
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise FormatError(f"not a table of sources: {error}") from None
+    def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
+        """Read what ``to_json`` wrote.
+
+        Args:
+            label: The name of the file in messages.
+
+        Raises:
+            FormatError: The text is something else.
+        """
+        data = parse_json(text, label, _REMEDY)
+        for key in ("sources", "ends"):
+            if not isinstance(data.get(key), list):
+                raise FormatError(f"{label}: {key} is {shown(data.get(key))}; expected a list. {_REMEDY}")
+        sources = [_source(row, f"{label}: sources[{number}]") for number, row in enumerate(data["sources"])]
+        for end in data["ends"]:
+            is_pair = isinstance(end, list) and len(end) == 2 and all(type(one) is int for one in end)
+            if not is_pair or end[0] < 0 or not 0 <= end[1] < len(sources):
+                raise FormatError(
+                    f"{label}: ends has {shown(end)}; expected the offset of a command and the number of one of "
+                    f"{counted(len(sources), 'source')}. {_REMEDY}"
+                )
+        return cls((offset, sources[number]) for offset, number in data["ends"])
+
+
+_REMEDY = "Compile with --dump again to write it."
+_TYPES = {entry.name: {"str": str, "int": int}[str(entry.type)] for entry in fields(Source)}
+
+
+def _source(row: Any, label: str) -> Source:
+    if not isinstance(row, dict) or row.keys() - _TYPES.keys() or _TYPES.keys() - row.keys() - {"origin"}:
+        raise FormatError(f"{label} is {shown(row)}; expected a table with {', '.join(_TYPES)}. {_REMEDY}")
+    for key, value in row.items():
+        if type(value) is not _TYPES[key]:
+            expected = "an integer" if _TYPES[key] is int else "a text"
+            raise FormatError(f"{label}.{key} is {shown(value)}; expected {expected}. {_REMEDY}")
+    return Source(**row)

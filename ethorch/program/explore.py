@@ -394,7 +394,7 @@ class _Log:
             try:
                 row = json.loads(line)
                 of, variant = row.pop("of"), Variant(**row)
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 if number == len(lines):
                     break  # cut off when it was stopped
                 raise EthorchError(f"{self.path}, line {number}, is no variant of an exploration: give another file.") from None

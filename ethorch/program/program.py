@@ -679,7 +679,7 @@ def load(
         file = Path(path)
         if file.is_dir():
             if (kept := file / "settings.toml").is_file():
-                settings = Settings.from_toml(kept.read_text(encoding="utf-8"), str(kept), file)
+                settings = Settings.read(kept)
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
         data = pte.contents(file)

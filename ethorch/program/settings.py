@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from os import PathLike
+from os.path import isfile
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import tomli_w
@@ -16,10 +19,12 @@ import tomli_w
 from ethorch.board import Board, NpuSlot
 from ethorch.board import load as load_board
 from ethorch.board.memory_roles import configuration, roles
-from ethorch.errors import SpecError, unknown_name
+from ethorch.errors import BoardError, FormatError, SpecError, unknown_name
 from ethorch.figures.selection import Shapes
 from ethorch.program.board_fit import flash_bytes, ram_bytes
 from ethorch.target.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
+from ethorch.text_files import read_text
+from ethorch.words import shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,8 +53,19 @@ PARTITIONS = NPU, CPU_MATMUL, COST = "npu", "cpu-matmul", "cost"
 CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
 #: Vela's memory mode in which everything lies in SRAM (vela.ini).
 SRAM_ONLY = "Sram_Only"
+_DECIMAL = re.compile(r"\s*\d{1,10}\s*")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_MOST_BYTES = 2**63 - 1
+_MOST_SIZE = 2**31 - 1  # of an axis
+#: The types of settings that nothing else checks, and how messages call them.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("target", "scheme", "io", "io_layout", "partition"), ((str,), "a text")),
+    **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
+    "config_ini": ((str, PathLike), "the path of a file"),
+    "board": ((str, PathLike, NoneType), "the name of a board, or the path of its file"),
+    **dict.fromkeys(("nhwc_io", "verify"), ((bool,), "true or false")),
+}
 
 
 def bytes_of(size: int | str | None, what: str) -> int | None:
@@ -60,10 +76,11 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     """
     if size is None:
         return None
-    found = _SIZE.fullmatch(str(size).strip())
-    if found is None:
-        raise SpecError(f"{what} is {size!r}; it has to be a number of bytes, or one with K, M or G behind it, such as 256K.")
-    return math.floor(float(found["number"]) * _UNITS[found["unit"].upper()])
+    found = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
+    number = math.inf if found is None else float(found["number"]) * _UNITS[found["unit"].upper()]
+    if number > _MOST_BYTES:
+        raise SpecError(f"{what} is {shown(size)}; it has to be a number of bytes, or one with K, M or G behind it, such as 256K.")
+    return math.floor(number)
 
 
 def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
@@ -74,8 +91,8 @@ def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
     """
     if fps is None:
         return latency_ms
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
-        raise SpecError(f"fps is {fps!r}; it has to be a number that is more than 0.")
+    if not _is_number(fps) or fps <= 0:
+        raise SpecError(f"fps is {shown(fps)}; it has to be a number that is more than 0.")
     if latency_ms is not None:
         raise SpecError("fps and latency_ms say the same in two ways: give one of them.")
     return 1000 / fps
@@ -105,7 +122,7 @@ def _shapes(given: Any) -> Shapes:
     if isinstance(given, Sequence) and given and all(_is_size(size) for size in given):
         given = [given]
     wrong = SpecError(
-        f"shapes has {given!r}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape); of several "
+        f"shapes has {shown(given)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape); of several "
         "inputs '1x64x32,1x64'."
     )
     if not isinstance(given, Sequence) or not given:
@@ -115,11 +132,18 @@ def _shapes(given: Any) -> Shapes:
         parts = shape.lower().strip().split("x") if isinstance(shape, str) else shape
         if not isinstance(parts, Sequence):
             raise wrong
-        sizes: list[Any] = [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
-        if not all(_is_size(size) and size > 0 for size in sizes):
+        sizes: list[Any] = [int(part) if isinstance(part, str) and _DECIMAL.fullmatch(part) else part for part in parts]
+        if not all(_is_size(size) and 0 < size <= _MOST_SIZE for size in sizes):
             raise wrong
         shapes.append(tuple(map(int, sizes)))
     return tuple(shapes)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _is_size(value: Any) -> bool:
@@ -187,6 +211,7 @@ class Settings:
     verify: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not self.target:
             object.__setattr__(self, "target", DEFAULT_TARGET if self.described is None else self.described.targets[0])
         object.__setattr__(self, "modules", dict(self.modules))
@@ -196,15 +221,13 @@ class Settings:
             object.__setattr__(self, name, bytes_of(getattr(self, name), name))
         for name in ("latency_ms", "min_sqnr_db", "min_metric"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)):
-                raise SpecError(f"{name} is {value!r}; it has to be a number.")
-        if not isinstance(self.verify, bool):
-            raise SpecError(f"verify is {self.verify!r}; expected true or false.")
+            if value is not None and not _is_number(value):
+                raise SpecError(f"{name} is {shown(value)}; it has to be a number.")
         if self.scheme not in SCHEMES:
             raise unknown_name("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():
             if scheme not in (*SCHEMES, FLOAT):
-                raise unknown_name(f"scheme of module {module!r}", scheme, (*SCHEMES, FLOAT))
+                raise unknown_name(f"scheme of module {shown(module)}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
         if self.io_layout not in IO_LAYOUTS:
@@ -223,14 +246,24 @@ class Settings:
             object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
         if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
-                f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {self.memory_mode!r}: leave one of "
-                "them out."
+                f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {shown(self.memory_mode)}: leave one "
+                "of them out."
             )
         if self.constants == AUTO and self.ram_limit is None:
             raise SpecError(
                 "constants='auto' has to know how much RAM there is: give ram (--ram) or a board (--board), or constants='sram'."
             )
         object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
+
+    def _check_types(self) -> None:
+        for name, (types, expected) in _TYPES.items():
+            if not isinstance(getattr(self, name), types):
+                raise SpecError(f"{name} is {shown(getattr(self, name))}; expected {expected}.")
+        if not isinstance(self.modules, Mapping) or not all(isinstance(x, str) for entry in self.modules.items() for x in entry):
+            raise SpecError(f"modules is {shown(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'.")
+        flags = self.vela_flags
+        if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(flag, str) for flag in flags):
+            raise SpecError(f"vela_flags is {shown(flags)}; expected a list of texts, such as ['--optimise', 'Size'].")
 
     @cached_property
     def described(self) -> Board | None:
@@ -290,6 +323,8 @@ class Settings:
         Raises:
             SpecError: a key or a value is unknown.
         """
+        if not isinstance(data, Mapping):
+            raise SpecError(f"the settings are {shown(data)}; expected a table of settings by name.")
         known = [entry.name for entry in fields(cls)]
         for key in data:
             if key not in known:
@@ -328,13 +363,32 @@ class Settings:
 
         Raises:
             SpecError: it is no TOML, or a key or a value is unknown; ``name`` says of which file.
+            BoardError: the board's file is wrong.
         """
         try:
             data = tomllib.loads(text)
-            if folder is not None and (folder / str(data.get("board", ""))).is_file():
-                data["board"] = str(folder / data["board"])
+        except RecursionError:
+            raise SpecError(f"{name}: the TOML is nested too deeply; settings have at most four levels.") from None
+        except ValueError as error:  # also an integer of more digits than Python converts
+            raise SpecError(f"{name}: not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None
+        board = data.get("board")
+        if folder is not None and isinstance(board, str) and isfile(folder / board):
+            data["board"] = str(folder / board)
+        try:
             return cls.from_json(data)
-        except (tomllib.TOMLDecodeError, TypeError) as error:
-            raise SpecError(f"{name}: {error}.") from error
-        except SpecError as error:
-            raise SpecError(f"{name}: {error}") from error
+        except (SpecError, BoardError) as error:
+            raise type(error)(f"{name}: {error}") from error
+
+    @classmethod
+    def read(cls, file: Path) -> Settings:
+        """Return the settings in a TOML file; a board's file is looked for beside it first.
+
+        Raises:
+            SpecError: The file cannot be read, or as of ``from_toml``.
+            BoardError: As of ``from_toml``.
+        """
+        try:
+            text = read_text(file)
+        except FormatError as error:
+            raise SpecError(str(error)) from None
+        return cls.from_toml(text, str(file), file.parent)

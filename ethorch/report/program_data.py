@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from ethorch.errors import EthorchError, FormatError
+from ethorch.errors import FormatError
+from ethorch.text_files import read_json
 
 IN_FOLDER = "program.json"
 
@@ -25,20 +25,12 @@ def read_program_data(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: a ``.json`` file, or a folder with ``program.json``.
 
     Raises:
-        EthorchError: it cannot be read.
-        FormatError: it is something else.
+        FormatError: it cannot be read, or is something else.
     """
     file = Path(path)
     if file.is_dir():
         file = file / IN_FOLDER
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EthorchError(f"cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        raise FormatError(f"{file} is no JSON; what `ethorch compile --json` prints is wanted.") from None
-    wanted = {"target", "layers", "memory", "versions"}
-    if not isinstance(data, dict) or not wanted <= data.keys():
-        missing = wanted - (data.keys() if isinstance(data, dict) else set())
+    data = read_json(file, "Name a file that `ethorch compile --json` wrote.")
+    if missing := {"target", "layers", "memory", "versions"} - data.keys():
         raise FormatError(f"{file} is not the data of a program: it has no {', '.join(sorted(missing))}.")
     return data

@@ -16,6 +16,7 @@ from ethorch.target.npus import FAMILIES, Target, lookup
 from ethorch.target.tosa_specification import TosaSpecification
 from ethorch.target.vela_flags import FLAGS, parse_flags
 from ethorch.target.vela_ini import MemorySystem, VelaConfig
+from ethorch.words import shown
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -259,7 +260,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         accelerator = self.flags.pop("--accelerator-config", self.target.name)
         if lookup(accelerator) != self.target:
             raise SpecError(
-                f"extra_flags: --accelerator-config {accelerator} contradicts target {self.target.name!r}. "
+                f"extra_flags: --accelerator-config {shown(accelerator)} contradicts target {self.target.name!r}. "
                 "Change target and leave the flag out."
             )
         self.flags.pop("--output-format", None)
@@ -281,7 +282,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
-                f"system config {self.system_config!r} describes another NPU than {self.target.name}: Vela compiles, "
+                f"system config {shown(self.system_config)} describes another NPU than {self.target.name}: Vela compiles, "
                 f"but clock and bandwidths, and so cycle estimates, are those of the other. Default: "
                 f"{self.target.default_system_config!r}.",
                 UserWarning,
@@ -293,7 +294,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if given is not None and from_flag is not None and given != from_flag:
-            raise SpecError(f"extra_flags: {flag} {from_flag} contradicts {argument}={given!r}. Leave one of them out.")
+            raise SpecError(f"extra_flags: {flag} {shown(from_flag)} contradicts {argument}={shown(given)}. Leave one of them out.")
         return given or from_flag or default
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ethorch.errors import SpecError, unknown_name
+from ethorch.words import shown
 
 
 @dataclass(frozen=True)
@@ -135,19 +136,19 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
         if not isinstance(entry, str):
-            raise SpecError(f"extra_flags holds {entry!r} of type {type(entry).__name__}; every flag is a string.")
+            raise SpecError(f"extra_flags holds {shown(entry)} of type {type(entry).__name__}; every flag is a string.")
         try:
             value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
             words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
         except ValueError as error:
-            raise SpecError(f"extra_flags {entry!r} cannot be split into words: {error}.") from None
+            raise SpecError(f"extra_flags {shown(entry)} cannot be split into words: {error}.") from None
     values: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=")
         if not name.startswith("-"):
             raise SpecError(
-                f"extra_flags: {word!r} is not a flag and follows none that takes a value. The network is not named "
+                f"extra_flags: {shown(word)} is not a flag and follows none that takes a value. The network is not named "
                 "here: ethorch hands Vela the graph itself."
             )
         flag = FLAGS.get(name)
@@ -157,16 +158,16 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
             raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
         if flag.read is None:
             if equals:
-                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {text!r}.")
+                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {shown(text)}.")
             values[name] = True
             continue
         given = text if equals else next(rest, "")
         if not given or (not equals and given.startswith("--")):
-            raise SpecError(f"extra_flags: {name} needs a value, found {given or 'none'!r}.")
+            raise SpecError(f"extra_flags: {name} needs a value, found {shown(given or 'none')}.")
         try:
             read = flag.read(given)
         except ValueError as error:
-            raise SpecError(f"extra_flags: {name} {given!r}: {error}.") from None
+            raise SpecError(f"extra_flags: {name} {shown(given)}: {error}.") from None
         if name == "--config":
             values.setdefault(name, []).append(read)
         else:

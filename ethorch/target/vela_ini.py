@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ethorch.errors import SpecError, unknown_name
+from ethorch.words import shown
 
 _SYSTEM, _MEMORY = "System_Config.", "Memory_Mode."
 
@@ -178,7 +179,7 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
             part = Path(path).read_text(encoding="utf-8")
             parser.read_string(part, source=name)
         except (OSError, UnicodeDecodeError, IniError) as error:
-            raise SpecError(f"config_ini {name!r} ({path}) cannot be read: {error}") from None
+            raise SpecError(f"config_ini {shown(name, 300)} ({path}) cannot be read: {error}") from None
         text += part + ("" if part.endswith("\n") else "\n")
     try:
         sections = {section: dict(parser[section]) for section in parser.sections()}
@@ -203,17 +204,18 @@ def _find(name: str) -> Path:
     """``Arm/vela.ini`` (folder/file) means the installed Vela's own; anything else is a path of the user's."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
-        raise SpecError(f"config_ini {name!r} does not end in .ini, which Vela requires.")
+        raise SpecError(f"config_ini {shown(name, 300)} does not end in .ini, which Vela requires.")
     parts = Path(os.path.normpath(name)).parts
     candidates = [path]
     if len(parts) == 2 and not path.is_absolute() and not name.startswith("."):
         candidates.insert(0, shipped_root() / path)
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # False for a name that is too long
             return candidate
+    places = " and ".join(shown(str(candidate.absolute()), 300) for candidate in candidates)
     raise SpecError(
-        f"config_ini {name!r} was not found. Looked for {' and '.join(str(c.absolute()) for c in candidates)}. Give a "
-        f"path to your own file, or one of Vela's: {', '.join(shipped_configs())}."
+        f"config_ini {shown(name, 300)} was not found. Looked for {places}. Give a path to your own file, or one of Vela's: "
+        f"{', '.join(shipped_configs())}."
     )
 
 

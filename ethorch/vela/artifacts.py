@@ -14,6 +14,7 @@ from ethorch.formats.files import write_whole
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Sources
 from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.text_files import read_text
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.text import to_text
 from ethorch.vela import compiler
@@ -72,7 +73,7 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
     """
     for path in sorted(Path(folder).rglob("*.payload")):  # a folder for each of several methods
         if (table := path.with_suffix(".sources.json")).is_file() and DelegatePayload.unpack(path.read_bytes()) == payload:
-            return Sources.from_json(table.read_text())
+            return Sources.from_json(read_text(table), str(table))
     found = _compiled_again(sorted(Path(folder).glob("*.tosa")), payload, specs)
     if found is None:
         raise EthorchError(
