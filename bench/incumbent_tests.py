@@ -4,14 +4,16 @@
 
 The tests are in executorch's wheel. Pytest collects them as they are; in place of a pipeline's run, its module and inputs are
 compiled by ethorch for each target, run on the simulator, and every byte of every delegate is compared with the TOSA reference
-model. The Arm backend compiles the same case for its own target of the pipeline; operators left on the CPU are counted in both
-``.pte`` files. Each test file runs in a process of its own, and cases that the file FILE.jsonl already contains are skipped.
+model. The Arm backend compiles each case that ethorch does not fully delegate, for its own target of the pipeline; operators left
+on the CPU are counted in both ``.pte`` files. Networks get random weights in place of downloads. Cases that the
+file FILE.jsonl already contains are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
 import resource
@@ -28,7 +30,7 @@ from bench.implementation import BOUNDARY, memory_for
 
 Record = dict[str, Any]
 TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-256")
-FOLDERS = ("ops", "modules", "models")
+FOLDERS = ("ops", "modules", "models", "quantizer", "misc")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -53,40 +55,94 @@ def list_files(folders: Sequence[str], names: Sequence[str]) -> list[Path]:
     return [file for file in files if file.name.startswith(tuple(names))]
 
 
+class Measured(Exception):
+    """Ends a test that lowers without a pipeline, after its case has been measured."""
+
+
 class Plugin:
-    """A pytest plugin that selects the Ethos-U cases, at most ``limit`` of each function, and measures them."""
+    """A pytest plugin that selects the quantized cases, at most ``limit`` of each function, and measures them.
+
+    Of a file with tests for Ethos-U, only those are cases. The quantized TOSA tests of other files are cases for every target.
+    """
 
     def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool):
         self.path, self.targets, self.limit, self.compare = path, targets, limit, compare
-        self.done = {record["case"] for record in read(path)}
-        self.case = ""
+        self.finished, self.records = read_states(path)
+        self.case, self.expected_failure, self.is_for_npu = "", "", True
+        self.npu_files: set[Path] = set()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         counts: Counter[str] = Counter()
+        self.npu_files = {item.path for item in items if _names_npu(item)}
         selected = []
         for item in items:
             function = item.nodeid.partition("[")[0]
-            if "_u55" not in function and "_u85" not in function and "_u65" not in function:
+            if not (_names_npu(item) if item.path in self.npu_files else _is_quantized(item)):
                 continue
+            item.own_markers = [marker for marker in item.own_markers if marker.name != "skip"]
             counts[function] += 1
-            if counts[function] <= self.limit and _case(item) not in self.done:
+            if counts[function] <= self.limit and not self._is_done(_case(item)):
                 selected.append(item)
         items[:] = selected
+
+    def _is_done(self, case: str) -> bool:
+        if not self.compare:
+            return case in self.finished
+        return case in self.finished and not any(needs_comparison(record) for record in self.records if record["case"] == case)
 
     def pytest_runtest_setup(self, item: Any) -> None:
         import torch
 
-        self.case = _case(item)
+        self.case, self.is_for_npu = _case(item), item.path in self.npu_files
+        marker = item.get_closest_marker("xfail")
+        self.expected_failure = str(marker.kwargs.get("reason", "")) if marker and "No corstone" not in str(marker.kwargs) else ""
         torch.manual_seed(0)
         _append(self.path, {"case": self.case, "state": "started"})
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "teardown":
+            _append(self.path, {"case": self.case, "state": "finished"})
+        elif report.failed and not str(report.longrepr).rstrip().endswith("Measured"):
+            self._record_test_failure(self.case, str(report.longrepr))
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._record_test_failure(report.nodeid.removesuffix(".py"), str(report.longrepr))
+
+    def _record_test_failure(self, case: str, error: str) -> None:
+        _append(self.path, {"case": case, "target": "all", "status": "not run", "error": error[-800:]})
+
     def measure(self, pipeline: Any) -> None:
         """Write a record of the pipeline's case for each target, in place of running the pipeline."""
-        is_u85 = "U85" in type(pipeline).__name__
-        targets = [target for target in self.targets if ("u85" in target) == is_u85]
-        arm = _arm_record(pipeline) if self.compare else {}
-        for target in targets:
-            _append(self.path, {"case": self.case, "target": target, **_own_record(pipeline, target), "arm": arm})
+        kind = type(pipeline).__name__
+        is_for_npu = "EthosU" in kind
+        if is_for_npu != self.is_for_npu:
+            return
+        families = ("u85",) if "U85" in kind else ("u55", "u65") if is_for_npu else ("u55", "u65", "u85")
+        arm: dict[str, Record] = {}
+        for target in [target for target in self.targets if target.split("-")[1].startswith(families)]:
+            record = {"case": self.case, "target": target, **_own_record(pipeline, target)}
+            if self.expected_failure:
+                record["expected_failure"] = self.expected_failure
+            family = "u85" if "u85" in target else "u55"
+            if self.compare and needs_comparison(record):
+                arm[family] = arm.get(family) or (_arm_record(pipeline) if is_for_npu else _arm_record_of_tosa(pipeline, family))
+                record["arm"] = arm[family]
+            _append(self.path, record)
+
+
+def _names_npu(item: Any) -> bool:
+    return any(name in item.nodeid.partition("[")[0].lower() for name in ("_u55", "_u65", "_u85"))
+
+
+def _is_quantized(item: Any) -> bool:
+    name = item.nodeid.rpartition("::")[2].partition("[")[0]
+    return not any(word in name for word in ("_FP", "_fp", "vgf", "bf16", "fp16"))
+
+
+def needs_comparison(record: Record) -> bool:
+    """Return True if the Arm backend may delegate more of the case, and has not compiled it yet."""
+    return not record.get("arm") and bool(record.get("cpu") or record["status"] not in ("ok", "differs", "not run"))
 
 
 def _case(item: Any) -> str:
@@ -99,8 +155,30 @@ def _append(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file. A case that was started and has no record ended its process, or used no pipeline."""
-    return [record for record in _lines(path) if "state" not in record] if path.is_file() else []
+    """Return the last record of each case and target of a file; a case that ended its process has a record of that."""
+    return read_states(path)[1]
+
+
+def read_states(path: Path) -> tuple[set[str], list[Record]]:
+    """Return the cases of a file that were finished or ended their process, and their records."""
+    records: dict[tuple[str, str], Record] = {}
+    states: dict[str, str] = {}
+    last = ""
+    for line in _lines(path) if path.is_file() else ():
+        if "state" not in line:
+            records[line["case"], line["target"]] = line
+            continue
+        if line["state"] == "started" and states.get(last) == "started":
+            states[last] = "ended"
+        last = line["case"]
+        states[last] = line["state"]
+    if states.get(last) == "started":
+        states[last] = "ended"
+    measured = {case for case, _ in records}
+    for case, state in states.items():
+        if state == "ended" and case not in measured:
+            records[case, "all"] = {"case": case, "target": "all", "status": "failed: process", "error": "ended its process"}
+    return set(states) | measured, list(records.values())
 
 
 def _lines(path: Path) -> Iterator[Record]:
@@ -240,19 +318,88 @@ def _arm_record(pipeline: Any) -> Record:
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
+def _arm_record_of_tosa(pipeline: Any, family: str) -> Record:
+    """Compile a case of a TOSA test with the Arm backend for its NPU of ``family``: see :func:`_arm_record`."""
+    from executorch.backends.arm.quantizer import EthosUQuantizer
+    from executorch.backends.arm.test import common
+    from executorch.backends.arm.test.tester.arm_tester import ArmTester
+    from executorch.backends.test.harness.stages import StageType
+    from executorch.backends.xnnpack.test.tester import Quantize
+
+    start = time.process_time()
+    try:
+        spec = common.get_u85_compile_spec() if family == "u85" else common.get_u55_compile_spec()
+        theirs = getattr(pipeline.quantizer, "quantizer", pipeline.quantizer)
+        quantizer = EthosUQuantizer(spec)
+        stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
+        config = theirs.global_config or getattr(stage, "quantization_config", None)
+        quantizer.set_global(config)
+        if getattr(theirs, "io_config", None) is not None:
+            quantizer.set_io(theirs.io_config)
+        for module_type, value in getattr(theirs, "module_type_config", {}).items():
+            quantizer.set_module_type(module_type, value)
+        for name, value in getattr(theirs, "module_name_config", {}).items():
+            quantizer.set_module_name(name, value)
+        tester = ArmTester(pipeline.tester.original_module, example_inputs=pipeline.test_data, compile_spec=spec)
+        tester.quantize(Quantize(quantizer, config)).export().to_edge_transform_and_lower().to_executorch()
+        delegates, cpu = cpu_operators(tester.get_artifact(StageType.TO_EXECUTORCH).buffer)
+        return {"delegates": delegates, "cpu": cpu, "seconds": round(time.process_time() - start, 2)}
+    except BaseException as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+class _BarePipeline:
+    """A test's use of ``ArmTester`` without a pipeline, with the attributes that a case is read from."""
+
+    def __init__(self, tester: Any, stage: Any):
+        from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+
+        self.tester, self.test_data = tester, tester.example_inputs
+        self.quantizer = getattr(stage, "quantizer", None) or TOSAQuantizer(tester.compile_spec)
+        if stage is None:
+            self.quantizer.set_global(get_symmetric_quantization_config())
+        self._stages = [self]
+        self.args = (stage,)
+
+    def find_pos(self, name: str) -> int:
+        return 0
+
+
 def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: int, compare: bool) -> int:
     """Run the cases of ``files`` in this process and append their records to ``path``; return pytest's exit status."""
     import pytest
     import torch
     from executorch.backends.arm.test.tester import test_pipeline as pipelines
+    from executorch.backends.arm.test.tester.arm_tester import ArmTester
+
+    from bench.random_weights import use_random_weights
 
     torch.set_num_threads(1)
+    use_random_weights()
     plugin = Plugin(path, targets, limit, compare)
-    for kind in (pipelines.BasePipeline, pipelines.TOSAPipeline, pipelines.VgfPipeline):
-        if hasattr(kind, "run"):
-            kind.run = lambda self: None
-    for kind in (pipelines.EthosU55PipelineINT, pipelines.EthosU85PipelineINT, pipelines.EthosU65PipelineINT):
-        kind.run = lambda self, plugin=plugin: plugin.measure(self)
+    quantize = ArmTester.quantize
+    is_comparing = [False]
+
+    def measure_pipeline(pipeline: Any) -> None:
+        is_comparing[0] = True  # the Arm backend's own compilation of the case uses ArmTester
+        try:
+            plugin.measure(pipeline)
+        finally:
+            is_comparing[0] = False
+
+    @functools.wraps(quantize)  # a pipeline reads the name
+    def measure_tester(tester: Any, stage: Any = None) -> Any:
+        if is_comparing[0]:
+            return quantize(tester, stage)
+        measure_pipeline(_BarePipeline(tester, stage))
+        raise Measured
+
+    for kind in (pipelines.BasePipeline, pipelines.TOSAPipeline, pipelines.VgfPipeline, pipelines.PassPipeline):
+        kind.run = lambda self: None
+    measured = (pipelines.EthosU55PipelineINT, pipelines.EthosU85PipelineINT, pipelines.EthosU65PipelineINT)
+    for kind in (*measured, pipelines.TosaPipelineINT, pipelines.QuantizationPipeline):
+        kind.run = measure_pipeline
+    ArmTester.quantize = measure_tester
     arguments = [
         *map(str, files),
         "--runxfail",
@@ -263,7 +410,7 @@ def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: i
         str(tests_folder()),
         "--import-mode=importlib",
     ]
-    arguments += ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--tb=line"]
+    arguments += ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--tb=short"]
     return pytest.main(arguments, plugins=[plugin])
 
 
@@ -302,34 +449,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--per-function", type=int, default=16, help="cases of each test function")
     parser.add_argument("--no-arm", action="store_true", help="do not compile with the Arm backend beside")
-    parser.add_argument("--timeout", type=int, default=1800, help="seconds of wall clock for a test file")
-    parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a test file")
+    parser.add_argument("--timeout", type=int, default=1800, help="seconds of wall clock for a process")
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a process")
     parser.add_argument("-o", "--output", type=Path, default=Path("incumbent_tests.jsonl"))
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and exit")
-    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--files-per-process", type=int, default=8)
+    parser.add_argument("--here", type=Path, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.table:
         print(table([record for path in options.table for record in read(path)]))
         return 0
     targets = options.targets.split(",")
     if options.here:
-        return run_here([options.here], options.output, targets, options.per_function, not options.no_arm)
+        return run_here(options.here, options.output, targets, options.per_function, not options.no_arm)
     limit = int(options.memory * 2**30)
-    for file in list_files(options.folders.split(","), options.files.split(",")):
-        command = [sys.executable, "-m", "bench.incumbent_tests", "--here", str(file), "--targets", options.targets]
+    files = list_files(options.folders.split(","), options.files.split(","))
+    for first in range(0, len(files), options.files_per_process):
+        group = files[first : first + options.files_per_process]
+        command = [sys.executable, "-m", "bench.incumbent_tests", "--here", *map(str, group), "--targets", options.targets]
         command += ["--per-function", str(options.per_function), "-o", str(options.output)] + ["--no-arm"] * options.no_arm
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        try:
-            child = subprocess.run(
-                command, capture_output=True, text=True, timeout=options.timeout, check=False, env=environment, cwd=ROOT,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-            )  # fmt: skip
-            print(
-                f"{file.name}: {child.stdout.strip().splitlines()[-1] if child.stdout.strip() else child.stderr[-300:]}",
-                file=sys.stderr,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"{file.name}: more than {options.timeout} s", file=sys.stderr)
+        is_unfinished = True
+        while is_unfinished:  # a case that ends the process is skipped by the next one
+            try:
+                child = subprocess.run(
+                    command, capture_output=True, text=True, timeout=options.timeout, check=False, env=environment, cwd=ROOT,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+                )  # fmt: skip
+                text = child.stdout.strip().splitlines()[-1] if child.stdout.strip() else child.stderr[-300:]
+                is_unfinished = child.returncode < 0
+            except subprocess.TimeoutExpired:
+                text = f"more than {options.timeout} s"
+            print(f"{', '.join(file.name for file in group)}: {text}", file=sys.stderr)
     print(table(read(options.output)))
     return 0
 

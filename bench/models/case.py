@@ -47,6 +47,7 @@ class ModelCase:
             set_batch_norm_statistics(model, self.calibration(self.statistics_inputs, seed=7))
         for parameter in model.parameters():
             parameter.requires_grad_(False)
+        _detach_computed_weights(model)
         return model.eval()
 
     def example_inputs(self, seed: int = 0) -> Inputs:
@@ -56,6 +57,14 @@ class ModelCase:
     def calibration(self, n: int = 8, seed: int = 1) -> list[Inputs]:
         """`n` different input tuples; different seeds give different inputs."""
         return [self.example_inputs(seed * 1_000_003 + i) for i in range(n)]
+
+
+def _detach_computed_weights(model: nn.Module) -> None:
+    """Detach tensors that ``torch.nn.utils.weight_norm`` computed from parameters, because autograd's results cannot be copied."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                setattr(module, name, value.detach())
 
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -137,10 +137,13 @@ _DIFFUSERS: dict[str, tuple[Callable[[], nn.Module], Sampler]] = {
              "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 32, "pooled_projection_dim": 16,
              "rope_axes_dim": (4, 6, 6), "guidance_embeds": False, "has_clean_x_embedder": True,
              "has_image_proj": True, "image_proj_dim": 16},
-            ("hidden_states", "encoder_hidden_states", "pooled_projections", "image_embeds"),
-            timestep=_TIME, encoder_attention_mask=torch.ones(1, 12, dtype=torch.long), indices_latents=torch.arange(2),
+            ("hidden_states", "encoder_hidden_states", "pooled_projections", "image_embeds", "latents_clean", "latents_history_2x",
+             "latents_history_4x"),
+            timestep=_TIME, encoder_attention_mask=torch.ones(1, 12, dtype=torch.long), indices_latents=torch.arange(9, 11),
+            indices_latents_clean=torch.arange(1), indices_latents_history_2x=torch.arange(1, 3),
+            indices_latents_history_4x=torch.arange(3, 7),
         ),
-        _noise((1, 4, 2, 8, 8), (1, 12, 32), (1, 16), (1, 6, 16)),
+        _noise((1, 4, 2, 8, 8), (1, 12, 32), (1, 16), (1, 6, 16), (1, 4, 1, 8, 8), (1, 4, 2, 8, 8), (1, 4, 4, 8, 8)),
     ),
     "ChromaTransformer2DModel": (
         _diffusers(
