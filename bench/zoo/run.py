@@ -58,14 +58,14 @@ class Watched:
         return bytes(scratch[tensor.offset : tensor.offset + tensor.nbytes])
 
 
-def differing(delegate: Lowered, watched: Watched) -> int:
-    """How many bytes of the delegate's last outputs are not the TOSA reference model's."""
+def differing(delegate: Lowered, watched: Watched, reference: Callable[..., list[Any]] = reference_model.run) -> int:
+    """Return the number of bytes of the delegate's last outputs that are not the TOSA reference model's."""
     arrays = [
         np.frombuffer(data, f"int{8 * tensor.element_size}").reshape(value.shape)
         for data, tensor, value in zip(watched.got, watched.payload.inputs, delegate.inputs, strict=True)
     ]
     arrays = [a.astype(bool) if value.dtype == "BOOL" else a for a, value in zip(arrays, delegate.inputs, strict=True)]
-    wanted = [np.ascontiguousarray(array).tobytes() for array in reference_model.run(delegate.tosa, arrays)]
+    wanted = [np.ascontiguousarray(array).tobytes() for array in reference(delegate.tosa, arrays)]
     count = 0
     for want, got in zip(wanted, watched.gave, strict=True):
         if len(want) != len(got):
