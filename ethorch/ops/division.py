@@ -12,10 +12,14 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor, quotient
 from ethorch.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.builder.reductions import int32_product
+from ethorch.errors import Unsupported
 from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.node import is_float
 from ethorch.ops.arithmetic import as_quantized, no_float_constant, product
-from ethorch.ops.quant_rules import EACH_INPUT
-from ethorch.ops.samples import I8, Sample, W
+from ethorch.ops.bitwise import check_integers
+from ethorch.ops.quant_rules import EACH_INPUT, NOT_QUANTIZED
+from ethorch.ops.rounding import integer_remainder
+from ethorch.ops.samples import I8, Ints, Sample, W
 from ethorch.ops.spec import composite, op
 from ethorch.tosa.ir import Value
 
@@ -127,31 +131,77 @@ def _times(b: Builder, codes: Value, factor: Value) -> Value:
 #: Bounds of what rounds a quotient to an integer: one code of the quotient may decide between two integers, which is the step of
 #: the result times as many codes as an integer has.
 _ONE_INTEGER, _ONE_INTEGER_16 = 128, 20_000
+_INTEGER_QUOTIENTS = [
+    Sample(Ints(3, 40), Ints(3, 40, low=1, high=30)),
+    Sample(Ints(3, 40), Ints(40, low=-30, high=-1)),
+    Sample(Ints(3, 40, low=-128, high=127, dtype="int8"), Ints(40, low=1, high=127, dtype="int8")),
+]
+_QUOTIENTS = [Sample(I8(2, 5, 6), I8(6, low=0.5, high=1.5)), *_INTEGER_QUOTIENTS]
 
 
-@composite(
+def decompose_div_mode(s: AtenBuilder, x: Node, y: Any, *, rounding_mode: str | None = None) -> Node:
+    """Draw the quotient, then a table."""
+    divided = s(aten.div.Tensor, x, y)
+    return divided if rounding_mode is None else s(getattr(aten, rounding_mode).default, divided)
+
+
+def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
+    """Return x / y of plain integers, rounded down if ``is_floor``, else towards 0, in INT32. TOSA 1.0 INTDIV.
+
+    Both operands are multiplied by the sign of y, so that all divisors are positive.
+    """
+    row = b.limits.get("INTDIV")
+    if row and not row.present:
+        raise Unsupported(row.refuse("INTDIV", "INT32", {}, b.target))
+    (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
+    xv, yv = b.widened(xv), b.widened(yv)
+    if yv.data is None:
+        sign = b.emit("BITWISE_OR", _sign_bits(b, yv), b.const(np.ones((1,) * yv.rank, np.int32)))
+        xv, yv = b.emit("MUL", xv, sign, shift=0), b.emit("MUL", yv, sign, shift=0)
+    elif np.any(yv.data < 0):
+        xv = b.emit("MUL", xv, b.const(np.where(yv.data < 0, -1, 1).astype(np.int32)), shift=0)
+        yv = b.const(np.abs(yv.data))
+    whole = b.emit("INTDIV", xv, yv)
+    if is_floor:
+        rest = b.emit("SUB", xv, b.emit("MUL", whole, yv, shift=0))
+        whole = b.emit("ADD", whole, _sign_bits(b, rest))
+    return QTensor(whole, dims, None)
+
+
+def _sign_bits(b: Builder, x: Value) -> Value:
+    """Return -1 where x is negative, else 0. TOSA 1.0 ARITHMETIC_RIGHT_SHIFT."""
+    return b.emit("ARITHMETIC_RIGHT_SHIFT", x, b.const(np.full((1,) * x.rank, 31, np.int32)), round=False)
+
+
+@op(
     "aten.div.Tensor_mode",
-    bound=_ONE_INTEGER,
-    bound16=_ONE_INTEGER_16,
+    quant=NOT_QUANTIZED,
+    check=lambda x, y, rounding_mode=None: check_integers(x, y),
+    decompose=decompose_div_mode,
     also={"aten.floor_divide.default": lambda x, y: ((x, y), {"rounding_mode": "floor"})},
     floats=lambda b, x, y, *, out, rounding_mode=None: quotient(FloatTensor.of(b, x), FloatTensor.of(b, y), rounding_mode),
     samples=[
         *(Sample(I8(2, 5, 6), I8(6, low=0.5, high=1.5), rounding_mode=mode) for mode in ("floor", "trunc", None)),
         Sample(I8(3, 40), 0.5).of("aten.floor_divide.default"),
+        *(Sample(*sample.args, rounding_mode=mode) for sample in _INTEGER_QUOTIENTS for mode in ("floor", "trunc")),
     ],
+    bound=_ONE_INTEGER,
+    bound16=_ONE_INTEGER_16,
 )
-def div_mode(s: AtenBuilder, x: Node, y: Any, *, rounding_mode: str | None = None) -> Node:
-    """out = x / y, rounded down or towards 0: the quotient, then a table. The bounds: one integer (see ``_ONE_INTEGER``)."""
-    divided = s(aten.div.Tensor, x, y)
-    return divided if rounding_mode is None else s(getattr(aten, rounding_mode).default, divided)
+def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
+    """out = x / y, rounded down or towards 0: the quotient, then a table. Of plain integers TOSA 1.0 INTDIV.
+
+    The bounds: one integer (see ``_ONE_INTEGER``).
+    """
+    return _integer_quotient(b, x, y, rounding_mode == "floor")
 
 
-_QUOTIENTS = [Sample(I8(2, 5, 6), I8(6, low=0.5, high=1.5))]
-
-
-def _remainder(s: AtenBuilder, x: Node, y: Node, rounding: Any) -> Node:
-    """x - y * rounding(x / y)."""
-    return s(aten.sub.Tensor, x, s(aten.mul.Tensor, y, s(rounding, s(aten.div.Tensor, x, y))))
+def _remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
+    """Draw x - y * (x / y, rounded)."""
+    if is_float(x) or (isinstance(y, Node) and is_float(y)):
+        whole = s(getattr(aten, rounding_mode).default, s(aten.div.Tensor, x, y))
+        return s(aten.sub.Tensor, x, s(aten.mul.Tensor, y, whole))
+    return integer_remainder(s, x, y, rounding_mode)
 
 
 def remainder_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTensor:
@@ -160,10 +210,17 @@ def remainder_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTens
     return dividend - quotient(dividend, divisor, "floor") * divisor
 
 
-@composite("aten.remainder.Tensor", floats=remainder_of_floats, samples=_QUOTIENTS, bound=_ONE_INTEGER, bound16=_ONE_INTEGER_16)
-def remainder(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x - y * floor(x / y). The bounds: one integer."""
-    return _remainder(s, x, y, aten.floor.default)
+@composite(
+    "aten.remainder.Tensor",
+    decomposes_integers=True,
+    floats=remainder_of_floats,
+    samples=_QUOTIENTS,
+    bound=_ONE_INTEGER,
+    bound16=_ONE_INTEGER_16,
+)
+def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
+    """out = x - y * floor(x / y). The bounds: one integer. ExecuTorch's kernel returns the sign of x for integers."""
+    return _remainder(s, x, y, "floor")
 
 
 def fmod_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTensor:
@@ -172,10 +229,17 @@ def fmod_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTensor:
     return dividend - quotient(dividend, divisor, "trunc") * divisor
 
 
-@composite("aten.fmod.Tensor", floats=fmod_of_floats, samples=_QUOTIENTS, bound=_ONE_INTEGER, bound16=_ONE_INTEGER_16)
-def fmod(s: AtenBuilder, x: Node, y: Node) -> Node:
+@composite(
+    "aten.fmod.Tensor",
+    decomposes_integers=True,
+    floats=fmod_of_floats,
+    samples=_QUOTIENTS,
+    bound=_ONE_INTEGER,
+    bound16=_ONE_INTEGER_16,
+)
+def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     """out = x - y * trunc(x / y). The bounds: one integer."""
-    return _remainder(s, x, y, aten.trunc.default)
+    return _remainder(s, x, y, "trunc")
 
 
 @composite(

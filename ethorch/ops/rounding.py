@@ -10,19 +10,25 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.fx import Node
 
 from ethorch.builder import float_functions as f
 from ethorch.builder.builder import Builder
 from ethorch.builder.floats import FloatTensor, quotient
 from ethorch.builder.qparams import QParams, QTensor, Result, multiplier_and_shift
 from ethorch.errors import Reason, Unsupported
+from ethorch.fx.aten_builder import AtenBuilder
+from ethorch.fx.node import is_float, is_int64
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import table_op
 from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 #: Half a whole number in parts of a code, and a slack in such parts -> the threshold.
@@ -211,8 +217,23 @@ table_op(
     floats=lambda x: x - x.trunc(),
     lower=_lower_rest(torch.fmod, "trunc", truncating),
 )
+
+
+def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
+    """Draw x - y * (x / y, rounded) of integers of up to 32 bits; None for others.
+
+    On the CPU that is right, too, while the sign of ExecuTorch's ``remainder`` of integers is that of x.
+    """
+    operands = [x, y] if isinstance(y, Node) else [x]
+    if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
+        return None
+    whole = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
+    return s(aten.sub.Tensor, x, s(aten.mul.Tensor, whole, y))
+
+
 remainder = table_op(
     "aten.remainder.Scalar",
+    decompose=lambda s, x, other: integer_remainder(s, x, other, "floor"),
     doc="x - floor(x / other) * other",
     calls=[(0.75,)],
     steps=True,
@@ -221,6 +242,7 @@ remainder = table_op(
 )
 table_op(
     "aten.fmod.Scalar",
+    decompose=lambda s, x, other: integer_remainder(s, x, other, "trunc"),
     doc="x - trunc(x / other) * other",
     calls=[(0.75,)],
     steps=True,

@@ -282,6 +282,7 @@ def table_op(
     bound16: int = 1,
     floats: str | Callable[..., Any] | None = None,
     lower: Callable[..., Any] | None = None,
+    decompose: Callable[..., Any] | None = None,
 ) -> OpSpec:
     """An operator of one tensor that is a lookup table, its entries computed by running it.
 
@@ -290,6 +291,7 @@ def table_op(
         lower: a lowering for the inputs that no table is made for: int16, of a function that jumps or is a few exact operators.
         low, high: where the samples' inputs lie.
         calls: what follows the tensor in each sample: arguments, or keywords. Instead of samples.
+        decompose: Decomposition of integers. It returns None for floats.
         homogeneous, steps, bound16: see OpSpec.
     """
     caller = inspect.currentframe()
@@ -305,6 +307,8 @@ def table_op(
         doc,
         place,
         lower,
+        decompose=decompose,
+        decomposes_integers=decompose is not None,
         floats=_operator(floats) if isinstance(floats, str) else None if floats is None else _formula(floats),
         pointwise=True,
         homogeneous=homogeneous,

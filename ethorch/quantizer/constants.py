@@ -67,12 +67,18 @@ def promote_constants(model: GraphModule) -> None:
 
 
 def promote_integers(model: GraphModule) -> None:
-    """Cast computed int64 tensors that meet floats in an elementwise operator, as PyTorch does, so that they are quantized."""
+    """Cast computed int64 tensors that meet floats in an elementwise operator, as PyTorch does, so that they are quantized.
+
+    Python integers among the operands become floats. ExecuTorch would make them int64 tensors, and cast those whenever the program
+    runs on the CPU.
+    """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(model.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not is_float(node) or not (pointwise or find(node.target) is cat) or find(node.target) is to:
             continue
+        if pointwise:
+            _promote_numbers(node)
         for arg in node.all_input_nodes:
             if arg.op == "get_attr" or not is_int64(arg):
                 continue
@@ -80,6 +86,14 @@ def promote_integers(model: GraphModule) -> None:
             if (arg, dtype) not in casts:
                 casts[arg, dtype] = AtenBuilder(model, node)(torch.ops.aten.to.dtype, arg, dtype)
             node.replace_input_with(arg, casts[arg, dtype])
+
+
+def _promote_numbers(node: Node) -> None:
+    """Replace Python integers that are operands of an elementwise operator by floats of the same value."""
+    for index, (argument, value) in enumerate(zip(node.target._schema.arguments, node.args, strict=False)):  # type: ignore[union-attr]
+        is_operand = isinstance(argument.type, torch.TensorType) or argument.name == "other"
+        if is_operand and type(value) is int and int(float(value)) == value:
+            node.update_arg(index, float(value))
 
 
 def _foldable(node: Node, known: dict[Node, Any]) -> bool:

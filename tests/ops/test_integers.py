@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+import ethorch
 from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
 from ethorch.errors import QuantizationError, Unsupported
 from ethorch.fx.node import storage_order
@@ -158,3 +159,23 @@ def test_a_dtype_that_no_npu_has_is_refused() -> None:
 
     program = torch.export.export(ToBytes(), (torch.zeros(2, 3, dtype=torch.int32),))
     assert ladder.refusal_ids(program, "ethos-u55-128") == {"graph.integer_dtype"}
+
+
+class Quotients(torch.nn.Module):
+    """Quotients and remainders of integers, by a tensor and by numbers, of all signs."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_tensor = [x // y, torch.div(x, y, rounding_mode="trunc"), x % y, torch.fmod(x, y)]
+        return (*by_tensor, x // 7, x % 5, torch.div(x, -3, rounding_mode="trunc"), torch.fmod(x, -4))
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32], ids=str)
+def test_quotients_and_remainders_of_integers_are_those_of_pytorch(dtype: torch.dtype, target: str) -> None:
+    x = torch.arange(-128, 128).repeat(2).to(dtype) * (1 if dtype == torch.int8 else 100_003)
+    y = torch.cat([torch.arange(1, 129), torch.arange(-128, 0)]).repeat(2)[torch.randperm(512)].clamp(-127, 127).to(dtype)
+    program = ethorch.compile(Quotients(), (x, y), target)
+    for found, wanted in zip(program(x, y), Quotients()(x, y), strict=True):
+        assert torch.equal(found, wanted)
+    on_cpu = {refusal.reason.id for refusal in program.build.partition.refusals}
+    assert on_cpu == (set() if "u85" in target else {"INTDIV.absent"})

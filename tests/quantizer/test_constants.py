@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.formats import pte
 from ethorch.quantizer.constants import fold_constants
 from tests.support.quantized import exported
 
@@ -45,3 +46,22 @@ def test_int64_that_meets_floats_is_quantized_as_they_are() -> None:
 
     for wanted, found in zip(Promoted()(*inputs), program(*inputs), strict=True):
         assert ethorch.sqnr_db(wanted, found) > 40
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 - self.linear(x).softmax(-1) + 1
+
+
+def test_whole_numbers_of_what_stays_float_are_not_cast_whenever_the_program_runs() -> None:
+    quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u85-256")).set_global(None)
+    quantizer.set_module_type(nn.Linear, ethorch.get_symmetric_quantization_config())
+    inputs = (torch.randn(2, 4),)
+    converted = quantizer.quantize_with_submodules(exported(Shifted(), inputs), [inputs])
+    program = ethorch.compile(converted, inputs, "ethos-u85-256")
+    operators = [call.operator for method in pte.read(program.pte).methods.values() for call in method.calls]
+    assert "aten::_softmax.out" in operators and not any("to_dim_order_copy" in name for name in operators)

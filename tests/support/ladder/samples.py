@@ -37,6 +37,7 @@ CONFIGS: dict[str, Any] = {"int8": get_symmetric_quantization_config, "int16": g
 #: What an NPU cannot do, or int16 cannot be: Reason id -> (activations, families) where a sample may be refused with it.
 REFUSED = {
     **{f"BITWISE_{name}.absent": ({"int8", "int16"}, {"u55", "u65"}) for name in ("AND", "OR", "XOR")},
+    "INTDIV.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "GATHER.absent": ({"int8", "int16"}, {"u55", "u65"}),
     "grid_sampler.computed": ({"int8", "int16"}, {"u55", "u65"}),
     "SCATTER.absent": ({"int8", "int16"}, {"u55", "u65"}),
