@@ -33,7 +33,7 @@ def _patch_torchvision() -> None:
         return None if isinstance(state, _NoWeights) else load(self, state, *arguments, **settings)
 
     WeightsEnum.get_state_dict = no_weights
-    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign,assignment]
 
 
 def _patch_timm() -> None:

@@ -151,8 +151,9 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
     Both operands are multiplied by the sign of y, so that all divisors are positive.
     """
     row = b.limits.get("INTDIV")
-    if row and not row.present:
-        raise Unsupported(row.refuse("INTDIV", "INT32", {}, b.target))
+    reason = row.refuse("INTDIV", "INT32", {}, b.target) if row and not row.present else None
+    if reason:
+        raise Unsupported(reason)
     (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
     xv, yv = b.widened(xv), b.widened(yv)
     if yv.data is None:
