@@ -148,7 +148,7 @@ def load_model(reference: str) -> UserModel | UserMethods:
       the module and the inputs are dicts of the same keys, and the third, if there is one, sessions of (method, inputs).
     - ``FILE.py``: one for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: a program that ``torch.export.save`` wrote with its example inputs.
-    - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``: see ``ethorch.model_zoos``.
+    - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``: see ``ethorch.model_zoos``.
 
     Raises:
         SpecError: there is no such file, module, function or model.

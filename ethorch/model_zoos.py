@@ -6,6 +6,7 @@ Nothing is downloaded: networks have random weights unless the user has a file o
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ethorch.errors import EthorchError, FormatError, SpecError
+from ethorch.errors import EthorchError, FormatError, SpecError, unknown_name
 from ethorch.text_files import read_json
 from ethorch.user_code import first_sentence
 from ethorch.words import did_you_mean, shown
+
+logger = logging.getLogger(__name__)
 
 #: The remedy for a damaged folder of a Hugging Face model.
 SAVE_AGAIN = "Name a folder that save_pretrained of transformers wrote, or write it again."
@@ -34,6 +37,8 @@ def load(zoo: str, name: str) -> Found:
     - ``timm:NAME``: any network of timm, on the input size that timm has for it.
     - ``hf:FOLDER``: a folder with ``config.json`` and weights (safetensors), as ``save_pretrained`` writes it; token ids of 32
       positions, or a picture of the size that the config names. A decoder has no caches here: ``ethorch.language`` gives it some.
+    - ``executorch:NAME``: an example model of ExecuTorch, such as mv2, with its weights, which it may download; without a network
+      those of torchvision and timm have random ones, with a warning.
 
     Raises:
         SpecError: there is no model of that name.
@@ -123,7 +128,99 @@ def _inputs_of(model: Any) -> Mapping[str, Any]:
     )
 
 
-ZOOS: dict[str, Callable[[str], Found]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
+def _executorch(name: str) -> Found:
+    if name in _OF_THE_SCRIPT:
+        return _OF_THE_SCRIPT[name]()
+    known = executorch_models()
+    if name not in known:
+        raise unknown_name("model of executorch.examples.models", name, (*known, *_OF_THE_SCRIPT))
+    torchvision_models(needed=False)
+    file, kind = known[name]
+    try:
+        example = getattr(importlib.import_module(f"{_EXAMPLES}.{file}"), kind)()
+        return example.get_eager_model().eval(), example.get_example_inputs()
+    except ImportError as error:
+        package = str(error.name or "").split(".")[0]
+        if package in ("", "executorch"):
+            raise EthorchError(f"executorch's example model {name} cannot be imported: {first_sentence(error)}") from error
+        raise EthorchError(
+            f"executorch's example model {name} needs the Python package {package}, which is not installed or too old: "
+            f"pip install {package}."
+        ) from error
+    except OSError as error:  # whatever cannot be downloaded; a URLError is one
+        if name not in _ARCHITECTURES:
+            raise EthorchError(
+                f"executorch's example model {name} cannot be downloaded: {first_sentence(error)} Connect to the network, or write "
+                "the model to a file FILE.py with ModelUnderTest and ModelInputs."
+            ) from error
+        logger.warning(
+            "the weights of %s cannot be downloaded, so they are random: %s [model.random_weights]", name, first_sentence(error)
+        )
+        return load(*_ARCHITECTURES[name].split(":"))
+    except Exception as error:  # the example's own code
+        raise EthorchError(f"executorch's example model {name} cannot be created: {first_sentence(error)}") from error
+
+
+def executorch_models() -> Mapping[str, tuple[str, str]]:
+    """Return module and class of each model in ``executorch.examples.models``, by the name that ExecuTorch's scripts accept."""
+    try:
+        found: Mapping[str, tuple[str, str]] = importlib.import_module(_EXAMPLES).MODEL_NAME_TO_MODEL
+    except ImportError:  # a wheel without examples
+        return {}
+    return found
+
+
+def zoo_of(name: str) -> str:
+    """Return the zoo of a model that ExecuTorch's Arm script accepts by its bare name, else torchvision."""
+    return "executorch" if name in _OF_THE_SCRIPT or name in executorch_models() else "torchvision"
+
+
+_EXAMPLES = "executorch.examples.models"
+#: The zoo's names of examples whose weights are downloaded.
+_ARCHITECTURES = {
+    "mv2": "torchvision:mobilenet_v2",
+    "mv3": "torchvision:mobilenet_v3_small",
+    "ic3": "torchvision:inception_v3",
+    "vit": "torchvision:vit_b_16",
+    "resnet18": "torchvision:resnet18",
+    "resnet50": "torchvision:resnet50",
+    "ic4": "timm:inception_v4",
+    "deit_tiny": "timm:deit_tiny_patch16_224",
+}
+
+
+class _Sums(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a + a, b + b, (a + a) + (b + b)
+
+
+class _Chain(nn.Module):
+    def forward(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return w - x, w - x + y, (w - x + y) * z
+
+
+class _Twice(nn.Module):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a + a
+
+
+#: The four models that the Arm script itself has, with inputs of its shapes and ranges.
+_OF_THE_SCRIPT: dict[str, Callable[[], Found]] = {
+    "qadd": lambda: (_Twice(), (made_up((13, 3)),)),
+    "qadd2": lambda: (_Sums(), (made_up((13, 7, 3)), made_up((13, 7, 3)))),
+    "qops": lambda: (
+        _Chain(),
+        (made_up((3, 1, 2)), made_up((3, 5, 2)), made_up((3, 5, 1)) * -1e-6, made_up((3, 5, 2)) * 1000),
+    ),
+    "qlinear": lambda: (nn.Linear(61, 37).eval(), (made_up((8, 61)),)),
+}
+
+ZOOS: dict[str, Callable[[str], Found]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "hf": _hugging_face,
+    "executorch": _executorch,
+}
 
 
 def _no_model(zoo: str, name: str, known: list[str]) -> SpecError:

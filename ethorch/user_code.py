@@ -43,9 +43,9 @@ class Reference:
 
 
 #: Prefixes that name public libraries of models; ``ethorch.model_zoos`` loads them.
-ZOOS = ("torchvision", "timm", "hf")
+ZOOS = ("torchvision", "timm", "hf", "executorch")
 #: What a model's name may look like, for messages and for help.
-FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME or hf:FOLDER"
+FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME, hf:FOLDER or executorch:NAME"
 #: The variable of a file that ExecuTorch's Arm scripts compile.
 ARM_MODEL = "ModelUnderTest"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,61 @@ def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
     script = "import sys; from ethorch.model_files import load_model; print(type(load_model(sys.argv[1]).module).__name__)"
     child = subprocess.run([sys.executable, "-c", script, f"{tmp_path}/net.py:net"], capture_output=True, text=True)
     assert child.stdout.strip() == "SqueezeNet", child.stderr
+
+
+def test_example_models_of_executorch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Each name of the Arm script is a model, or refused in a sentence that names the package or download it needs."""
+    known = dict(model_zoos.executorch_models())
+    assert {"add", "mv2", "resnet18", "ds_cnn", "yolo26"} <= known.keys()
+    for name in (*known, "qadd", "qops", "qlinear"):
+        assert model_zoos.zoo_of(name) == "executorch"
+    assert model_zoos.zoo_of("resnet34") == "torchvision"
+
+    def example(outcome: object) -> ModuleType:
+        module = ModuleType("example")
+        error = outcome if isinstance(outcome, BaseException) else None
+
+        class Example:
+            def get_eager_model(self) -> nn.Module:
+                if error is not None:
+                    raise error
+                return nn.Linear(2, 2)
+
+            def get_example_inputs(self) -> tuple[torch.Tensor]:
+                return (torch.ones(1, 2),)
+
+        for _, kind in known.values():
+            setattr(module, kind, Example)
+        return module
+
+    found: list[ModuleType] = []
+    real = importlib.import_module
+    examples = {f"executorch.examples.models.{file}" for file, _ in known.values()}
+    monkeypatch.setattr(importlib, "import_module", lambda name: found[0] if name in examples else real(name))
+    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    for outcome, said in (
+        (None, None),
+        (ModuleNotFoundError("No module named 'torchaudio.models'", name="torchaudio.models"), "pip install torchaudio"),
+        (ImportError("cannot import name 'x' from 'timm'", name="timm"), "pip install timm"),
+        (OSError("no network"), "cannot be downloaded: OSError: no network"),
+        (ValueError("bad"), "cannot be created: ValueError: bad"),
+    ):
+        found[:] = [example(outcome)]
+        monkeypatch.setattr(model_zoos, "load", lambda zoo, name: (nn.Linear(2, 2), (f"{zoo}:{name}",)))
+        for name in known:
+            try:
+                _, inputs = model_zoos.ZOOS["executorch"](name)
+            except EthorchError as error:
+                assert said is not None and said in str(error) and name in str(error) and str(error).count("\n") == 0
+            else:
+                assert said is None or inputs == (model_zoos._ARCHITECTURES[name],)
+    assert "[model.random_weights]" in caplog.text
+    with pytest.raises(SpecError, match=r"unknown model of executorch\.examples\.models 'mv5'\. Did you mean 'mv"):
+        model_zoos.ZOOS["executorch"]("mv5")
+
+
+@pytest.mark.parametrize("name", ["qadd", "qadd2", "qops", "qlinear", "linear"])
+def test_small_example_models_run(name: str) -> None:
+    user = load_model(f"executorch:{name}")
+    assert isinstance(user, UserModel)
+    user.module(*user.example_inputs)

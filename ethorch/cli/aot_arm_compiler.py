@@ -27,8 +27,6 @@ _OPTIONAL = {
     "-e": (("GENERIC", "MV2", "DEIT_TINY", "RESNET18"), "--evaluate_kind"),
     "--evaluate": (("GENERIC", "MV2", "DEIT_TINY", "RESNET18"), "--evaluate_kind"),
 }
-#: The script's names of networks that torchvision has under another.
-_NAMES = {"mv2": "mobilenet_v2", "mv3": "mobilenet_v3_small", "ic3": "inception_v3", "vit": "vit_b_16"}
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
@@ -45,7 +43,10 @@ def with_mode(arguments: Sequence[str]) -> list[str]:
 @command("aot-arm-compiler", PANEL)
 def aot_arm_compiler(
     model: Annotated[
-        str, typer.Option("--model_name", "-m", help="As MODEL of `compile`, or torchvision's name.", metavar="MODEL")
+        str,
+        typer.Option(
+            "--model_name", "-m", help="As MODEL of `compile`, or a name of ExecuTorch's examples or torchvision.", metavar="MODEL"
+        ),
     ],
     model_input: Annotated[Path | None, typer.Option("--model_input", help="A file of example inputs.", metavar="FILE")] = None,
     delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Use the NPU, or write TOSA.")] = False,
@@ -88,6 +89,7 @@ def aot_arm_compiler(
     direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
     """Compile as ExecuTorch's Arm script does, with its options."""
+    from ethorch.model_zoos import zoo_of
     from ethorch.program.saving import check_folder, check_writable
     from ethorch.user_code import find
 
@@ -107,7 +109,7 @@ def aot_arm_compiler(
     if enable_qdq_fusion_pass:
         print("--enable_qdq_fusion_pass has no effect, as in ExecuTorch's script.", file=sys.stderr)
     on_cpu = target.startswith("cortex-m") or not delegate
-    name = model if ":" in model or "." in model else f"torchvision:{_NAMES.get(model, model)}"
+    name = model if ":" in model or "." in model else f"{zoo_of(model)}:{model}"
     file = f"{_stem(model)}_arm_{'' if on_cpu else 'delegate_'}{target}.{'bpte' if bundleio else 'pte'}"
     path = Path(output) if Path(output).suffix in (".pte", ".bpte") else Path(output) / file
     if path.suffix != (".bpte" if bundleio else ".pte"):

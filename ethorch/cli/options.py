@@ -29,8 +29,9 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME or hf:FOLDER. NAME() returns (module, "
-        "inputs[, calibration]), or is a module whose file has example_inputs; FILE.py alone has ModelUnderTest and ModelInputs.",
+        help="FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME, hf:FOLDER or executorch:NAME. NAME() "
+        "returns (module, inputs[, calibration]), or is a module whose file has example_inputs; FILE.py alone has ModelUnderTest "
+        "and ModelInputs.",
     ),
 ]
 Pte = Annotated[

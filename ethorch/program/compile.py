@@ -102,8 +102,8 @@ def compile(
     Args:
         model: an ``nn.Module``; one that ``convert_pt2e`` returned is taken as it is; an ``ExportedProgram``; or the name of
             one, as on the command line: ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``,
-            ``timm:NAME``, ``hf:FOLDER``. Or several modules by the names that the program's methods get, such as ``prefill`` and
-            ``decode``: what they share are the same parameters and buffers.
+            ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``. Or several modules by the names that the program's methods get, such
+            as ``prefill`` and ``decode``: what they share are the same parameters and buffers.
         example_inputs: a tensor, a tuple of inputs, or a dict of keyword inputs; they fix the shapes. A model by name brings its
             own. Of several methods: their inputs by name.
         target: name of the NPU, see ``ethorch targets``; the board's first by default, or ``ethos-u55-128``.
