@@ -1,7 +1,8 @@
-"""Has ExecuTorch a CPU kernel for what stays on the CPU? Said while compiling: a runtime could only refuse the file.
+"""Find operators on the CPU that ExecuTorch has no kernel for, while compiling: a runtime could only refuse the file.
 
-``executorch.runtime`` in this process knows the kernels of its libraries for computers. Firmware links the portable ones, which
-are fewer; the wheel lists them.
+``executorch.runtime`` in this process knows the kernels of its libraries for computers, and of libraries that were loaded beside
+them. Firmware links the portable ones, which are fewer; the wheel lists them. It is a warning and no error: the file is valid, and
+which kernels there are is decided when the runtime is linked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.fx import Node
 
 from ethorch.errors import Reason
 from ethorch.fx.node import ASSERTIONS, flat, op_name
-from ethorch.lower.replacements import instead_of
+from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.ops.spec import find
 
 #: Operators whose kernels of ExecuTorch 1.5 take complex tensors, those of two tensors if the shapes are equal; a test runs each.
@@ -44,9 +45,9 @@ def without_kernel(node: Node) -> Reason | None:
                 f"{_instead_of(node)} With an out variant registered in PyTorch and a kernel in the runtime it stays as it is."
             )
             return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", way_out)
-        if kernel not in _registered():
+        if kernel not in registered():
             return Reason(
-                "cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_instead_of(node)} Or link one of your own."
+                "cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_instead_of(node)} Or link your own kernel."
             )
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
     if any(isinstance(x, torch.Tensor) and x.dtype.is_complex for x in flat(values)):
@@ -66,9 +67,9 @@ def without_kernel(node: Node) -> Reason | None:
 
 
 def _instead_of(node: Node) -> str:
-    """What to do about it in the model."""
-    known = find(node.target) is not None
-    return "It runs on the NPU where it is quantized and not refused." if known else instead_of(op_name(node.target))
+    """Return the remedy in the model."""
+    known, other = find(node.target) is not None, instead_of(op_name(node.target))
+    return "It runs on the NPU if it is quantized and not refused." + ("" if other == OTHERS else f" {other}") if known else other
 
 
 @lru_cache(maxsize=4096)
@@ -87,9 +88,8 @@ def _name(op: Any) -> str:
     return str(op._schema.name) + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
-@lru_cache(maxsize=1)
-def _registered() -> frozenset[str]:
-    """Kernels of this process's runtime."""
+def registered() -> frozenset[str]:
+    """Return the kernels of this process's runtime, those of libraries that the user loaded among them."""
     from executorch.runtime import Runtime
 
     return frozenset(Runtime.get().operator_registry.operator_names)

@@ -20,7 +20,10 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"_?fft_.*|stft|istft", "A matmul with constant matrices of cosines and sines computes the same on the NPU."),
     (r"view_as_(real|complex)|_?conj(_physical)?|complex|polar|angle|real|imag|resolve_(conj|neg)|_neg_view", _PARTS),
     (r"sort|argsort|msort|topk|kthvalue|median|nanmedian|mode|quantile|nanquantile",
-     "Where only the greatest or least is needed, amax, amin and argmax run on the NPU; torch.topk has a kernel on the CPU."),
+     "Values along at most 16 elements are sorted on the NPU, as amax, amin and argmax run there; torch.topk has a CPU kernel."),
+    (r"histc|histogram|_histogramdd.*|bincount",
+     "Sums of comparisons with the constant edges of the bins, (x[..., None] >= edges).sum(0), run on the NPU; the counts are their"
+     " differences."),
     (r"_?grouped_mm.*|_scaled_grouped_mm.*",
      "Rows that are sorted by expert, multiplied and put back into order run on the NPU, as transformers exports its mixtures of"
      " experts: sort int[rows], count with histc or bincount, and index the result by the inverse of the permutation."),
@@ -32,8 +35,9 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"isinf|isnan|isfinite|nan_to_num|isposinf|isneginf", "Quantized numbers are always finite: leave it out."),
     (r"masked_scatter|scatter.*|index_add.*|index_reduce.*|index_fill|put|_unsafe_index_put|put_",
      f"{_PICK} A sum over constant places is a matmul with a matrix of ones and zeros."),
-    (r"masked_select|nonzero.*|unique.*|_unique.*|bincount|histc|histogram|argwhere|repeat_interleave", _VALUES),
-    (r"rand.*|normal.*|bernoulli.*|multinomial|uniform.*|exponential|poisson|dropout|alpha_dropout|feature_.*dropout", _RANDOM),
+    (r"masked_select|nonzero.*|unique.*|_unique.*|argwhere|repeat_interleave", _VALUES),
+    (r"rand.*|.*normal.*|binomial|cauchy|geometric|_standard_gamma|rrelu_with_noise.*|bernoulli.*|multinomial|uniform.*"
+     r"|exponential|poisson|dropout|alpha_dropout|feature_.*dropout", _RANDOM),
     (r"(new_)?(full|ones|zeros|empty)(_like|_strided|_permuted)?|arange.*|scalar_tensor|fill|eye|linspace|logspace|lift_fresh|.*_window"
      r"|tril_indices|triu_indices|resize", _CONSTANT),
     (r"var_mean|std_mean", "torch.var and torch.mean, called one after the other, run on the NPU."),
@@ -53,10 +57,16 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"ctc_loss.*|.*_loss.*|.*nll.*|cross_entropy.*", _TRAINING),
     (r"gcd|lcm|ldexp|frexp|nextafter|copysign|heaviside|xlogy|logaddexp2|float_power|fmod|remainder",
      "Write it as products, quotients, torch.where and comparisons, which run on the NPU."),
-    (r"addr|addbmm|addmv|mv|dot|vdot|ger|outer|inner|kron|cross|linalg_cross|tensordot|chain_matmul|trilinear|_trilinear|bilinear",
+    (r"addr|addmm|bmm|mm|addbmm|addmv|mv|dot|vdot|ger|outer|inner|kron|cross|linalg_cross|tensordot|chain_matmul|trilinear|_trilinear|bilinear",
      "torch.matmul, sums and element-wise products run on the NPU."),
     (r"bucketize|searchsorted", "A sum of comparisons, (x[..., None] > limits).sum(-1), runs on the NPU."),
-    (r"renorm|norm.*|_weight_norm.*|native_norm", "x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + eps) runs on the NPU."),
+    (r"signbit", "A comparison with zero, x < 0, runs on the NPU."),
+    (r"segment_reduce", "A matmul with a constant matrix of ones and zeros sums segments on the NPU."),
+    (r"view", "Keep the bits in one dtype: integers of another width are a cast, which runs on the NPU."),
+    (r"bitwise_(left|right)_shift|__[lr]shift__", "Make the number a tensor: shifts of tensors run on the NPU."),
+    (r"quantize_per_.*|dequantize.*", "Leave tensors float: EthosUQuantizer draws the conversions."),
+    (r"lift", "Leave it out: it returns its input."),
+    (r"renorm|dist|norm.*|_weight_norm.*|native_norm", "x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + eps) runs on the NPU."),
     (r"take.*|index.*|gather|select_.*|.*_scatter", f"{_PICK} So does torch.gather on ethos-u85."),
     (r".*conv.*", "F.conv1d to F.conv3d, and transposed ones of one and two dimensions, run on the NPU."),
 )  # fmt: skip

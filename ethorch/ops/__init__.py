@@ -33,6 +33,7 @@ from ethorch.ops import (
     shape,
     slicing,
     softmax,
+    sorting,
     statistics,
     sums,
     unary,

@@ -200,6 +200,15 @@ table_op("aten.erfc.default", doc="1 - erf(x)", floats=lambda x: 1 - x.erf())
 table_op("aten.erfinv.default", doc="inverse error function of x", low=-0.95, high=0.95, bound16=4, floats=f.erfinv)
 table_op("aten.lgamma.default", doc="log of |gamma(x)|", low=0.5, high=4.0, bound16=4)
 table_op("aten.digamma.default", doc="derivative of lgamma", low=0.5, high=4.0, bound16=10)
+table_op("aten.polygamma.default", doc="n-th derivative of digamma", samples=[Sample(1, I8(3, 71, low=0.5, high=4.0))])
+table_op("aten.i0.default", doc="modified Bessel function of the first kind of x, order 0")
+table_op("aten.special_i0e.default", doc="exp(-|x|) * i0(x)")
+table_op("aten.special_i1.default", doc="modified Bessel function of the first kind of x, order 1")
+table_op("aten.special_i1e.default", doc="exp(-|x|) * i1(x)")
+table_op("aten.special_bessel_j0.default", doc="Bessel function of the first kind of x, order 0")
+table_op("aten.special_bessel_j1.default", doc="Bessel function of the first kind of x, order 1")
+table_op("aten.special_ndtri.default", doc="x whose standard normal distribution function is given", low=0.05, high=0.95, bound16=3)
+table_op("aten.special_erfcx.default", doc="exp(x * x) * erfc(x)", low=-1.0, high=3.0, bound16=2)
 
 # --- signs ---------------------------------------------------------------------------------------------------------------------
 

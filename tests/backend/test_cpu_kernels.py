@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
 
 from ethorch import flow, host
-from ethorch.backend.cpu_kernels import TAKE_COMPLEX, without_kernel
+from ethorch.backend.break_up import edge_operator
+from ethorch.backend.cpu_kernels import TAKE_COMPLEX, kernel_of, registered, without_kernel
+from ethorch.fx.node import op_name
+from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.model_files import UserModel
+from ethorch.ops.spec import find
 from ethorch.report import build as report
 from ethorch.target.compile_spec import EthosUCompileSpec
 
@@ -93,6 +99,95 @@ def test_what_is_said_to_take_complex_tensors_does() -> None:
         torch.testing.assert_close(mine, wanted)
 
 
+#: Parts of the names of operators for training, sparse tensors and other hardware.
+ELSEWHERE = ("backward", "sparse", "miopen", "mkldnn")
+
+
+def unlisted_operators() -> Iterator[torch._ops.OpOverload]:
+    """Iterate over PyTorch's operators of tensors that ethorch does not lower and ExecuTorch's runtime does not register."""
+    kernels, dispatched = registered(), set(torch._C._dispatch_get_all_op_names())
+    for packet in (getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)):
+        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
+            op = getattr(packet, overload)
+            types = {str(value.type) for value in op._schema.returns}
+            if (
+                op._schema.is_mutable
+                or find(op)
+                or "Tensor" not in types
+                or op._schema.name.startswith("aten::_")
+                or op.name() not in dispatched
+            ):
+                continue
+            target = edge_operator(op)
+            if isinstance(target, EdgeOpOverload) and kernel_of(target) not in kernels:
+                yield target
+
+
+def test_every_operator_without_a_kernel_is_reported_with_a_remedy() -> None:
+    graph, count = torch.fx.Graph(), 0
+    for target in unlisted_operators():
+        name = op_name(target)
+        reason = without_kernel(graph.call_function(target))
+        assert reason is not None, name
+        assert reason.id in ("cpu.no_kernel", "cpu.no_out_variant") and name.split(".")[1] in reason.text
+        if target._op in core_aten_decompositions() or target._op._can_decompose() or any(word in name for word in ELSEWHERE):
+            continue  # ExecuTorch breaks it up, or no model has it
+        assert OTHERS not in reason.way_out, name
+        count += 1
+    assert count > 100
+
+
+class WithoutKernels(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x)
+        return (
+            torch.linalg.det(y),
+            torch.histc(y, 5, 0.0, 2.0),
+            torch.mode(y)[0],
+            torch.igamma(y + 1, y + 2),
+        )
+
+
+def test_a_report_names_operator_line_and_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    x = (torch.randn(4, 4),)
+    spec = EthosUCompileSpec("ethos-u55-128")
+    with caplog.at_level(logging.WARNING, logger="ethorch"):
+        built = flow.build(flow.quantize(UserModel(WithoutKernels().eval(), x), spec), x, spec)
+    first = WithoutKernels.forward.__code__.co_firstlineno
+    reports = {refusal.reason.text.split("::")[1].split(".")[0]: str(refusal) for refusal in built.partition.without_kernel}
+    assert set(reports) == {"_linalg_det", "histc", "mode", "igamma"}
+    for line, name in enumerate(("_linalg_det", "histc", "mode", "igamma"), first + 3):
+        assert f"test_cpu_kernels.py:{line}" in reports[name], reports[name]
+        assert instead_of(f"aten.{name}.default") in reports[name] and OTHERS not in reports[name]
+        assert reports[name] in caplog.text
+
+
+class Orders(nn.Module):
+    """What the NPU sorts, and what becomes a topk: places that are read, and more than 16 elements."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x) - x
+        values, places = torch.sort(y, 0, True)
+        return (
+            values, places, torch.sort(y[:, :16])[0], torch.sort(y)[0], y.median(), *y.median(1), *y.kthvalue(3, 0, True),
+            y.kthvalue(30)[0], torch.bucketize(y, torch.linspace(-1, 1, 9)), torch.quantile(y, 0.3, dim=1), y.argsort(1),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_orders_run(target: str) -> None:
+    x = (torch.linspace(-1.5, 0, 6 * 40)[torch.randperm(240, generator=torch.Generator().manual_seed(0))].reshape(6, 40),)
+    spec = EthosUCompileSpec(target)
+    module = flow.quantize(UserModel(Orders().eval(), x, [x]), spec)
+    built = flow.build(module, x, spec)
+    assert built.partition.without_kernel == []
+    for number, (found, wanted) in enumerate(zip(host.load(built.pte)(*x), module(*x), strict=True)):
+        if number in (1, 6, 8, 11):  # places: of equal codes any
+            assert found.shape == wanted.shape and int(found.max()) == int(wanted.max())
+        else:
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0.01)
+
+
 class Spectrum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +195,7 @@ class Spectrum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = torch.fft.rfft(self.conv(x))
-        return torch.sort(torch.abs(z) + torch.angle(z))[0]  # an angle keeps complex tensors from becoming pairs
+        return torch.mode(torch.abs(z) + torch.angle(z))[0]  # an angle keeps complex tensors from becoming pairs
 
 
 def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,12 +209,12 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
     assert "comes from aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
     assert "Quantize the module" not in absolute.reason.way_out and "matmul" in absolute.reason.way_out
     missing = {refusal.origin.target: refusal for refusal in built.partition.without_kernel}
-    assert missing["aten.sort.default"].reason.id == "cpu.no_kernel"
+    assert missing["aten.mode.default"].reason.id == "cpu.no_kernel"
     assert (
-        "test_cpu_kernels.py" in str(missing["aten.sort.default"]) and "torch.topk" in missing["aten.sort.default"].reason.way_out
+        "test_cpu_kernels.py" in str(missing["aten.mode.default"]) and "torch.topk" in missing["aten.mode.default"].reason.way_out
     )
     assert missing["aten._fft_r2c.default"].reason.id == "cpu.not_portable"
-    assert "ExecuTorch has no CPU kernel aten::sort.values" in caplog.text
-    assert "ExecuTorch has no CPU kernel aten::sort.values" in report.to_text(built)
+    assert "ExecuTorch has no CPU kernel aten::mode.values" in caplog.text
+    assert "ExecuTorch has no CPU kernel aten::mode.values" in report.to_text(built)
     ids = {row["id"] for row in json.loads(json.dumps(report.to_json(built)))["without_kernel"]}
     assert ids == {"cpu.no_kernel", "cpu.not_portable"}

@@ -35,12 +35,12 @@ def small():
     samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
     return model, samples[0], samples
 
-class Sorts(torch.nn.Module):
+class Modes(torch.nn.Module):
     def forward(self, x):
-        return torch.sort(x.relu())[0]
+        return torch.mode(x.relu())[0]
 
-def sorts():
-    return Sorts(), (torch.rand(1, 8, 8),)
+def modes():
+    return Modes(), (torch.rand(1, 8, 8),)
 
 def no_inputs():
     return torch.nn.ReLU()
@@ -175,16 +175,16 @@ def test_calibration_from_a_folder(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, "explain", f"{folder}/net.py:sorts")
+    found = answer(capsys, "explain", f"{folder}/net.py:modes")
     assert [(row["operator"], row["where"]) for row in found["operators"]][1] == ("aten.relu.default", "NPU")
     (refused, *_) = [row for row in found["operators"] if row["id"] == "operator.unknown"]
-    assert refused["operator"] == "aten.sort.default" and refused["cycles"] > 0 and "topk" in refused["way_out"]
+    assert refused["operator"] == "aten.mode.default" and refused["cycles"] > 0 and "topk" in refused["way_out"]
     ends = [row for row in found["operators"] if "quantize_per_tensor" in row["operator"]]
     assert ends and {row["id"] for row in ends} <= {"io.floats", "io.between"} and all("NPU" in row["reason"] for row in ends)
     assert any("--io int8" in row["way_out"] for row in ends)
-    only = answer(capsys, "explain", f"{folder}/net.py:sorts", "--operator", "sort", "--cpu")
-    assert {row["operator"] for row in only["operators"]} == {"aten.sort.default"}
-    assert cli.main(["explain", f"{folder}/net.py:sorts"]) == 0
+    only = answer(capsys, "explain", f"{folder}/net.py:modes", "--operator", "mode", "--cpu")
+    assert {row["operator"] for row in only["operators"]} == {"aten.mode.default"}
+    assert cli.main(["explain", f"{folder}/net.py:modes"]) == 0
     out, _ = capsys.readouterr()
     assert "[operator.unknown]" in out and "net.py:" in out
     assert "1 of 2 PyTorch operators on ethos-u55-128 in 1 delegate" in out.splitlines()[-1] and "1 operation of the NPU" in out
@@ -367,7 +367,7 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compile", "{}/net.py:small", "--weights", "{}/net.py", "-o", "{}/x.pte"], "no state dict", 1),
         (["compile", "{}/net.py:small", "-o", "{}/missing/x.pte"], "cannot write", 1),
         (["compile", "{}/net.py:small", "-o", "{}/x.onnx"], ".bpte", 1),
-        (["compile", "{}/net.py:big", "-o", "{}/x.pte"], "It has: small, sorts, no_inputs", 2),
+        (["compile", "{}/net.py:big", "-o", "{}/x.pte"], "It has: small, modes, no_inputs", 2),
         (["compile", "{}/net.py:no_inputs", "-o", "{}/x.pte"], "has to return (module, example_inputs)", 1),
         (["compile", "{}/other.py:small", "-o", "{}/x.pte"], "there is no Python file", 2),
         (["compile", "{}/net.onnx", "-o", "{}/x.pte"], "FILE.py:NAME", 2),
@@ -378,7 +378,7 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compile", "{}/nett.py:small"], "Did you mean 'net.py'?", 2),
         (["compile", "{}/net.py:small"], "give --output FILE", 2),
         (["explain", "{}/net.pte", "--operator", "frobnicate"], "It has: ", 2),
-        (["run", "{}/net.py"], "net.py:NAME -o model.pte` makes one. NAME is one of small, sorts, no_inputs.", 2),
+        (["run", "{}/net.py"], "net.py:NAME -o model.pte` makes one. NAME is one of small, modes, no_inputs.", 2),
         (["dis", "torchvision:resnet18"], "is a model, and this takes a program", 2),
         (["scratch", "{}/net.py:small"], "is a model, and this takes a program", 2),
         (["run", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
