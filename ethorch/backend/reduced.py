@@ -205,7 +205,8 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
         """A delegate for each call and the items of its result.
 
         Raises:
-            NotWhole: nobody reads one of the results any more. ExecuTorch has taken an operator apart, and no part reads it.
+            NotWhole: nobody reads one of the results any more, since ExecuTorch has taken an operator apart and no part reads it;
+                or two inputs have become one, since it dropped an operator that does nothing.
         """
         register_quantized_kernels()
         tags: dict[str, DelegationSpec] = {}
@@ -217,6 +218,8 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
                 read = {item.args[1] for item in node.users if item.users}
                 if len(read) < len(self.delegates[number].payload.outputs):
                     raise NotWhole("ExecuTorch's export dropped what read a result of a delegate")
+                if len(set(node.all_input_nodes)) < len(self.delegates[number].payload.inputs):
+                    raise NotWhole("ExecuTorch's export made one of two inputs of a delegate")
                 tag = f"ethosu_{number}"
                 tags[tag] = self.delegation_spec
                 attach((node, *node.users), self.compile_spec)

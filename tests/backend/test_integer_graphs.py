@@ -62,6 +62,10 @@ SEEN = {
     ),
     "narrow integers of floats": one("3 * torch.randn(4, 8)", "x0.to(torch.int16)", "x0.to(torch.int8)"),
     "an index of a maximum": one("torch.randint(9, (3, 5))", "x0.max(1)[0]", "x0.index_copy(1, torch.tensor([0]), x0[:, 4:])"),
+    "a slice that is all": one(
+        "torch.randint(-9, 9, (1, 1), dtype=torch.int32)", "x0.index_copy(0, torch.tensor([0]), x0.narrow(0, -1, 1))", "x0 + 1"
+    ),
+    "arithmetic of a scalar": one("torch.randn(2) > 0", "x0 * 1 // (x0.amax(0) * x0.amax(0) + 1)"),
     "triangles of integers": one(
         "torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "x0.tril()", "(x0 > 0).triu(1)", "x0.max(1)[0]"
     ),
