@@ -423,7 +423,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.dilated-convolution-along-long-axis",
         wrong="Of an axis of more than 65,536 places it makes several maps, each as long as a kernel without its dilation of 2 "
-        "reads: the last results of each read padding.",
+        "reads: the last results of each read padding. On U85 a dilation along the other axis is wrong, too.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=do.is_dilated_along_long_axis,
         instead=do.fill_kernel,

@@ -96,14 +96,9 @@ def is_dilated(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
-    return op.operands[1].is_const and bool(_long_dilated(op))
-
-
-def _long_dilated(op: Op) -> list[int]:
-    """0 for the rows, 1 for the columns: which are more than 65,536, before or behind, and read with a dilation of 2."""
-    longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
-    return [axis for axis in (0, 1) if longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2]
+    """A constant kernel with a dilation of 2, and an axis of which Vela makes several: of more than 65,536 places."""
+    longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
+    return op.operands[1].is_const and longest > _LONGEST_AXIS and 2 in op.attrs["dilation"]
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
@@ -534,7 +529,7 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
     weight, dilation = op.operands[1], list(op.attrs["dilation"])
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
-    for axis in _long_dilated(op):
+    for axis in (axis for axis in (0, 1) if dilation[axis] == 2):
         along, dilation[axis] = _KERNEL_AXES[op.name][axis], 1
         shape[along], every[along] = 2 * shape[along] - 1, slice(None, None, 2)
     filled = np.full(shape, op.attrs["weight_zp"], weight.data.dtype)

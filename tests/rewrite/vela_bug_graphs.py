@@ -17,6 +17,7 @@ from tests.rewrite.vela_bug_makers import (
     concat_of_five_axes,
     convolved,
     cut,
+    dilated_rows_of_long_columns,
     five_axes,
     in_slices,
     int32,
@@ -218,7 +219,8 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     },
     "vela.table-between-transposes": {"": tables},
     "vela.dilated-convolution-along-long-axis": {
-        name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")
+        **{name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")},
+        "CONV2D along the other axis": dilated_rows_of_long_columns,
     },
     "vela.padded-stride-along-long-axis": {
         "CONV2D": over_long_axis("CONV2D", 131_073, taps=5, stride=2),
