@@ -423,10 +423,20 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.dilated-convolution-along-long-axis",
         wrong="Of an axis of more than 65,536 places it makes several maps, each as long as a kernel without its dilation of 2 "
-        "reads: the last results of each read padding. On U85 a dilation along the other axis is wrong, too.",
+        "reads: the last results of each read padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=do.is_dilated_along_long_axis,
         instead=do.fill_kernel,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.dilated-convolution-of-long-map",
+        wrong="Of an axis of more than 65,536 places it makes several maps; with a dilation along the other axis, or of more than "
+        "2, they read other rows and columns, or more than there are.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_dilated_on_long_map,
+        instead=do.fill_kernel,
+        families=U85,
         versions=SINCE_5_2,
     ),
     VelaBug(

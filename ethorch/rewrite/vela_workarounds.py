@@ -96,9 +96,15 @@ def is_dilated(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """A constant kernel with a dilation of 2, and an axis of which Vela makes several: of more than 65,536 places."""
+    """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
+    longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
+    return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
+
+
+def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
+    """A constant kernel with a dilation, on a map of more than 65,536 rows or columns."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
-    return op.operands[1].is_const and longest > _LONGEST_AXIS and 2 in op.attrs["dilation"]
+    return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
@@ -526,16 +532,15 @@ def copy_instead(r: Rewriter, op: Op) -> None:
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
     """Weights of 0 between the others take the place of the dilation: they read nothing, and Vela cuts the map right."""
-    weight, dilation = op.operands[1], list(op.attrs["dilation"])
+    weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
-    for axis in (axis for axis in (0, 1) if dilation[axis] == 2):
-        along, dilation[axis] = _KERNEL_AXES[op.name][axis], 1
-        shape[along], every[along] = 2 * shape[along] - 1, slice(None, None, 2)
+    for along, step in zip(_KERNEL_AXES[op.name], op.attrs["dilation"], strict=True):
+        shape[along], every[along] = step * (shape[along] - 1) + 1, slice(None, None, step)
     filled = np.full(shape, op.attrs["weight_zp"], weight.data.dtype)
     filled[tuple(every)] = weight.data
     at = r.before(op)
-    r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=tuple(dilation)))
+    r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=(1, 1)))
 
 
 def rescale_behind(r: Rewriter, op: Op) -> None:

@@ -219,9 +219,9 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     },
     "vela.table-between-transposes": {"": tables},
     "vela.dilated-convolution-along-long-axis": {
-        **{name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")},
-        "CONV2D along the other axis": dilated_rows_of_long_columns,
+        name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")
     },
+    "vela.dilated-convolution-of-long-map": {f"rows by {step}": dilated_rows_of_long_columns(step) for step in (2, 3)},
     "vela.padded-stride-along-long-axis": {
         "CONV2D": over_long_axis("CONV2D", 131_073, taps=5, stride=2),
         "PAD and CONV2D": over_long_axis("CONV2D", 131_073, taps=5, stride=2, apart=True),

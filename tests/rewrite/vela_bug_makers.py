@@ -411,11 +411,15 @@ def over_long_axis(name: str, extent: int, taps: int, stride: int = 1, dilation:
     return make
 
 
-def dilated_rows_of_long_columns(b: Builder) -> Value:
+def dilated_rows_of_long_columns(dilation: int) -> Make:
     """A convolution that is dilated along the rows of a map with many columns."""
-    x, bias = b.input("x", (1, 3, 65_537, 1), "INT8"), constant(b, 1, dtype=np.int32)
-    where = {"pad": (2, 2, 1, 1), "stride": (1, 1), "dilation": (2, 1)}
-    return b.rescale(b.emit("CONV2D", x, constant(b, 1, 3, 3, 1), bias, **where, input_zp=3, weight_zp=0), 0.01)
+
+    def make(b: Builder) -> Value:
+        x, bias = b.input("x", (1, 7, 65_537, 1), "INT8"), constant(b, 1, dtype=np.int32)
+        where = {"pad": (dilation, dilation, 1, 1), "stride": (1, 1), "dilation": (dilation, 1)}
+        return b.rescale(b.emit("CONV2D", x, constant(b, 1, 3, 3, 1), bias, **where, input_zp=3, weight_zp=0), 0.01)
+
+    return make
 
 
 def transposed_constant(b: Builder) -> Value:
