@@ -449,6 +449,16 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.padded-stride-beside-long-axis",
+        wrong="Of an axis of more than 65,536 places it makes several maps; with a stride and padding along the other axis, some "
+        "read padding instead of the map.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_padded_stride_beside_long_axis,
+        instead=do.pad_before,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.gather-of-many-rows",
         wrong="A GATHER of 65,536 rows or more is one transfer, of which 16 bits count the rows.",
         operators=("GATHER",),

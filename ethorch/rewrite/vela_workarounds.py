@@ -118,6 +118,12 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
     )
 
 
+def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
+    """It has a stride and padding along one axis, and more than 65,536 places along the other."""
+    extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
+    return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
+
+
 def is_of_constant(r: Rewriter, op: Op) -> bool:
     """Its operand is a constant, and its result no output."""
     return op.operands[0].is_const and not r.is_output(op.result)

@@ -422,6 +422,13 @@ def dilated_rows_of_long_columns(dilation: int) -> Make:
     return make
 
 
+def strided_rows_of_long_columns(b: Builder) -> Value:
+    """A convolution with a stride and padding along the rows of a map with many columns."""
+    x, bias = b.input("x", (1, 9, 65_537, 1), "INT8"), constant(b, 1, dtype=np.int32)
+    where = {"pad": (2, 2, 1, 1), "stride": (2, 1), "dilation": (1, 1)}
+    return b.rescale(b.emit("CONV2D", x, constant(b, 1, 5, 3, 1), bias, **where, input_zp=3, weight_zp=0), 0.01)
+
+
 def transposed_constant(b: Builder) -> Value:
     """The builder would fold it."""
     value, other = constant(b, 3, 5, 7, 2, dtype=np.int32), b.input("x", (3, 7, 5, 2), "INT32")
