@@ -351,8 +351,9 @@ def overwrite(d: Draw) -> None:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def fits(d: Draw, *sizes: int) -> None:
-    if math.prod(sizes) > (1 << 24):
+def fits(d: Draw, *sizes: int, batch: int = 1) -> None:
+    """Raise Unfit if a product has too many multiplications, or too many matrices, of which each is an operation of the NPU."""
+    if math.prod(sizes) > (1 << 24) or batch > 2048:
         raise Unfit("too many multiplications")
 
 
@@ -361,7 +362,7 @@ def product(d: Draw) -> None:
     """A matrix product of a value with a related one: itself, a piece, a transpose."""
     x = d.value(where=lambda value: value.rank >= 2)
     *batch, rows, inner = x.shape
-    fits(d, *batch, rows, inner, rows)
+    fits(d, *batch, rows, inner, rows, batch=math.prod(batch))
     way = d.random.random()
     if way < 0.3:
         y = x
@@ -405,9 +406,9 @@ def einsum(d: Draw) -> None:
         kept = left[place] if place < len(left) and left[place] in same and d.chance(0.7) else d.one(same) if same else ""
         right += kept if kept and d.chance(0.75) else free.pop(0)
     sizes = dict(zip(left + right, (*x.shape, *y.shape), strict=True))
-    fits(d, *sizes.values())
     letters = sorted(sizes)
     result = [letter for letter in letters if d.chance(0.35 if letter in left and letter in right else 0.85)] or letters[:1]
+    fits(d, *sizes.values(), batch=math.prod(sizes[letter] for letter in result if letter in left and letter in right))
     if d.chance(0.4):
         d.random.shuffle(result)
     d.emit(f"torch.einsum('{left},{right}->{''.join(result)}', {x}, {y})")
@@ -425,8 +426,8 @@ def linear(d: Draw) -> None:
 def attention(d: Draw) -> None:
     """Attention among the parts of one projection, or of a value with itself."""
     x = d.of_rank(3)
-    _, tokens, width = x.shape
-    fits(d, *x.shape, tokens)
+    batch, tokens, width = x.shape
+    fits(d, *x.shape, tokens, batch=batch)
     way = d.random.random()
     heads = d.one([n for n in (1, 2, 3, 4) if width % n == 0])
     if way < 0.2 and width <= 48 and tokens <= 64:
