@@ -12,26 +12,24 @@ file FILE.jsonl already contains are skipped.
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import json
 import os
 import resource
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.implementation import BOUNDARY, memory_for
+from bench.incumbent_case import measure_arm, measure_arm_of_tosa, measure_own, record_settings
+from bench.incumbent_results import needs_comparison, page, read, read_states, summarize
 
 Record = dict[str, Any]
 TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-256")
 FOLDERS = ("ops", "modules", "models", "quantizer", "misc")
-RECORDED = "recorded_settings"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -118,19 +116,22 @@ class Plugin:
     def measure(self, pipeline: Any) -> None:
         """Write a record of the pipeline's case for each target, in place of running the pipeline."""
         kind = type(pipeline).__name__
-        is_for_npu = "EthosU" in kind
+        is_for_npu = "EthosU" in kind or "EthosU" in type(pipeline.tester.compile_spec).__name__
         if is_for_npu != self.is_for_npu:
             return
         self.measured.add(self.case)
-        families = ("u85",) if "U85" in kind else ("u55", "u65") if is_for_npu else ("u55", "u65", "u85")
+        families: tuple[str, ...] = ("u55", "u65") if is_for_npu else ("u55", "u65", "u85")
+        if is_for_npu and "u85" in kind.lower() + self.case.partition("[")[0].lower() and "U55" not in kind:
+            families = ("u85",)
         arm: dict[str, Record] = {}
         for target in [target for target in self.targets if target.split("-")[1].startswith(families)]:
-            record = {"case": self.case, "target": target, **_own_record(pipeline, target)}
+            record = {"case": self.case, "target": target, **measure_own(pipeline, target)}
             if self.expected_failure:
                 record["expected_failure"] = self.expected_failure
             family = "u85" if "u85" in target else "u55"
             if self.compare and needs_comparison(record):
-                arm[family] = arm.get(family) or (_arm_record(pipeline) if is_for_npu else _arm_record_of_tosa(pipeline, family))
+                measure = measure_arm if "EthosU" in kind else functools.partial(measure_arm_of_tosa, family=family)
+                arm[family] = arm.get(family) or measure(pipeline)
                 record["arm"] = arm[family]
             _append(self.path, record)
 
@@ -144,11 +145,6 @@ def _is_quantized(item: Any) -> bool:
     return not any(word in name for word in ("_FP", "_fp", "vgf", "bf16", "fp16"))
 
 
-def needs_comparison(record: Record) -> bool:
-    """Return True if the Arm backend may delegate more of the case, and has not compiled it yet."""
-    return not record.get("arm") and bool(record.get("cpu") or record["status"] not in ("ok", "differs", "not run"))
-
-
 def _case(item: Any) -> str:
     return f"{item.path.parent.name}/{item.path.stem}::{item.name}"
 
@@ -156,252 +152,6 @@ def _case(item: Any) -> str:
 def _append(path: Path, record: Record) -> None:
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
-
-
-def read(path: Path) -> list[Record]:
-    """Return the last record of each case and target of a file; a case that ended its process has a record of that."""
-    return read_states(path)[1]
-
-
-def read_states(path: Path) -> tuple[set[str], list[Record]]:
-    """Return the cases of a file that were finished or ended their process, and their records."""
-    records: dict[tuple[str, str], Record] = {}
-    states: dict[str, str] = {}
-    last = ""
-    for line in _lines(path) if path.is_file() else ():
-        if "state" not in line:
-            records[line["case"], line["target"]] = line
-            continue
-        if line["state"] == "started" and states.get(last) == "started":
-            states[last] = "ended"
-        last = line["case"]
-        states[last] = line["state"]
-    if states.get(last) == "started":
-        states[last] = "ended"
-    measured = {case for case, _ in records}
-    for case, state in states.items():
-        if state == "ended" and case not in measured:
-            records[case, "all"] = {"case": case, "target": "all", "status": "failed: process", "error": "ended its process"}
-    return set(states) | measured, list(records.values())
-
-
-def _lines(path: Path) -> Iterator[Record]:
-    for line in path.read_text().splitlines():
-        yield json.loads(line)
-
-
-def cpu_operators(pte: bytes) -> tuple[int, dict[str, int]]:
-    """Return the number of delegates of a ``.pte`` and its CPU operators with their counts, without quantize and dequantize."""
-    from ethorch.formats import pte as reader
-
-    program = reader.read(pte)
-    calls = [call for method in program.methods.values() for call in method.calls]
-    names = Counter(call.operator for call in calls if call.delegate is None)
-    kept = {name: n for name, n in names.items() if not any(boundary in name for boundary in BOUNDARY)}
-    return sum(call.delegate is not None for call in calls), kept
-
-
-def _own_quantizer(pipeline: Any, spec: Any) -> Any:
-    """Return ethorch's quantizer with the settings of the pipeline's quantizer."""
-    from ethorch import EthosUQuantizer
-
-    quantizer = EthosUQuantizer(spec)
-    for name, arguments in _settings(pipeline):
-        getattr(quantizer, name)(*(_own_config(x) if _is_config(x) else x for x in arguments))
-    return quantizer
-
-
-def _is_config(value: Any) -> bool:
-    return hasattr(value, "input_activation") and hasattr(value, "weight")
-
-
-def _settings(pipeline: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the calls of ``set_*`` that configured the pipeline's quantizer: names and arguments, the global config first."""
-    recorded = list(getattr(pipeline.quantizer, RECORDED, ()))
-    if not any(name == "set_global" for name, _ in recorded):
-        stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
-        inner = getattr(pipeline.quantizer, "quantizer", pipeline.quantizer)
-        config = getattr(inner, "global_config", None) or getattr(stage, "quantization_config", None)
-        recorded.insert(0, ("set_global", (config,)))
-    return recorded
-
-
-def _record_settings(kind: type) -> None:
-    """Let quantizers of ``kind`` record the calls of their ``set_*`` methods."""
-
-    def recording(method: Any) -> Any:
-        @functools.wraps(method)
-        def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            calls = self.__dict__.setdefault(RECORDED, [])
-            calls.append((method.__name__, (*arguments, *named.values())))
-            return method(self, *arguments, **named)
-
-        return call
-
-    for name in [name for name in vars(kind) if name.startswith("set_")]:
-        setattr(kind, name, recording(getattr(kind, name)))
-
-
-def _own_config(config: Any) -> Any:
-    import torch
-
-    from ethorch import (
-        QuantizationConfig,
-        get_symmetric_a8w4_quantization_config,
-        get_symmetric_a16w8_quantization_config,
-        get_symmetric_quantization_config,
-    )
-
-    if config is None:
-        return None
-    activation = getattr(config.input_activation, "dtype", None)
-    output = getattr(config.output_activation, "dtype", activation)
-    weight, per_channel = config.weight, False
-    if weight is not None:
-        per_channel = weight.qscheme in (torch.per_channel_symmetric, torch.per_channel_affine)
-    if activation == torch.int16 and output == torch.int16:
-        return get_symmetric_a16w8_quantization_config(is_per_channel=per_channel)
-    if activation == torch.int8 and weight is not None and weight.quant_max == 7:
-        return get_symmetric_a8w4_quantization_config(is_per_channel=per_channel)
-    if activation in (torch.int8, None):
-        return get_symmetric_quantization_config(is_per_channel=per_channel)
-    return QuantizationConfig(config.input_activation, config.output_activation, weight, config.bias)
-
-
-def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[Any, str]:
-    """Return the converted model, and its calibration samples in words: those of the test.
-
-    If the test's samples do not reach a branch or a loop's body, multiples of them are samples, too.
-    """
-    import torch
-
-    from ethorch.errors import QuantizationError
-
-    stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
-    samples = list(copy.deepcopy(getattr(stage, "calibration_samples", None) or [inputs]))
-    is_qat, fold_quantize = bool(getattr(stage, "is_qat", False)), getattr(stage, "fold_quantize", True)
-
-    def quantize(samples: list[Any]) -> Any:
-        exported = torch.export.export(copy.deepcopy(model), inputs).module(check_guards=False)
-        return quantizer.quantize_with_submodules(exported, copy.deepcopy(samples), is_qat, fold_quantize)
-
-    try:
-        return quantize(samples), "samples of the test"
-    except QuantizationError as error:
-        if error.id not in ("calibration.none", "submodules.unreached_branch"):
-            raise
-    multiples = [
-        tuple(factor * x if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in sample)
-        for factor in (-1, 8)
-        for sample in samples
-    ]
-    return quantize(samples + multiples), "samples of the test and multiples of them"
-
-
-def _own_record(pipeline: Any, target: str) -> Record:
-    """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds."""
-    import torch
-
-    from bench.implementation import flat
-    from bench.zoo.run import Watched, differing
-    from ethorch import EthosUCompileSpec, flow, host
-    from ethorch.errors import EthorchError
-    from ethorch.formats.payload import DelegatePayload
-    from ethorch.metrics import sqnr_db
-
-    start, step = time.process_time(), "quantize"
-    record: Record = {"status": "ok"}
-    try:
-        system_config, memory_mode = memory_for(target)
-        spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
-        model = copy.deepcopy(pipeline.tester.original_module).eval()
-        inputs = tuple(copy.deepcopy(pipeline.test_data))
-        quantizer = _own_quantizer(pipeline, spec)
-        with torch.no_grad():
-            reference = copy.deepcopy(model)(*copy.deepcopy(inputs))
-        quantized, record["calibration"] = _quantize(model, inputs, quantizer, pipeline)
-        step = "compile"
-        build = flow.build(quantized, inputs, spec)
-        delegates, cpu = cpu_operators(build.pte)
-        record |= {"delegates": delegates, "cpu": cpu}
-        record["reasons"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
-        step = "run"
-        machines: dict[DelegatePayload, Watched] = {}
-
-        def watched(payload: DelegatePayload) -> Watched:
-            return machines.setdefault(payload, Watched(payload))
-
-        outputs = host.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
-        step = "reference"
-        executed = [delegate for delegate in build.delegates if delegate.payload in machines]
-        record["differing"] = sum(differing(d, machines[d.payload], _run_reference) for d in executed)
-        record["bytes"] = sum(len(data) for machine in machines.values() for data in machine.gave)
-        floats = [torch.as_tensor(x).double() for x in outputs]
-        try:
-            record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(floats).double()))
-        except Exception:  # results that are no floats
-            record["sqnr_db"] = None
-        if record["differing"]:
-            record["status"] = "differs"
-    except EthorchError as error:
-        record |= {"status": f"refused: {step}", "error": str(error)[:800]}
-    except Exception as error:
-        record |= {"status": f"failed: {step}", "error": f"{type(error).__name__}: {str(error)[:800]}"}
-    return record | {"seconds": round(time.process_time() - start, 2)}
-
-
-def _run_reference(tosa: bytes, arrays: Sequence[Any]) -> list[Any]:
-    """Run a graph in the TOSA reference model, in this process: a graph that aborts the model ends the process of its case."""
-    import tosa_reference_model as model
-
-    results, status = model.run(tosa, list(arrays))
-    if int(status) != int(model.GraphStatus.TOSA_VALID):
-        raise RuntimeError(f"the reference model returns {status}")
-    return list(results)
-
-
-def _arm_record(pipeline: Any) -> Record:
-    """Compile one case with the Arm backend: ``delegates`` and ``cpu`` of its ``.pte``, or ``error``."""
-    start = time.process_time()
-    try:
-        for stage in list(pipeline._stages):
-            if stage.id.split(".")[0] in (
-                "quantize",
-                "export",
-                "to_edge",
-                "partition",
-                "to_edge_transform_and_lower",
-                "to_executorch",
-            ):
-                stage()
-            if stage.id.startswith("to_executorch"):
-                break
-        delegates, cpu = cpu_operators(pipeline.tester.get_artifact().buffer)
-        return {"delegates": delegates, "cpu": cpu, "seconds": round(time.process_time() - start, 2)}
-    except BaseException as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-
-
-def _arm_record_of_tosa(pipeline: Any, family: str) -> Record:
-    """Compile a case of a TOSA test with the Arm backend for its NPU of ``family``: see :func:`_arm_record`."""
-    from executorch.backends.arm.quantizer import EthosUQuantizer
-    from executorch.backends.arm.test import common
-    from executorch.backends.arm.test.tester.arm_tester import ArmTester
-    from executorch.backends.arm.test.tester.quantize import ArmQuantize
-    from executorch.backends.test.harness.stages import StageType
-
-    start = time.process_time()
-    try:
-        spec = common.get_u85_compile_spec() if family == "u85" else common.get_u55_compile_spec()
-        quantizer = EthosUQuantizer(spec)
-        for name, arguments in _settings(pipeline):
-            getattr(quantizer, name)(*arguments)
-        tester = ArmTester(pipeline.tester.original_module, example_inputs=pipeline.test_data, compile_spec=spec)
-        tester.quantize(ArmQuantize(quantizer, set_global=False)).export().to_edge_transform_and_lower().to_executorch()
-        delegates, cpu = cpu_operators(tester.get_artifact(StageType.TO_EXECUTORCH).buffer)
-        return {"delegates": delegates, "cpu": cpu, "seconds": round(time.process_time() - start, 2)}
-    except BaseException as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
 class _BarePipeline:
@@ -432,7 +182,7 @@ def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: i
     from bench.random_weights import use_random_weights
 
     torch.set_num_threads(1)
-    _record_settings(TOSAQuantizer)
+    record_settings(TOSAQuantizer)
     use_random_weights()
     plugin = Plugin(path, targets, limit, compare)
     quantize = ArmTester.quantize
@@ -472,34 +222,6 @@ def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: i
     return pytest.main(arguments, plugins=[plugin])
 
 
-def table(records: Sequence[Record]) -> str:
-    """Return Markdown: counts by target and status, cases with more CPU operators than the Arm backend, and failures."""
-    targets = list(dict.fromkeys(record["target"] for record in records))
-    statuses = list(dict.fromkeys(record["status"] for record in records))
-    lines = [f"| target | cases | {' | '.join(statuses)} | bytes compared | more on the CPU than the Arm backend |"]
-    lines.append("|---" * (len(statuses) + 4) + "|")
-    for target in targets:
-        rows = [record for record in records if record["target"] == target]
-        counts = Counter(record["status"] for record in rows)
-        more = sum(has_more_on_cpu(record) for record in rows)
-        compared = sum(record.get("bytes", 0) for record in rows)
-        lines.append(f"| {target} | {len(rows)} | {' | '.join(str(counts[s]) for s in statuses)} | {compared:,} | {more} |")
-    for record in records:
-        if record["status"] != "ok":
-            lines.append(f"- {record['case']}, {record['target']}: {record['status']}. {record.get('error', '')[:300]}")
-        elif has_more_on_cpu(record):
-            lines.append(f"- {record['case']}, {record['target']}: {record['reasons']}; Arm backend: {record['arm'].get('cpu')}")
-    return "\n".join(lines)
-
-
-def has_more_on_cpu(record: Record) -> bool:
-    """Return True if the Arm backend compiled the case and left fewer operators on the CPU."""
-    arm = record.get("arm") or {}
-    if record["status"].startswith(("failed", "refused")):
-        return "cpu" in arm
-    return "cpu" in arm and sum(record.get("cpu", {}).values()) > sum(arm["cpu"].values())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.incumbent_tests", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folders", default=",".join(FOLDERS))
@@ -515,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--here", type=Path, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.table:
-        print(table([record for path in options.table for record in read(path)]))
+        print(page(summarize([record for path in options.table for record in read(path)])))
         return 0
     targets = options.targets.split(",")
     if options.here:
@@ -539,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except subprocess.TimeoutExpired:
                 text = f"more than {options.timeout} s"
             print(f"{', '.join(file.name for file in group)}: {text}", file=sys.stderr)
-    print(table(read(options.output)))
+    print(page(summarize(read(options.output))))
     return 0
 
 
