@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
@@ -94,9 +97,30 @@ def built_by_executorch(
     partitioner = EthosUPartitioner(spec)
     if isinstance(quantized, GraphModule):
         quantized = with_reads_first(quantized)
+        if not all(isinstance(x, torch.Tensor) for x in tree_leaves(example_inputs)):
+            quantized = _with_constant_numbers(quantized)
     graph = exported(quantized, example_inputs, dynamic_shapes)
     delegates, program, record = _lowered(graph, partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
+
+
+def _with_constant_numbers(model: GraphModule) -> GraphModule:
+    """Return a copy in which numbers that operators expect as tensors are constants.
+
+    ExecuTorch would lift them itself, which fails beside inputs of the program that are no tensors (``SpecViolationError``).
+    """
+    model = copy.deepcopy(model)
+    for node in list(model.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        for index, (argument, value) in enumerate(zip(schema.arguments if schema else (), node.args, strict=False)):
+            if not isinstance(argument.type, torch.TensorType) or type(value) not in (int, float):
+                continue
+            name = f"{node.name}_number_{index}"
+            model.register_buffer(name, torch.tensor(value, dtype=node.meta["val"].dtype))
+            with model.graph.inserting_before(node):
+                node.update_arg(index, model.graph.get_attr(name))
+    model.recompile()
+    return model
 
 
 def _lowered(
