@@ -142,6 +142,9 @@ and inputs are those of executorch 1.5.1, with random weights in place of downlo
 compiles them with both implementations, runs ethorch's programs in the simulator and compares every byte of every delegate with the
 TOSA reference model.
 
+The stored results are partial: at most three cases of each function of the operator tests that were run, on two targets. Cases that
+ethorch does not fully delegate and that the Arm backend has not compiled are not among them.
+
 - **run**: compiled and run; **equal**: all bytes of all delegates are those of the reference model.
 - **less delegated**: the Arm backend compiled the case and left fewer operators on the CPU. It compiles only the cases that ethorch
   does not fully delegate.

@@ -126,6 +126,9 @@ def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | Non
 
 def _sliced(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
     dim = argument(node, "dim") % len(shape)
+    computed = (argument(node, "start"), argument(node, "length" if name == "narrow" else "end"))
+    if any(isinstance(bound, Node) for bound in computed):
+        return _slice_of_computed_bounds(node, name, dim, emit)
     if name == "narrow":
         start, step = argument(node, "start"), 1
         start = start if start >= 0 else start + shape[dim]
@@ -134,6 +137,20 @@ def _sliced(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
         bounds = slice(argument(node, "start"), argument(node, "end"), argument(node, "step"))
         start, end, step = bounds.indices(shape[dim])
     return slice_step(shape, dim, start, end, step, emit)
+
+
+def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> Step:
+    """Return the step of a slice whose bounds the model computes, such as a length that is the sum of a mask."""
+    if name == "narrow":
+        start, step = argument(node, "start"), 1
+        end = emit(operator.add, start, argument(node, "length"))
+    else:
+        start, end, step = (argument(node, name) for name in ("start", "end", "step"))
+    return Step(
+        ("slice", dim, start, end, step),
+        lambda x: emit(aten.slice.Tensor, x, dim, start, end, step),
+        lambda old, new: emit(aten.slice_scatter.default, old, new, dim, start, end, step),
+    )
 
 
 def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> Step:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ethorch
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.functionalize import functionalize
 
@@ -248,3 +249,18 @@ def test_a_graph_without_writes_is_left_alone() -> None:
     before = str(graph.graph)
     functionalize(graph)
     assert str(graph.graph) == before
+
+
+class CutByMask(nn.Module):
+    """A slice whose end is computed, next to an operator that writes in place."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = x[:, : mask.sum()] * 2
+        y[:, 0] = 1
+        return y
+
+
+def test_a_slice_of_a_computed_length_is_refused_in_a_sentence() -> None:
+    inputs = (torch.randn(2, 6), torch.tensor([1, 1, 1, 0, 0, 0]))
+    with pytest.raises(QuantizationError, match=r"quantize\.shape_of_values"):
+        ethorch.compile(CutByMask(), inputs, "ethos-u85-256")
