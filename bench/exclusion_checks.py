@@ -1,0 +1,234 @@
+"""Operators that stay on the CPU because of a user's check, beside ExecuTorch's Arm backend.
+
+``python -m bench.exclusion_checks [--target ethos-u85-256] [--operators softmax,conv] [--page docs/exclusion-checks.md]``: for the
+first sample of each operator of ``ethorch ops``, record the operators about which the Arm backend's partitioner asks its
+``additional_checks``. For each that ethorch's asks about as well, both get the same check: ``DontPartition``,
+``DontPartitionName``, a check of the user's own, and ``DontPartitionModule`` for the module. The others are parts into which only
+the Arm backend's quantizer takes an operator. Nothing is compiled: only the partitions count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ethorch.ops import OPS
+from ethorch.ops.sample_calls import Call, inputs_for
+
+KINDS = ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule")
+ONLY_THEIRS = "a part that only the Arm backend has"
+#: Operators that only move data, convert, or check; where they run depends on their neighbors.
+_PLUMBING = (
+    "quantize", "view", "permute", "transpose", "reshape", "expand", "clone", "dim_order", "getitem", "squeeze", "slice", "select",
+    "alias", "detach", "full", "to_copy", "scalar_tensor", "executorch_call_delegate", "assert", "sym", "cat", "arange", "lift",
+)  # fmt: skip
+
+
+class Network(nn.Module):
+    """A sample's call as the submodule ``op``."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.op = Call(name, OPS[name].samples[0])
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.op(*inputs)
+
+
+class Recorder(OperatorSupportBase):
+    """A check that refuses nothing and remembers the nodes it was asked about."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Any] = {}
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
+        self.nodes.setdefault(node.name, node.target)
+        return True
+
+
+class Custom(OperatorSupportBase):
+    """A check as a user writes one."""
+
+    def __init__(self, target: Any):
+        self.target = target
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
+        return node.target != self.target
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check of one operator; ``ours`` and ``theirs`` are operators on the CPU, or an error."""
+
+    operator: str
+    kind: str
+    about: str
+    ours: tuple[str, ...] | str
+    theirs: tuple[str, ...] | str
+
+    @property
+    def verdict(self) -> str:
+        """``same``, ``different``, or who failed."""
+        if self.kind == ONLY_THEIRS:
+            return "not asked"
+        if isinstance(self.theirs, str):
+            return "the Arm backend fails"
+        if isinstance(self.ours, str):
+            return "ethorch fails"
+        return "same" if self.ours == self.theirs else "different"
+
+
+def base_name(target: Any) -> str:
+    """``convolution`` for ``aten.convolution.default`` in any dialect."""
+    name = str(getattr(target, "_op", target))
+    return (name.split(".")[1] if name.count(".") > 1 else name).strip("_").removesuffix("_copy")
+
+
+def is_plumbing(target: Any) -> bool:
+    """Return True for operators that move or convert data."""
+    return any(word in str(getattr(target, "_op", target)) for word in _PLUMBING)
+
+
+class Side:
+    """One backend: a quantized program, partitioned with checks.
+
+    Args:
+        names: The module with the backend's public names.
+    """
+
+    def __init__(self, names: Any, target: str):
+        self.names, self.spec = names, names.EthosUCompileSpec(target)
+        self._programs: dict[str, Any] = {}
+
+    def on_cpu(self, name: str, checks: Sequence[OperatorSupportBase]) -> tuple[str, ...] | str:
+        """Return the operators on the CPU without plumbing, or the error."""
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+        try:
+            edge = to_edge_transform_and_lower(
+                self._quantized(name),
+                partitioner=[self.names.EthosUPartitioner(self.spec, additional_checks=list(checks))],
+                compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            )
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"
+        calls = [node for node in edge.exported_program().graph.nodes if node.op == "call_function"]
+        return tuple(sorted({base_name(node.target) for node in calls if not is_plumbing(node.target)}))
+
+    def _quantized(self, name: str) -> Any:
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        if name not in self._programs:
+            model, inputs = Network(name).eval(), inputs_for(OPS[name].samples[0], 0)
+            quantizer = self.names.EthosUQuantizer(self.spec)
+            quantizer.set_global(self.names.get_symmetric_quantization_config())
+            graph = prepare_pt2e(torch.export.export(model, inputs).module(check_guards=False), quantizer)
+            graph(*inputs)
+            self._programs = {name: torch.export.export(convert_pt2e(graph), inputs)}
+        return self._programs[name]
+
+
+def sides(target: str) -> tuple[Side, Side]:
+    """Return ethorch and the Arm backend; both lower every partition to an empty blob."""
+    import executorch.backends.arm as arm
+    from executorch.backends.arm.ethosu.backend import EthosUBackend as Theirs
+    from executorch.exir.backend.backend_details import PreprocessResult
+
+    import ethorch.arm
+
+    for backend in (ethorch.arm.EthosUBackend, Theirs):
+        backend.preprocess = staticmethod(lambda program, specs: PreprocessResult(processed_bytes=b""))  # type: ignore[method-assign]
+    return Side(ethorch.arm, target), Side(arm, target)
+
+
+def rows(names: Sequence[str], target: str) -> Iterator[Row]:
+    """Yield a row for each check of each operator that the Arm backend can lower."""
+    from executorch.exir.backend.operator_support import DontPartition, DontPartitionModule, DontPartitionName
+
+    ours, theirs = sides(target)
+    for name in names:
+        recorder = Recorder()
+        plain = theirs.on_cpu(name, [recorder])
+        if isinstance(plain, str):
+            yield Row(name, "none", "", ours.on_cpu(name, []), plain)
+            continue
+        own = Recorder()
+        ours.on_cpu(name, [own])
+        everything = {t: node for node, t in reversed(recorder.nodes.items()) if not is_plumbing(t)}
+        asked = {t: node for t, node in everything.items() if t in own.nodes.values()}
+        yield from (Row(name, ONLY_THEIRS, str(t), (), (base_name(t),)) for t in everything if t not in asked)
+        checks: list[tuple[str, str, OperatorSupportBase]] = []
+        for node_target, node in asked.items():
+            checks += [
+                ("DontPartition", str(node_target), DontPartition(node_target)),
+                ("DontPartitionName", node, DontPartitionName(node)),
+                ("custom", str(node_target), Custom(node_target)),
+            ]
+        checks.append(("DontPartitionModule", "op", DontPartitionModule(instance_name="op")))
+        for kind, about, check in checks:
+            yield Row(name, kind, about, ours.on_cpu(name, [check]), theirs.on_cpu(name, [check]))
+
+
+def page(found: Sequence[Row], target: str) -> str:
+    """Return the table of counts and the list of differences as Markdown."""
+    verdicts = ("same", "different", "ethorch fails", "the Arm backend fails", "not asked")
+    count = len({row.operator for row in found if row.kind != "none"})
+    lines = [
+        "# Exclusion checks",
+        "",
+        f"Operators that stay on the CPU of {target} because of a partitioner's `additional_checks`, with ethorch and with "
+        f"ExecuTorch's Arm backend: the same check about each node of the first sample of {count} operators. "
+        "`python -m bench.exclusion_checks` writes this page.",
+        "",
+        f"| check | {' | '.join(verdicts)} |",
+        "| --- |" + " ---: |" * len(verdicts),
+    ]
+    for kind in ("none", *KINDS, ONLY_THEIRS):
+        counts = Counter(row.verdict for row in found if row.kind == kind)
+        label = {"none": "without a check: the Arm backend cannot lower it", ONLY_THEIRS: ONLY_THEIRS}.get(kind, f"`{kind}`")
+        lines.append(f"| {label} | {' | '.join(str(counts[verdict]) for verdict in verdicts)} |")
+    groups: dict[tuple[str, Any, Any], list[str]] = {}
+    for row in found:
+        if row.verdict in ("different", "ethorch fails"):
+            groups.setdefault((row.operator, row.ours, row.theirs), []).append(row.kind)
+    if groups:
+        lines += ["", "| operator | checks | on the CPU with ethorch | with the Arm backend |", "| --- | --- | --- | --- |"]
+    for (operator, mine, other), kinds in groups.items():
+        cells = (value if isinstance(value, str) else ", ".join(value) or "nothing" for value in (mine, other))
+        lines.append(f"| `{operator}` | {', '.join(dict.fromkeys(kinds))} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("bench.exclusion_checks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="ethos-u85-256")
+    parser.add_argument("--operators", default="", help="parts of names, separated by commas")
+    parser.add_argument("--page", type=Path, help="write the table to this file")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # of samples that are no real inputs
+    names = [spec.name for spec in dict.fromkeys(OPS.values()) if spec.samples]
+    names = [name for name in names if any(part in name for part in options.operators.split(","))]
+    found = []
+    for row in rows(names, options.target):
+        found.append(row)
+        print(f"{row.operator} {row.kind} {row.about[:60]}: {row.verdict}", file=sys.stderr, flush=True)
+    text = page(found, options.target)
+    if options.page:
+        options.page.write_text(text, encoding="utf-8")
+    print(text)
+    return int(any(row.verdict == "ethorch fails" for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""ExecuTorch's own tests of the Arm backend's public names, run with ethorch's names.
+
+``python -m bench.incumbent_api [--folders public_api_bc,quantizer,misc] [--files test_set]`` copies the installed tests to a
+temporary folder, lets each import the names that ``ethorch.arm`` and ``ethorch.testing`` have from there, runs each file with
+pytest in a process of its own, and prints a table. A failure that ``REASONS`` does not explain makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("public_api_bc", "quantizer", "misc")
+ARM = "executorch.backends.arm"
+_TOOL = "VGF is another product, whose converter is not installed"
+_PIPELINE = "mixes ExecuTorch's own QuantizationPipeline, which accepts only its own quantizer, with ethorch's quantizer"
+_METADATA = "asserts private metadata of a pass"
+#: Beginning of ``folder/file::test`` -> why it cannot pass with ethorch's names.
+REASONS: dict[str, str] = {
+    "public_api_bc/test_vgf": _TOOL,
+    "misc/test_vgf": _TOOL,
+    "quantizer/test_vgf": _TOOL,
+    "quantizer/test_conv_relu_fusing": _PIPELINE,
+    "quantizer/test_selective": f"imports torchvision's compiled operators, and {_PIPELINE}",
+    "quantizer/test_uint8_io": "passes ExecuTorch's own TosaCompileSpec, from its test helpers, to ethorch's quantizer",
+    "quantizer/test_generic_annotater.py::test_grid": "calls a private annotator of ExecuTorch with ethorch's config",
+    "quantizer/test_generic_annotater": "needs source_fn_stack, which only a strict export records, unlike ethorch's tester",
+    "quantizer/test_partial_quantization": _METADATA,
+    "quantizer/test_preserve_kwargs": "expects full_like in the quantized graph; ethorch's quantizer folds constants",
+    "misc/test_shared_qspecs": _PIPELINE,
+    "misc/test_compile_spec": "calls private methods of the compile spec (_to_list, _get_pass_pipeline_config), or is about VGF",
+}
+
+
+def tests_folder() -> Path:
+    """Return the folder of the installed tests."""
+    spec = importlib.util.find_spec(f"{ARM}.test")
+    locations = None if spec is None else spec.submodule_search_locations
+    if not locations:
+        raise SystemExit("the installed executorch has no tests of its Arm backend; executorch 1.5 ships them.")
+    return Path(next(iter(locations)))
+
+
+def substitute(source: str) -> tuple[str, list[str]]:
+    """Return the source with ethorch's imports, and the names that it still imports from the Arm backend."""
+    import ethorch.arm
+    import ethorch.testing
+
+    lines, names = source.splitlines(), []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(ARM):
+            continue
+        imports: dict[str, list[str]] = {}
+        for alias in node.names:
+            module = next((m for m in (ethorch.arm, ethorch.testing) if alias.name in m.__all__), None)
+            place = node.module if module is None else module.__name__
+            imports.setdefault(str(place), []).append(alias.name + (f" as {alias.asname}" if alias.asname else ""))
+            names += [f"{node.module}.{alias.name}"] * (module is None)
+        indent = " " * node.col_offset
+        text = "; ".join(f"from {place} import {', '.join(found)}" for place, found in imports.items())
+        assert node.end_lineno is not None
+        lines[node.lineno - 1 : node.end_lineno] = [indent + text] + [""] * (node.end_lineno - node.lineno)
+    return "\n".join(lines) + "\n", names
+
+
+@dataclass
+class Outcome:
+    """The results of one test file.
+
+    Attributes:
+        names: What the file still imports from the Arm backend.
+        counts: The number of tests by ``passed``, ``failed`` and ``skipped``.
+        failures: Test -> first line of its error.
+    """
+
+    names: list[str]
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def run(file: Path, folder: Path, timeout: int) -> Outcome:
+    """Run a test file in its substituted form.
+
+    Args:
+        file: The installed test file.
+        folder: A temporary folder.
+        timeout: Seconds of wall clock.
+    """
+    text, names = substitute(file.read_text(encoding="utf-8"))
+    found, copy, report = Outcome(names), folder / file.name, folder / f"{file.stem}.xml"
+    copy.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", str(copy), "-q", "-c", os.devnull, "--rootdir", str(folder), f"--junitxml={report}"]
+    command += ["-p", f"{ARM}.test.conftest", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--import-mode=importlib"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        found.failures[file.name] = f"more than {timeout} s"
+        return found
+    if not report.is_file():
+        found.failures[file.name] = (done.stderr or done.stdout).strip().splitlines()[-1]
+        return found
+    for case in ElementTree.parse(report).iter("testcase"):
+        problem = next((child for child in case if child.tag in ("failure", "error")), None)
+        state = "failed" if problem is not None else "skipped" if case.find("skipped") is not None else "passed"
+        found.counts[state] += 1
+        if problem is not None:
+            message = (problem.get("message") or problem.text or "").strip()
+            found.failures[str(case.get("name"))] = message.splitlines()[0][:200] if message else problem.tag
+    return found
+
+
+def rows(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    """Yield the lines of a Markdown table, and a line for each failure."""
+    yield "| file | passed | failed | skipped | names of the Arm backend that remain |"
+    yield "| --- | ---: | ---: | ---: | --- |"
+    for name, outcome in outcomes.items():
+        counts = (outcome.counts[state] for state in ("passed", "failed", "skipped"))
+        rest = ", ".join(dict.fromkeys(full.removeprefix(f"{ARM}.") for full in outcome.names))
+        yield f"| {name} | {' | '.join(map(str, counts))} | {rest} |"
+    for name, outcome in outcomes.items():
+        for test, error in outcome.failures.items():
+            yield f"- {name}::{test}: {reason_of(name, test) or 'UNEXPLAINED'} ({error})"
+
+
+def reason_of(file: str, test: str) -> str:
+    """Return why a test cannot pass with ethorch's names; empty if ``REASONS`` has nothing about it."""
+    return next((reason for prefix, reason in REASONS.items() if f"{file}::{test}".startswith(prefix)), "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("bench.incumbent_api", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folders", default=",".join(FOLDERS))
+    parser.add_argument("--files", default="test_", help="beginnings of file names, separated by commas")
+    parser.add_argument("--timeout", type=int, default=900, help="seconds of wall clock for a test file")
+    options = parser.parse_args(arguments)
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.folders.split(","):
+            for file in sorted((tests_folder() / name).glob("test_*.py")):
+                if file.name.startswith(tuple(options.files.split(","))):
+                    label = f"{name}/{file.name}"
+                    outcomes[label] = run(file, Path(folder), options.timeout)
+                    print(f"{label}: {dict(outcomes[label].counts)}", file=sys.stderr, flush=True)
+    print("\n".join(rows(outcomes)))
+    return int(any(not reason_of(name, test) for name, outcome in outcomes.items() for test in outcome.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

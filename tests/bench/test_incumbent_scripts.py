@@ -1,0 +1,44 @@
+"""The scripts that hold ethorch's names and partitions against ExecuTorch's Arm backend, on a few cases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import incumbent_api
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def output(module: str, *arguments: str, status: int = 0) -> str:
+    """Run a script of bench/ in a process of its own and return what it prints."""
+    command = [sys.executable, "-W", "ignore", "-m", f"bench.{module}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_imports_are_substituted_by_name() -> None:
+    imported = "from executorch.backends.arm.quantizer import (\n        TOSAQuantizer as Q,\n        annotate,\n    )"
+    source = f"if True:\n    {imported}\nimport torch\n"
+    text, names = incumbent_api.substitute(source)
+    lines = text.splitlines()
+    assert lines[1] == "    from ethorch.arm import TOSAQuantizer as Q; from executorch.backends.arm.quantizer import annotate"
+    assert lines[5] == "import torch" and names == ["executorch.backends.arm.quantizer.annotate"]
+
+
+def test_a_check_keeps_the_same_operators_on_the_cpu() -> None:
+    text = output("exclusion_checks", "--operators", "aten.relu.default,aten.bmm.default")
+    for kind in ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule"):
+        assert f"| `{kind}` | 2 | 0 | 0 | 0 | 0 |" in text
+
+
+@pytest.mark.long
+def test_public_names_pass_the_arm_backends_tests() -> None:
+    text = output("incumbent_api", "--folders", "public_api_bc,quantizer")
+    assert "| public_api_bc/test_ethosu_flow.py | 1 | 0 | 0 |" in text and "UNEXPLAINED" not in text
