@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ethorch.fx.node import tensor_of
 from ethorch.ops.quant_rules import EACH_INPUT
 from ethorch.ops.samples import I8, Sample
 from ethorch.ops.spec import op
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import DTYPES, Value
 
 aten = torch.ops.aten
 
@@ -29,6 +30,8 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 _LARGEST_MATRIX = 1 << 24
 #: Bits behind the point of a coordinate. Of a product of two fractions and a code there is room for 11, or in two steps for 14.
 _FRACTION = {"INT8": 11, "INT16": 14}
+#: Fractional bits of a coordinate that is multiplied with a code. The sum of four such products is below 2**31.
+_COORDINATE = {"INT8": 20, "INT16": 14}
 #: Of a coordinate that is rounded, as many as int32 has room for, up to this.
 _FINEST = 20
 
@@ -265,3 +268,48 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     acc = _lerp(b, above, below, parts[1].value, fractions[1])
     codes = b.requantize(acc, scale / (1 << fractions[1]), out.qparams)
     return b.from_nhwc(b.reshape(codes, (n, *grid.shape[1:-1], x.shape[1])), out.qparams)
+
+
+def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bool, unit: float) -> Value:
+    """Return [N, axes, *extents]: the products of the rows of ``theta`` and (x, y, z, 1), in which 1 is ``unit``."""
+    axes, rows = theta.shape[1], theta.shape[0] * theta.shape[1]
+    grid = aten.affine_grid_generator(torch.eye(axes, axes + 1)[None], [1, 1, *size[2:]], align_corners).double()
+    columns = b.reshape(theta, (rows, axes + 1, *[1] * (axes - 1)))
+
+    def term(column: int, numbers: Any) -> Value:
+        codes = np.round(np.asarray(numbers) * unit) if unit != 1 else np.asarray(numbers)
+        factors = b.const(codes.astype(DTYPES[theta.dtype]))
+        return b.emit("MUL", b.reshape(b.sliced(columns, 1, column, 1), (rows, *[1] * axes)), factors, shift=0)
+
+    total = term(axes, np.ones((1,) * (axes + 1)))
+    for axis in reversed(range(axes)):  # z, y, x, so that only the last sum has all elements
+        numbers = grid[0].movedim(axes - 1 - axis, 0).reshape(size[-1 - axis], -1, axes)[:, 0, axis]
+        total = b.emit("ADD", total, term(axis, numbers.reshape([size[-1 - axis] if k == axes - axis else 1 for k in range(axes + 1)])))
+    return b.reshape(total, (*theta.shape[:2], *size[2:]))
+
+
+def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
+    """out[n, h, w] = theta[n] @ (x, y, 1) of floats, in FP32. TOSA 1.0 MUL and ADD."""
+    total = _affine_sum(b, b.logical(FloatTensor.of(b, theta).t), size, align_corners, 1.0)
+    return b.from_order(total, [0, len(size) - 1, *range(1, len(size) - 1)], FP32)
+
+
+@op(
+    "aten.affine_grid_generator.default",
+    quant=EACH_INPUT,
+    floats=affine_grid_of_floats,
+    samples=[
+        Sample(I8(2, 2, 3), [2, 3, 5, 7], False),
+        Sample(I8(1, 2, 3), [1, 3, 1, 6], True),
+        Sample(I8(1, 3, 4), [1, 2, 3, 4, 5], False),
+    ],
+)
+def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
+    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates x and y of each pixel, -1..1; of volumes theta[n] @ (x, y, z, 1).
+
+    The products are summed in int32, with as many fractional bits as leave the sum below 2**31, and rounded once. TOSA 1.0 MUL and ADD.
+    """
+    unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
+    codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")
+    total = b.requantize(_affine_sum(b, codes, size, align_corners, unit), theta.qparams.step / unit, out.qparams)
+    return b.from_order(total, [0, len(size) - 1, *range(1, len(size) - 1)], out.qparams)

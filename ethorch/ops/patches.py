@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,14 +73,8 @@ def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, st
     return s(aten.reshape.default, x, [*lead, channels * kh * kw, rows * columns])
 
 
-def _padded(s: AtenBuilder, x: Node, dim: int, before: int, after: int) -> Node:
-    """Zeros before and after ``dim``."""
-    behind = len(shape_of(x)) - 1 - dim
-    return s(aten.constant_pad_nd.default, x, [0, 0] * behind + [before, after], 0.0) if before or after else x
-
-
 def _spread(s: AtenBuilder, x: Node, dim: int, step: int) -> Node:
-    """Elements along ``dim`` with ``step`` - 1 zeros between them."""
+    """Return the elements along ``dim`` with ``step`` - 1 zeros between them."""
     if step == 1:
         return x
     shape = list(shape_of(x))
@@ -87,14 +83,19 @@ def _spread(s: AtenBuilder, x: Node, dim: int, step: int) -> Node:
     return _cut(s, s(aten.reshape.default, apart, shape), dim, 0, (count - 1) * step + 1)
 
 
-def _folded(s: AtenBuilder, x: Node, taps: int, dim: int, extent: int, dilation: int, stride: int) -> Node:
-    """The dim ``taps`` summed, each of its elements along ``dim``, behind it, where it came from; that has ``extent`` then."""
-    placed = []
-    for i in range(shape_of(x)[taps]):
-        tap = _spread(s, s(aten.squeeze.dim, _cut(s, x, taps, i, 1), taps), dim - 1, stride)
-        before = i * dilation
-        placed.append(_padded(s, tap, dim - 1, before, extent - before - shape_of(tap)[dim - 1]))
-    return s(aten.sum.dim_IntList, _stacked(s, placed, taps), [taps]) if len(placed) > 1 else placed[0]
+def _padded(s: AtenBuilder, x: Node, dim: int, before: int, after: int) -> Node:
+    """Return ``x`` with zeros before and after along ``dim``."""
+    inner = len(shape_of(x)) - 1 - dim
+    return s(aten.constant_pad_nd.default, x, [0, 0] * inner + [before, after], 0.0) if before or after else x
+
+
+def _placed(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node | None:
+    """Return zeros of ``extent`` along ``dim``, with ``x`` from ``start`` on; None if all of ``x`` is outside."""
+    size = shape_of(x)[dim]
+    first, end = max(-start, 0), min(size, extent - start)
+    if first >= end:
+        return None
+    return _padded(s, _cut(s, x, dim, first, end - first), dim, start + first, extent - start - end)
 
 
 @composite(
@@ -110,20 +111,30 @@ def _folded(s: AtenBuilder, x: Node, taps: int, dim: int, extent: int, dilation:
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
     """out = the sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    - Patches that abut: the columns in another order.
-    - Others: the taps of a row are summed first, then the rows.
+    The taps of a patch that lie within one stride abut those of the next patch, so together they cover the map once. Such blocks of
+    taps are summed, all at once: the sum is rounded once. With a dilation each tap is a block.
     """
     *lead, patches, _ = shape_of(x)
-    (kh, kw), extents = kernel, [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]
-    rows, columns = _counts(extents, kernel, dilation, stride)
-    channels = patches // (kh * kw)
+    extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]
+    counts = _counts(extents, kernel, dilation, stride)
+    channels = patches // math.prod(kernel)
     outer = math.prod(lead) * channels
-    x = s(aten.reshape.default, x, [outer, kh, kw, rows, columns])
-    if _abut(kernel, dilation, stride):
-        x = s(aten.reshape.default, s(aten.permute.default, x, [0, 3, 1, 4, 2]), [outer, rows * kh, columns * kw])
-        x = _padded(s, _padded(s, x, 1, 0, extents[0] - rows * kh), 2, 0, extents[1] - columns * kw)
-    else:
-        x = _folded(s, x, 2, 4, extents[1], dilation[1], stride[1])
-        x = _folded(s, x, 1, 2, extents[0], dilation[0], stride[0])
-    x = _cut(s, _cut(s, x, -2, padding[0], size[0]), -1, padding[1], size[1])
-    return s(aten.reshape.default, x, [*lead, channels, *size])
+    x = s(aten.reshape.default, x, [outer, *kernel, *counts])
+    block = [step if apart == 1 else 1 for step, apart in zip(stride, dilation, strict=True)]
+    blocks = [-(-taps // wide) for taps, wide in zip(kernel, block, strict=True)]
+    for axis in range(2):
+        x = _padded(s, x, 1 + axis, 0, blocks[axis] * block[axis] - kernel[axis])
+    placed = []
+    for places in itertools.product(*map(range, blocks)):
+        part: Node | None = x
+        for axis, place in enumerate(places):
+            part = _cut(s, part, 1 + axis, place * block[axis], block[axis])
+        part = s(aten.reshape.default, s(aten.permute.default, part, [0, 3, 1, 4, 2]), [outer, *map(operator.mul, counts, block)])
+        for axis, place in enumerate(places):
+            if part is not None:
+                part = _spread(s, part, 1 + axis, stride[axis] // block[axis])
+                part = _placed(s, part, 1 + axis, place * block[axis] * dilation[axis] - padding[axis], size[axis])
+        if part is not None:
+            placed.append(part)
+    total = s(aten.sum.dim_IntList, _stacked(s, placed, 1), [1]) if len(placed) > 1 else placed[0]
+    return s(aten.reshape.default, total, [*lead, channels, *size])

@@ -58,8 +58,11 @@ def layer_norm(x: Tensor) -> Tensor:
         (lambda x: x.softmax(-1), (1, 4, 16, 16), 2.0, 0.3),
         (lambda x: x.softmax(-1), (1, 1, 8, 200), 1.0, 0.3),
         (layer_norm, (1, 64, 128), 1.0, 0.3),
+        (lambda x: F.fold(x, (9, 10), 3, padding=1), (1, 27, 90), 1.0, 0.3),
+        (lambda x: F.fold(x, (11, 12), (3, 5), (2, 1), stride=(1, 2)), (1, 30, 28), 1.0, 0.3),
+        (lambda x: F.affine_grid(x, [2, 3, 5, 7], align_corners=False), (2, 2, 3), 1.0, 0.3),
     ],
-    ids=["softmax, flat", "softmax, peaked", "softmax, long", "layer_norm"],
+    ids=["softmax, flat", "softmax, peaked", "softmax, long", "layer_norm", "fold", "fold, dilated", "affine_grid"],
 )
 def test_composites_of_int8_are_rounded_once(function: Callable[[Tensor], Tensor], shape: Any, factor: float, most: float) -> None:
     assert noise_db(function, shape, factor) < most
