@@ -9,7 +9,7 @@ from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QParams, QTensor, Result
 from ethorch.ops.arithmetic import PAIRS, as_quantized, float_pair, narrowed, no_float_constant, plain_pair
 from ethorch.ops.logical import logical
-from ethorch.ops.quant_rules import EACH_INPUT
+from ethorch.ops.quant_rules import EACH_INPUT, RECTIFIED, QuantRule
 from ethorch.ops.samples import I8, Bools, Ints, Sample, W
 from ethorch.ops.spec import op
 
@@ -112,7 +112,7 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
 
 @op(
     "aten.relu.default",
-    quant=EACH_INPUT,
+    quant=RECTIFIED,
     homogeneous=0,
     absorbs=True,
     pointwise=True,
@@ -144,9 +144,15 @@ def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0
     return _clamp(b, x, min_val, max_val, out)
 
 
+def _clamp_rule(node: Any) -> QuantRule:
+    """Return the rule of a clamp: one between zero and infinity keeps codes."""
+    low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
+    return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
+
+
 @op(
     "aten.clamp.default",
-    quant=EACH_INPUT,
+    quant=_clamp_rule,
     absorbs=True,
     pointwise=True,
     also={

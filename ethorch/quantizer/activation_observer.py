@@ -183,6 +183,9 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             QuantizationError: nothing was observed.
         """
         if self.leader is not None:
+            if self.statistics:
+                warn_about(self.name, self.statistics)
+                self.statistics = []
             return self.leader.calculate_qparams()
         if self._qparams is None:
             if self.known and self.fills(self.known):

@@ -194,6 +194,10 @@ class Scan:
         users = list(value.users)
         return len(users) == 1 and self.absorbed_by(users[0]) is value
 
+    def is_joined(self, node: Node) -> bool:
+        """Return True if a concatenation reads the node, whose qparams may become those of the concatenation."""
+        return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
+
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
         """The spec of an input: its producer's if that one quantizes to the same dtype, else one of its own."""
         annotation = arg.meta.get(ANNOTATION)
@@ -237,6 +241,8 @@ class Scan:
         if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would see the mask
             first = next(iter(inputs), None)
             return SharedQuantizationSpec((first, node)) if first is not None else None
+        if rule.keeps_codes and not config.is_qat and list(inputs) == list(node.args[:1]) and not self.is_joined(node):
+            return SharedQuantizationSpec((node.args[0], node))
         if rule.output == "fixed" and not qspec.is_dynamic:
             assert rule.fixed_range is not None, f"{node.target} is fixed to no range"
             return fixed_spec(rule.fixed_range, qspec, config.is_qat)

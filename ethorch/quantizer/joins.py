@@ -14,14 +14,20 @@ from ethorch.ops.spec import find
 from ethorch.quantizer.specs import ANNOTATION
 
 
+Edge = Node | tuple[Node, Node]
+
+
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Let what only a concatenation reads share its observer. All nodes of a group share the observer of the first one.
+    """Let what only a concatenation reads share its observer. All members of a group share the observer of the first one.
+
+    A member is a node whose result is observed, or an edge, (argument, reader), whose argument nothing quantizes: an input of the
+    program or a constant.
 
     Args:
         nodes: of the graph, in order; annotated.
         is_absorbed: is a node's result observed one node later, behind a clamp?
     """
-    groups: list[set[Node]] = []
+    groups: list[set[Edge]] = []
     for node in nodes:
         spec = find(node.target) if node.op == "call_function" else None
         annotation = node.meta.get(ANNOTATION)
@@ -33,31 +39,50 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
         qspec = whole.meta[ANNOTATION].output_qspec if ANNOTATION in whole.meta else None
         if type(qspec) is not QuantizationSpec:
             continue
-        found = [_observed(arg) for arg in annotation.input_qspec_map]
-        alike = len({part for part, _ in found}) == 1  # one tensor and what was moved or pooled of it
-        parts = {part for part, alone in found if part and (alone or alike)}
-        group = {whole} | {part for part in parts if part.meta[ANNOTATION].output_qspec == qspec}
+        observed = [_observed(arg, node) for arg in annotation.input_qspec_map]
+        alike = len({part for part, _ in observed}) == 1  # one tensor and what was moved or pooled of it
+        parts = {part for part, alone in observed if part and (alone or alike)}
+        group = {whole} | {part for part in parts if _qspec(part) == qspec}
         for other in [other for other in groups if other & group]:
             group |= other
             groups.remove(other)
         groups.append(group)
-    place = {node: number for number, node in enumerate(nodes)}
+    place: dict[Edge, int] = {}  # in the order in which torchao reads them
+    for node in nodes:
+        annotation = node.meta.get(ANNOTATION)
+        for edge in [(arg, node) for arg in annotation.input_qspec_map] if annotation else []:
+            place[edge] = len(place)
+        place[node] = len(place)
     for group in groups:
         first, *rest = sorted(group, key=place.__getitem__)
-        for node in rest:
-            node.meta[ANNOTATION].output_qspec = SharedQuantizationSpec(first)
+        for part in rest:
+            shared = SharedQuantizationSpec(first)
+            if isinstance(part, Node):
+                part.meta[ANNOTATION].output_qspec = shared
+            else:
+                part[1].meta[ANNOTATION].input_qspec_map[part[0]] = shared
 
 
-def _observed(value: Node) -> tuple[Node | None, bool]:
-    """(the node whose observer gives ``value`` its qparams, followed through moved data; does nobody else read it?)"""
+def _qspec(part: Edge) -> object:
+    """Return the spec of a member of a group."""
+    if isinstance(part, Node):
+        return part.meta[ANNOTATION].output_qspec
+    return part[1].meta[ANNOTATION].input_qspec_map[part[0]]
+
+
+def _observed(value: Node, reader: Node) -> tuple[Edge | None, bool]:
+    """Return (the member that gives ``value`` its qparams, followed through moved data; True if nothing else reads it)."""
     alone = True
-    while ANNOTATION in value.meta:
+    while True:
         alone = alone and len(value.users) == 1
-        qspec = value.meta[ANNOTATION].output_qspec
-        if not isinstance(qspec, SharedQuantizationSpec):
-            return (value if qspec is not None else None), alone
-        shared = qspec.edge_or_node
-        if not isinstance(shared, tuple) or shared[1] is not value:
-            break
-        value = shared[0]
-    return None, False
+        annotation = value.meta.get(ANNOTATION)
+        produced = annotation.output_qspec if annotation else None
+        if produced is None:
+            edge = value, reader
+            return (edge if type(_qspec(edge)) is QuantizationSpec else None), alone
+        if not isinstance(produced, SharedQuantizationSpec):
+            return value, alone
+        shared, spec = produced.edge_or_node, find(value.target)
+        if not isinstance(shared, tuple) or shared[1] is not value or spec is None or spec.rule(value).output != "same":
+            return None, False
+        value, reader = shared

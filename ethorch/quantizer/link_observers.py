@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -57,9 +58,10 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
             _tell_thresholds(model, node, observers)
         if rule.layer is not None:
             _tell_bias(model, node, rule.layer, observers)
-        elif rule.output == "same":
+        elif rule.output == "same" or rule.keeps_codes:
             _follow(node, observers)
     tell_mask_inputs(model, observers)
+    _observe_wholes(model, observers)
 
 
 def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
@@ -129,3 +131,28 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
     for user in node.users:
         if observers.get((node, user)) is leader:
             observers[(node, user)] = follower
+
+
+def _observe_wholes(model: GraphModule, observers: dict[Edge, Any]) -> None:
+    """Let a concatenation alone feed the observer that it shares with its parts; the parts get followers.
+
+    The extremes of parts differ although those of the whole do not, so a range that is to fit unseen inputs would be too wide.
+    """
+    joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
+    joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
+    wholes = {node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)}
+    followers: dict[Node, ActivationObserver | Follower] = {}
+    for key, observer in observers.items():
+        value = key if isinstance(key, Node) else key[0]
+        if observer not in joined or value in wholes:
+            continue
+        if value not in followers:
+            followers[value] = Follower(observer)
+            if value.op == "placeholder" and not model.meta.get(INNER):  # of which statistics are kept
+                followers[value] = own = copy.deepcopy(observer)
+                own.follow(observer)
+                own.name, own.is_input = value.name, True
+        observers[key] = followers[value]
+    for node in wholes:
+        if observers.get(node) in joined:
+            observers[node].name, observers[node].is_input = node.name, False

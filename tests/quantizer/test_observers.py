@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.errors import QuantizationError
+from ethorch.metrics import sqnr_db
 from ethorch.quantizer.activation_observer import ActivationObserver
 from ethorch.quantizer.weight_observer import PerChannelWeightObserver, WeightObserver
 from tests.support.quantized import prepared, quantizer
@@ -82,27 +84,32 @@ def test_few_values_that_vary_get_room_for_the_next_input() -> None:
     assert ends(observed(same))[1] == pytest.approx(6, abs=0.05)
 
 
-def test_four_inputs_of_hundreds_of_elements_give_about_the_range_of_many() -> None:
-    """The extremes of four say little of how extremes vary; of tensors of that size it is known (3 dB of a picture network)."""
-    for seed in range(8):
-        tensors = normal(4, 600, seed=100 * seed)
-        low, high = ends(observed(tensors))
-        seen = max(float(x.max()) for x in tensors) - min(float(x.min()) for x in tensors)
-        assert 0.95 * seen < high - low < 1.35 * seen
+def test_small_tensors_lose_less_on_fresh_inputs_and_little_on_those_seen() -> None:
+    """Few inputs clip much, so the range is between the one of all that was seen and the one of least mean squared error."""
+    fresh, seen = [], []
+    for seed in range(12):
+        tensors, others = normal(4, 32, seed=100 * seed), normal(16, 32, seed=100 * seed + 50)
+        errors = {}
+        for method in ("mse", "minmax"):
+            scale, zero = (float(v) for v in observed(tensors, method=method).calculate_qparams())
+            errors[method] = [
+                sqnr_db(x, torch.fake_quantize_per_tensor_affine(x, scale, int(zero), -128, 127))
+                for x in (torch.cat(others), torch.cat(tensors))
+            ]
+        gains = [mse - minmax for mse, minmax in zip(errors["mse"], errors["minmax"], strict=True)]
+        fresh.append(gains[0])
+        seen.append(gains[1])
+    assert fmean(fresh) > 3 and fmean(seen) > -4
 
 
-@pytest.mark.parametrize("count", [4, 8])
-def test_extremes_that_hardly_vary_need_little_room(count: int) -> None:
-    """A channel whose bias is the extreme: another input has about the same."""
+@pytest.mark.parametrize("elements", [600, 4000])
+def test_large_tensors_get_no_room(elements: int) -> None:
+    """Fresh extremes clip too few of their elements: room would cost 0.4 to 1.4 dB of an operator on normal inputs."""
     for seed in range(4):
-        rows = [x.clamp(-3, 3) for x in normal(count, 4000, seed=seed)]
-        tensors = [torch.cat([x, 7 + 0.02 * x[:32], -5 + 0.02 * x[32:64]]) for x in rows]
+        tensors = normal(4, elements, seed=100 * seed)
         low, high = ends(observed(tensors))
-        assert 11.9 < high - low < 12.8
-        varying = [torch.cat([x * factor, 4 * x[:32]]) for x, factor in zip(rows, (1.0, 1.5, 0.8, 1.3) * 2, strict=False)]
-        low, high = ends(observed(varying))
-        seen = max(float(x.max()) for x in varying) - min(float(x.min()) for x in varying)
-        assert high - low > 0.95 * seen
+        reach = max(float(x.max()) for x in tensors) - min(float(x.min()) for x in tensors)
+        assert 0.85 * reach < high - low < 1.01 * reach
 
 
 def test_one_outlying_input_of_few_elements_does_not_stretch_the_range_fivefold() -> None:
@@ -111,7 +118,7 @@ def test_one_outlying_input_of_few_elements_does_not_stretch_the_range_fivefold(
     tensors[2] = 5 * tensors[2]
     largest = max(float(x.abs().max()) for x in tensors)
     low, high = ends(observed(tensors))
-    assert -2.6 * largest < low < -largest and 0.8 * largest < high < 2.6 * largest
+    assert -2.6 * largest < low < -0.9 * largest and 0.8 * largest < high < 2.6 * largest
 
 
 @pytest.mark.parametrize("method", ["mse", "minmax"])

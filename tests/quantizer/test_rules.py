@@ -96,6 +96,17 @@ def test_a_sum_behind_relu_uses_the_whole_range() -> None:
     assert last.args[2] == -128, "no code is spent on negative sums"
 
 
+def test_what_a_relu_leaves_of_quantized_values_is_not_rounded_again() -> None:
+    def steps(function: Callable[..., Tensor]) -> set[float]:
+        graph = quantized(Model(function).eval(), samples(MAP), quantizer()).module
+        return {node.args[1] for node in graph.graph.nodes if "quantize_per_tensor" in str(node.target)}
+
+    for rectified in (torch.relu, lambda x: x.clamp(min=0), lambda x: x.clamp(max=0.0), lambda x: torch.relu(F.max_pool2d(x, 2))):
+        assert len(steps(lambda m, x, f=rectified: f(x))) == 1
+    assert len(steps(lambda m, x: x.clamp(max=0.5))) == 2, "a bound other than zero is exact in steps of its own"
+    assert len(steps(lambda m, x: torch.relu(torch.sin(x)))) == 2, "a relu that costs nothing uses all codes"
+
+
 @pytest.mark.parametrize("activation", [torch.sigmoid, torch.tanh, F.gelu, F.silu, F.hardswish, torch.exp])
 def test_a_table_behind_a_convolution_adds_one_observer_at_most(activation: Callable[[Tensor], Tensor]) -> None:
     graph = calibrated(lambda m, x: activation(m.conv(x)))
