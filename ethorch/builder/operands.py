@@ -66,6 +66,8 @@ class OperandBuilder(ScalingBuilder):
             return QTensor(self.quantized(x.value, out), x.dims, out)
         if (q.scale, q.zero_point, q.dtype) == (out.scale, out.zero_point, out.dtype):
             value = x.value if out.qmin <= q.qmin and q.qmax <= out.qmax else self.clamp(x.value, out.qmin, out.qmax)
+        elif out.dtype == "INT32":
+            value = self.requantize(x.value if q.dtype == "INT32" else self.to_int32(x).value, q.step, out)
         else:
             value = self.rescale(x.value, q.step / out.step, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
             value = self.clamp(value, out.qmin, out.qmax)

@@ -11,6 +11,9 @@ from ethorch.builder.qparams import QParams, dtype_range, multipliers_and_shifts
 from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
+#: Codes of int32 activations are multiples of this: 28 bits, of which float32 represents 24.
+_INT32_STEPS = 8
+
 
 class ScalingBuilder(MovementBuilder):
     """What multiplies codes by a scale, rounds, saturates and casts."""
@@ -71,8 +74,23 @@ class ScalingBuilder(MovementBuilder):
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams) -> Value:
         """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range."""
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
+        if out.dtype == "INT32":
+            return self._requantize_to_int32(acc, [s / out.step for s in scales])
         scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
         return self.clamp(scaled, out.qmin, out.qmax)
+
+    def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, saturated. TOSA 1.0 MINIMUM, MAXIMUM, RESCALE, MUL.
+
+        A RESCALE to INT32 does not saturate, and what it scales up has to stay below 2**29 (TOSA 1.0 apply_scale_32).
+        """
+        scales = [scale / _INT32_STEPS for scale in scales]
+        limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
+        if limit < 1 << 31:
+            for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
+                acc = self.emit(name, acc, self.const(np.full((1,) * acc.rank, bound, np.int32)))
+        steps = self.const(np.full((1,) * acc.rank, _INT32_STEPS, np.int32))
+        return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
 
     def dequantized(self, value: Value, zero_point: int) -> Value:
         """FP32 value - zero_point of integers; of truth values 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""

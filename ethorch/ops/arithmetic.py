@@ -61,7 +61,7 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
 
     Both operands are rescaled to a common unit. Where their scales are equal, it is their scale, and the sum is exact. Where they
     are not, it is so fine that only the last rounding counts. |x - zp| < 2**bits, so the sum stays below 2**31.
-    Activations of int32 are halved, and the sum is clamped before it is doubled again, since a RESCALE to INT32 does not saturate.
+    Activations of int32 are quartered, since half of 2**31 - 1 is rounded up, and the sum of two such halves overflows.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -75,16 +75,13 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
     scales = (x.qparams.step, y.qparams.step * abs(alpha))
     headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
     wide_codes = any(q is not _INTEGERS and q.dtype == "INT32" for q in (x.qparams, y.qparams))
-    unit = max(scales) * 2 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
+    unit = max(scales) * 4 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
     (xv, yv), dims = b.aligned(x, y)
     wide = [
         b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
         for value, scale, q in ((xv, scales[0], x.qparams), (yv, scales[1], y.qparams))
     ]
     total = b.emit(name, *wide)
-    if out.dtype == "INT32" and unit > out.step:
-        limit = np.full((1,) * total.rank, math.floor(out.qmax * out.step / unit), np.int32)
-        total = b.emit("MAXIMUM", b.emit("MINIMUM", total, b.const(limit)), b.const(-limit))
     return QTensor(b.requantize(total, unit, out), dims, out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 import ethorch
 from ethorch.errors import QuantizationError
 from ethorch.quantizer.config import QuantizationConfig
+from ethorch.target.npus import TARGETS
+from tests.support.ladder import climbed
+from tests.support.quantized import quantized
 
 
 class Gates(nn.Module):
@@ -51,6 +55,39 @@ def test_sums_and_tables_of_int32_run_on_u85():
         assert ethorch.sqnr_db(wanted, found) > 80
     for found, wanted in zip(program(*inputs), Gates()(*inputs), strict=True):
         assert ethorch.sqnr_db(wanted, found) > 70
+
+
+class Exponential(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (5.2 * x).exp()
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.exponential = Exponential()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + y, x - y, self.exponential(x)
+
+
+def test_sums_of_int32_beyond_their_range_saturate_on_every_configuration():
+    """Calibration cancels x against y. On fresh inputs the sums are up to 200 times as large, which overflowed to the other sign."""
+    spec = partial(QuantizationSpec, observer_or_fake_quant_ctr=HistogramObserver, qscheme=torch.per_tensor_symmetric)
+    wide, narrow = spec(dtype=torch.int32), spec(dtype=torch.int16)
+    quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u85-256"))
+    quantizer.set_global(QuantizationConfig(wide, wide, None, None))
+    quantizer.set_module_type(Exponential, QuantizationConfig(narrow, wide, None, None))
+    ramp = torch.linspace(-1, 1, 101)
+    q = quantized(Sums(), [(ramp, -0.99 * ramp)], quantizer)
+    targets = [name for name, target in TARGETS.items() if target.tuning.int32_activations]
+    assert len(targets) == 5
+    for target in targets:
+        for inputs in ((ramp, ramp), (ramp, ramp.flip(0)), (100 * ramp, -100 * ramp)):
+            climb = climbed(q, inputs, target)
+            for wanted, reference, found in zip(climb.fake_quantized, climb.reference, climb.simulated, strict=True):
+                np.testing.assert_array_equal(found.ravel(), reference.ravel())
+                assert np.abs(wanted - reference.astype(np.int64)).max() < 2**18  # of 2**31, since tables have 16 bits
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", pytest.param("ethos-u65-256", marks=pytest.mark.long)])
