@@ -24,13 +24,14 @@ _CLIPPED = 2.0
 #: are 4.0 dB above the Arm backend's and calibration inputs 0.5 below. With 1 they are 3.8 above and 1.7 below.
 _UNSEEN = 0.1
 #: A tensor of ``_MANY`` elements or more gets no room for fresh inputs in int8: their extremes clip too few elements to pay for it.
-#: In 16 bits room costs nothing, and the extreme is supposed to deviate by ``_USUAL`` of itself from one input to the next, which counts
-#: as ``_USUAL_INPUTS`` more calibration inputs.
-_MANY, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
-#: The standard deviation of the largest of so many normal values, in units of theirs. Of a tensor of fewer than ``_MANY`` elements
-#: the extreme is supposed to deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs.
-_ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500), (1.0, 0.70, 0.56, 0.44, 0.36)
+_MANY = 2000
+#: The standard deviation of the largest of so many normal values, in units of theirs. The extreme of a smaller tensor is supposed to
+#: deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs.
+_ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
 _SUPPOSED_INPUTS = 4
+#: In 16 bits room costs nothing. The extreme of ``_HUNDREDS`` of elements or more is supposed to deviate by ``_USUAL`` of itself from one
+#: input to the next, which counts as ``_USUAL_INPUTS`` more inputs.
+_HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
 #: Of fewer elements the extremes of some inputs may differ tenfold (gates, features of one outlying picture), and their deviation
 #: asks for room that no input ever fills. No bound is further than this many times the largest value seen. Gains with four inputs:
 #: ghostnetv3_050 2.6 dB (two seeds), patch_tst, small_gru and sorted 0.8 to 1.3 (eight), joined_inputs -0.4 +-1.0; with 2 instead
@@ -145,12 +146,12 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0
     if variance == 0 or (elements >= _MANY and not fine):
         return 0.0, 3
-    if elements >= _MANY:
-        supposed, inputs = (_USUAL * float(extremes.mean())) ** 2, _USUAL_INPUTS
+    if fine:
+        inputs, supposed = (_USUAL_INPUTS, _USUAL * float(extremes.mean())) if elements >= _HUNDREDS else (0, 0.0)
     else:
-        inputs = 0 if fine else _SUPPOSED_INPUTS
-        supposed = (deviation * float(np.interp(math.log(max(elements, 1)), np.log(_ELEMENTS), _DEVIATIONS))) ** 2
-    return math.sqrt((inputs * supposed + freedom * variance) / (freedom + inputs)), max(freedom + inputs, 3)
+        inputs = _SUPPOSED_INPUTS
+        supposed = deviation * float(np.interp(math.log(max(elements, 1)), np.log(_ELEMENTS), _DEVIATIONS))
+    return math.sqrt((inputs * supposed**2 + freedom * variance) / (freedom + inputs)), max(freedom + inputs, 3)
 
 
 @functools.cache

@@ -102,7 +102,7 @@ def test_small_tensors_lose_less_on_fresh_inputs_and_little_on_those_seen() -> N
     assert fmean(fresh) > 3 and fmean(seen) > -4
 
 
-@pytest.mark.parametrize("elements", [600, 4000])
+@pytest.mark.parametrize("elements", [2000, 8000])
 def test_large_tensors_get_no_room(elements: int) -> None:
     """Fresh extremes clip too few of their elements: room would cost 0.4 to 1.4 dB of an operator on normal inputs."""
     for seed in range(4):
