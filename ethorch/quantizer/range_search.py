@@ -26,9 +26,10 @@ _UNSEEN = 0.1
 #: A tensor of ``_MANY`` elements or more gets no room for fresh inputs in int8: their extremes clip too few elements to pay for it.
 _MANY = 2000
 #: The standard deviation of the largest of so many normal values, in units of theirs. The extreme of a smaller tensor is supposed to
-#: deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs.
+#: deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs, until there are
+#: ``_ENOUGH_INPUTS``. With 16 inputs, pooled features that hardly vary would get room that costs 4 dB.
 _ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
-_SUPPOSED_INPUTS = 4
+_SUPPOSED_INPUTS, _ENOUGH_INPUTS = 4, 10
 #: In 16 bits room costs nothing. The extreme of ``_HUNDREDS`` of elements or more is supposed to deviate by ``_USUAL`` of itself from one
 #: input to the next, which counts as ``_USUAL_INPUTS`` more inputs.
 _HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
@@ -149,7 +150,7 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
     if fine:
         inputs, supposed = (_USUAL_INPUTS, _USUAL * float(extremes.mean())) if elements >= _HUNDREDS else (0, 0.0)
     else:
-        inputs = _SUPPOSED_INPUTS
+        inputs = _SUPPOSED_INPUTS if len(extremes) < _ENOUGH_INPUTS else 0
         supposed = deviation * float(np.interp(math.log(max(elements, 1)), np.log(_ELEMENTS), _DEVIATIONS))
     return math.sqrt((inputs * supposed**2 + freedom * variance) / (freedom + inputs)), max(freedom + inputs, 3)
 
