@@ -126,10 +126,11 @@ def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, paddi
         x = _padded(s, x, 1 + axis, 0, blocks[axis] * block[axis] - kernel[axis])
     placed = []
     for places in itertools.product(*map(range, blocks)):
-        part: Node | None = x
+        taps = x
         for axis, place in enumerate(places):
-            part = _cut(s, part, 1 + axis, place * block[axis], block[axis])
-        part = s(aten.reshape.default, s(aten.permute.default, part, [0, 3, 1, 4, 2]), [outer, *map(operator.mul, counts, block)])
+            taps = _cut(s, taps, 1 + axis, place * block[axis], block[axis])
+        abutting = s(aten.permute.default, taps, [0, 3, 1, 4, 2])
+        part: Node | None = s(aten.reshape.default, abutting, [outer, *map(operator.mul, counts, block)])
         for axis, place in enumerate(places):
             if part is not None:
                 part = _spread(s, part, 1 + axis, stride[axis] // block[axis])
