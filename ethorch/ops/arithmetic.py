@@ -6,7 +6,6 @@ meet a quantized tensor they count as quantized with scale 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 

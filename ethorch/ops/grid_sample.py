@@ -284,7 +284,9 @@ def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bo
     total = term(axes, np.ones((1,) * (axes + 1)))
     for axis in reversed(range(axes)):  # z, y, x, so that only the last sum has all elements
         numbers = grid[0].movedim(axes - 1 - axis, 0).reshape(size[-1 - axis], -1, axes)[:, 0, axis]
-        total = b.emit("ADD", total, term(axis, numbers.reshape([size[-1 - axis] if k == axes - axis else 1 for k in range(axes + 1)])))
+        total = b.emit(
+            "ADD", total, term(axis, numbers.reshape([size[-1 - axis] if k == axes - axis else 1 for k in range(axes + 1)]))
+        )
     return b.reshape(total, (*theta.shape[:2], *size[2:]))
 
 
@@ -307,7 +309,8 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
     """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates x and y of each pixel, -1..1; of volumes theta[n] @ (x, y, z, 1).
 
-    The products are summed in int32, with as many fractional bits as leave the sum below 2**31, and rounded once. TOSA 1.0 MUL and ADD.
+    The products are summed in int32, with as many fractional bits as leave the sum below 2**31, and rounded once.
+    TOSA 1.0 MUL and ADD.
     """
     unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
     codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")

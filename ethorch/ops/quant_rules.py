@@ -37,8 +37,8 @@ class QuantRule:
         inputs: quantize the float tensor inputs (each with its own qparams).
         only_first: of the tensor arguments only the first is an activation; the rest are folded constants.
         output: ``own`` (observed), ``same`` (shares the first input's), ``fixed`` (``fixed_range``), ``none``.
-        keeps_codes: each element of the result is one of the input or zero. An output ``own`` shares the qparams of an input that is
-            quantized by itself, since finer steps would round it a second time.
+        keeps_codes: each element of the result is one of the input or zero. An output ``own`` shares the qparams of an input
+            that is quantized by itself, since finer steps would round it a second time.
         layer: where the operator has its weight and its channels, if it has a weight.
         joins: the output is the inputs side by side: one that nobody else reads gets the output's qparams, and no RESCALE.
         replaces: the output is the first input with some of its elements replaced by those of others.

@@ -13,7 +13,6 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec, SharedQuantiza
 from ethorch.ops.spec import find
 from ethorch.quantizer.specs import ANNOTATION
 
-
 Edge = Node | tuple[Node, Node]
 
 

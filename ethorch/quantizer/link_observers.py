@@ -140,7 +140,9 @@ def _observe_wholes(model: GraphModule, observers: dict[Edge, Any]) -> None:
     """
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
-    wholes = {node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)}
+    wholes = {
+        node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)
+    }
     followers: dict[Node, ActivationObserver | Follower] = {}
     for key, observer in observers.items():
         value = key if isinstance(key, Node) else key[0]

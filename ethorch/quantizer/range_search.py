@@ -1,8 +1,8 @@
 """Choose the range of an activation of least expected squared error, on the calibration inputs and on inputs that were not seen.
 
 Three errors add up: rounding inside the range, clipping of calibration values outside it, and clipping of what a fresh input may
-bring. The last is estimated from how far the extremes of the calibration inputs differ. Only small tensors (pooled features, logits)
-need it: eight samples of 64 values contain little information about the next sample's largest.
+bring. The last is estimated from how far the extremes of the calibration inputs differ. Only small tensors, such as pooled features
+and logits, need it: eight samples of 64 values contain little information about the next sample's largest.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _CLIPPED = 2.0
 _UNSEEN = 0.1
 #: A tensor of ``_MANY`` elements or more gets no room for fresh inputs in int8: their extremes clip too few elements to pay for it.
 _MANY = 2000
-#: The standard deviation of the largest of so many normal values, in units of theirs. The extreme of a smaller tensor is supposed to
-#: deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs, until there are
+#: The standard deviation of the largest of so many normal values, in units of theirs. The extreme of a smaller tensor is supposed
+#: to deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs, until there are
 #: ``_ENOUGH_INPUTS``. With 16 inputs, pooled features that hardly vary would get room that costs 4 dB.
 _ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
 _SUPPOSED_INPUTS, _ENOUGH_INPUTS = 4, 10
-#: In 16 bits room costs nothing. The extreme of ``_HUNDREDS`` of elements or more is supposed to deviate by ``_USUAL`` of itself from one
-#: input to the next, which counts as ``_USUAL_INPUTS`` more inputs.
+#: In 16 bits room costs nothing. The extreme of ``_HUNDREDS`` of elements or more is supposed to deviate by ``_USUAL`` of itself
+#: from one input to the next, which counts as ``_USUAL_INPUTS`` more inputs.
 _HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
 #: Of fewer elements the extremes of some inputs may differ tenfold (gates, features of one outlying picture), and their deviation
 #: asks for room that no input ever fills. No bound is further than this many times the largest value seen. Gains with four inputs:

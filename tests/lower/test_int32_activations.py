@@ -72,7 +72,7 @@ class Sums(nn.Module):
 
 
 def test_sums_of_int32_beyond_their_range_saturate_on_every_configuration():
-    """Calibration cancels x against y. On fresh inputs the sums are up to 200 times as large, which overflowed to the other sign."""
+    """Calibration cancels x against y. On fresh inputs the sums are up to 200 times as large, and they overflowed."""
     spec = partial(QuantizationSpec, observer_or_fake_quant_ctr=HistogramObserver, qscheme=torch.per_tensor_symmetric)
     wide, narrow = spec(dtype=torch.int32), spec(dtype=torch.int16)
     quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u85-256"))
