@@ -284,7 +284,7 @@ def _check_input(node: Node) -> None:
 
 def _narrows_input(node: Node) -> bool:
     """Is it an int64 input as int32, which the CPU makes of a token or a position?"""
-    return converts_input(node) and bool(node.meta["val"].dtype == torch.int32)
+    return converts_input(node) and node.all_input_nodes[0].op == "placeholder" and bool(node.meta["val"].dtype == torch.int32)
 
 
 def _plumbing(node: Node) -> bool:

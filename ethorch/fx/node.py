@@ -197,9 +197,21 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if the node casts an int64 input of the program: the CPU hands it over so, as it quantizes a float one."""
+    """Return True if the node casts an int64 input of the program: the CPU hands it over so, as it quantizes a float one.
+
+    The cast may saturate: a clamp that only casts read is a part of it.
+    """
+    if _clamps_input(node):
+        return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
-    return isinstance(source, Node) and source.op == "placeholder" and is_int64(source)
+    return isinstance(source, Node) and ((source.op == "placeholder" and is_int64(source)) or _clamps_input(source))
+
+
+def _clamps_input(node: Node) -> bool:
+    """Return True if the node clamps an int64 input of the program between two numbers."""
+    if node.op != "call_function" or op_name(node.target) != "aten.clamp.default" or not is_int64(node):
+        return False
+    return node.all_input_nodes[0].op == "placeholder"
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from ethorch.builder.qparams import QTensor, Result
 from ethorch.builder.truth import any_float, difference, float_operand, in_one_float, in_one_unit, native, negated, truth_of_codes
 from ethorch.ops.quant_rules import QuantRule
 from ethorch.ops.samples import I8, Ints, Sample
-from ethorch.ops.spec import op
+from ethorch.ops.spec import OpSpec, op
 
 #: The operands are quantized, the result is truth values.
 COMPARED = QuantRule(output="none")
@@ -86,8 +86,8 @@ _PAIRS = (
 _SCALARS = (Sample(I8(2, 7), 0.5), Sample(Ints(2, 20, low=-3, high=3), 1))
 
 
-def _comparison(name: str) -> None:
-    """Registers aten.eq, ne, gt, ge, lt or le."""
+def _comparison(name: str) -> OpSpec:
+    """Register aten.eq, ne, gt, ge, lt or le."""
 
     @op(
         f"aten.{name}.Tensor",
@@ -102,6 +102,8 @@ def _comparison(name: str) -> None:
     def compare(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         return compared(b, name, x, y)
 
+    return compare
 
-for _name in _COMPARISONS:
-    _comparison(_name)
+
+#: The comparisons, of two tensors or of a tensor and a number.
+COMPARISONS = tuple(_comparison(name) for name in _COMPARISONS)

@@ -23,6 +23,7 @@ from ethorch.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.fx.node import is_float, is_in_place, is_int64, tensor_of
 from ethorch.ops.arithmetic import add, sub
 from ethorch.ops.cast import to
+from ethorch.ops.compare import COMPARISONS
 from ethorch.ops.rounding import remainder
 from ethorch.ops.selection import masked_fill, where
 from ethorch.ops.spec import find
@@ -40,7 +41,7 @@ def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Map
 
     What moves it, adds to it and compares it reads that, and what is written to a state is made of it. Where the NPU has no GATHER
     the kernels of the CPU take int64: there only states are cast that no such kernel reads, and casts that there are for the NPU
-    become one.
+    become one. An input that is no index, but is compared with constants, is clamped to next to these and cast.
     """
     inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
     states = [node for node in model.graph.nodes if _reads_state(node)]
@@ -55,6 +56,9 @@ def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Map
                 cast = s(aten.to.dtype, source, torch.int32)
                 for other in casts:
                     other.replace_all_uses_with(cast)
+    for source in inputs:
+        if is_int64(source) and inputs[-1].next.op != "output":
+            _narrow_compared(model, source, inputs[-1].next, keep)
 
 
 def _reads_state(node: Node) -> bool:
@@ -90,6 +94,44 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None:
                 node.args = args
+
+
+def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callable[[Node], bool]) -> None:
+    """Let comparisons of an int64 input with constants, of the input as it is or moved, read int32: exact for every number."""
+    compared: dict[Node, Tensor] = {}
+    moved = {source}
+    for node in model.graph.nodes:
+        spec = find(node.target) if node.op == "call_function" and not keep(node) else None
+        if spec is None or not moved & set(node.all_input_nodes):
+            continue
+        if is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1:
+            moved.add(node)
+    for node in model.graph.nodes:
+        if node.op == "call_function" and find(node.target) in COMPARISONS and moved & set(node.args) and not keep(node):
+            others = [arg for arg in node.args if arg not in moved]
+            numbers = [tensor_of(model, arg) if isinstance(arg, Node) else torch.tensor(arg) for arg in others]
+            if len(others) == 1 and numbers[0] is not None and _fits(numbers[0]):
+                compared[node] = numbers[0].reshape(-1)
+    if not compared:
+        return
+    bounds = torch.cat(list(compared.values()))
+    s = AtenBuilder(model, place)
+    clamped = s(aten.clamp.default, source, int(bounds.min()) - 1, int(bounds.max()) + 1)
+    narrow: dict[Node, Node] = {source: s(aten.to.dtype, clamped, torch.int32)}
+    for node in list(model.graph.nodes):
+        s = AtenBuilder(model, node) if node in moved - {source} or node in compared else s
+        if node in moved - {source}:
+            narrow[node] = s(node.target, narrow[node.all_input_nodes[0]], *node.args[1:], **node.kwargs)
+        elif node in compared:
+            args = _as_int32(s, node.args, narrow)
+            assert args is not None
+            node.args = args
+
+
+def _fits(numbers: Tensor) -> bool:
+    """Return True if these are integers well within 32 bits."""
+    integers = not numbers.dtype.is_floating_point and numbers.dtype != torch.bool and numbers.numel() > 0
+    return integers and int(numbers.min()) > -(1 << 30) and int(numbers.max()) < 1 << 30
 
 
 def _wrapped(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:

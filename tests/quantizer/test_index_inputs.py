@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import ethorch
+from ethorch import EthosUCompileSpec, flow, host
 from ethorch.fx.node import op_name
+from ethorch.model_files import UserModel
 from ethorch.ops.cast import to
 from ethorch.ops.spec import find
 from ethorch.quantizer.passes import Scope, run_passes
@@ -242,3 +244,30 @@ def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
             results.append(wanted(*sample))
             found.append(program(*sample))
     assert ethorch.sqnr_db(results, found) > 25
+
+
+class Masked(nn.Module):
+    """What a decoder does without caches by index: a mask and a row of the position, which is only compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.register_buffer("rows", torch.arange(16))
+
+    def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, ...]:
+        row = torch.where((self.rows == position[:, None]).unsqueeze(-1), self.project(x).unsqueeze(1), 0.0)
+        return row, (self.rows <= position[:, None]) & (position[:, None] < 14), torch.relu(x)
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+def test_positions_that_are_only_compared_are_clamped_and_cast(target: str) -> None:
+    x, spec = torch.randn(1, 8), EthosUCompileSpec(target)
+    inputs = (x, torch.tensor([3]))
+    module = flow.quantize(UserModel(Masked().eval(), inputs, [inputs]), spec)
+    built = flow.build(module, inputs, spec)
+    assert len(built.delegates) == 1 and built.partition.refusals == []
+    program = host.load(built.pte)
+    for position in (3, 0, 15, 13, 14, -1, 1 << 40, -(1 << 40), (1 << 32) + 3):
+        given = (x, torch.tensor([position]))
+        for found, wanted in zip(program(*given), module(*given), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
