@@ -94,7 +94,7 @@ def test_a_folder_of_safetensors_is_read(tmp_path: Path) -> None:
     model.decoder.model.save_pretrained(tmp_path)
     read = from_folder(tmp_path, context=CONTEXT, prompt=PROMPT)
     assert torch.equal(Speaker.of_model(read).read(IDS[:9]), Speaker.of_model(model).read(IDS[:9]))
-    with pytest.raises(EthorchError, match="cannot load"):
+    with pytest.raises(EthorchError, match="cannot read"):
         from_folder(tmp_path / "nothing")
 
 
