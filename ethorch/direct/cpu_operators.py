@@ -70,8 +70,9 @@ def _dim(node: Node, dim: int) -> int:
 
 def _transposed(node: Node, one: int, other: int) -> Call:
     order = list(range(node.meta["val"].dim()))
-    one, other = _dim(node, one), _dim(node, other)
-    order[one], order[other] = order[other], order[one]
+    if order:
+        one, other = _dim(node, one), _dim(node, other)
+        order[one], order[other] = order[other], order[one]
     return _ops.permute_copy.default, (node.args[0], order)
 
 

@@ -18,8 +18,8 @@ from ethorch.tosa.ir import Value
 
 
 def _is_truth(x: Any, out: Result) -> bool:
-    """Is ``x`` a truth value? INT8 holds truth values only where PyTorch says that the result does."""
-    return isinstance(x, bool) or (isinstance(x, QTensor) and x.value.dtype == "BOOL") or out.dtype == "BOOL"
+    """Return True if the result is a truth value: as PyTorch says, or, where it says nothing, as ``x`` is."""
+    return out.dtype == "BOOL" if out.dtype else isinstance(x, bool) or (isinstance(x, QTensor) and x.value.dtype == "BOOL")
 
 
 def _alike(b: Builder, x: Any, y: Any, dtype: str) -> tuple[list[Value], Any]:

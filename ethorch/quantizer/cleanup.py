@@ -56,11 +56,13 @@ def lift_scalars(model: GraphModule, keep: Callable[[Node], bool] = lambda node:
             return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
 
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lifted)
-        if isinstance(node.meta["val"], torch.Tensor):
-            node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), []))
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), list(value.shape)))
             model.graph.erase_node(node)
             continue
-        results = [s(aten.reshape.default, each, []) for each in s.results(node.target, *args, **kwargs)]
+        pairs = zip(s.results(node.target, *args, **kwargs), value, strict=True)
+        results = [s(aten.reshape.default, each, list(like.shape)) for each, like in pairs]
         for item in list(node.users):
             item.replace_all_uses_with(results[item.args[1]])
             model.graph.erase_node(item)

@@ -65,12 +65,18 @@ SEEN = {
     "a slice that is all": one(
         "torch.randint(-9, 9, (1, 1), dtype=torch.int32)", "x0.index_copy(0, torch.tensor([0]), x0.narrow(0, -1, 1))", "x0 + 1"
     ),
+    "a view of a scalar": one(
+        "torch.randint(-9, 9, (1,)); torch.randint(-9, 9, (1, 1), dtype=torch.int32); torch.randn(4)", "x0.sum(0).transpose(0, -1)",
+        "x1.any().unsqueeze(0)", "x1.amax().transpose(0, -1).unsqueeze(-1)", "x2.prod(0).unsqueeze(0)", "x1.amax().max(0)[0] + 1",
+        "x0.sum(0).t()", "x1.amax().flatten()",
+    ),
     "arithmetic of a scalar": one("torch.randn(2) > 0", "x0 * 1 // (x0.amax(0) * x0.amax(0) + 1)"),
     "triangles of integers": one(
         "torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "x0.tril()", "(x0 > 0).triu(1)", "x0.max(1)[0]"
     ),
     "truth values among integers": one(
-        "torch.randn(4, 6) > 0; torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "torch.where(x0, x0, x1)",
+        "torch.randn(4, 6) > 0; torch.randint(-9, 9, (4, 6), dtype=torch.int32)", "torch.where(x0, x0, x1)", "x0 & x1", "x1 | x0",
+        "(x0 & x1).argmin(1)", "x0 ^ 3",
         "torch.where(x0, x1, x0)", "x0.masked_fill(x1 > 1, 0)", "torch.where(x0, x0, x1.to(torch.int8))", "torch.where(x0, 7, x1)",
     ),
 }  # fmt: skip
