@@ -85,7 +85,10 @@ SPREADS: dict[str, Callable[[int], Tensor]] = {
 
 
 def module_of(name: str, sample: Sample, place: int | None) -> tuple[nn.Module, tuple[Tensor, ...]] | None:
-    """Return the call and its inputs, of which that in ``place`` is a constant; None if PyTorch refuses, or it is too large."""
+    """Return the call and its inputs, of which that in ``place`` is a constant; None if PyTorch refuses, or it is too large.
+
+    oneDNN's LSTM reads beyond parameters that are too short; PyTorch's own checks their shapes.
+    """
     leaves = list(ladder.leaves(sample, (*ladder.INPUTS, W)))
     if any(math.prod(leaf.shape) > MOST_ELEMENTS for leaf in leaves):
         return None
@@ -94,7 +97,7 @@ def module_of(name: str, sample: Sample, place: int | None) -> tuple[nn.Module, 
     if place is not None:
         module, inputs = WithConstant(module, place, inputs[place]), inputs[:place] + inputs[place + 1 :]
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
             warnings.simplefilter("ignore")
             results = torch.utils._pytree.tree_leaves(module(*inputs))
     except (RuntimeError, IndexError, NotImplementedError, ValueError):
@@ -190,11 +193,7 @@ def process() -> Iterator[Bounded]:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_operator(name: str, process: Bounded) -> None:
     failures = []
-    try:
-        calls = process.call(cases, name)
-    except RuntimeError as error:
-        pytest.skip(f"PyTorch reads beyond parameters that are too short: {error}")
-    for case in calls:
+    for case in process.call(cases, name):
         for target in TARGETS:
             try:
                 failures.append(excess(case, target, process.call))
@@ -213,6 +212,10 @@ def test_a_few(name: str) -> None:
     case = cases(name)[0]
     (few, _, _), (many, _, _) = (work(case, size, "ethos-u55-128") for size in SIZES)
     assert many <= GROWTH * few, f"{case}: {few} calls of {SIZES[0]}, {many} of {SIZES[1]}"
+
+
+def test_cases_of_an_lstm_have_parameters_of_the_right_shapes() -> None:
+    assert not module_of("aten.lstm.input", stretched(SPECS["aten.lstm.input"].samples[0], 6, SIZES[0], _shuffled), None)
 
 
 def test_work_that_grows_with_the_square_is_noticed() -> None:
