@@ -460,7 +460,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.gather-of-many-rows",
-        wrong="A GATHER of 65,536 rows or more is one transfer, of which 16 bits count the rows.",
+        wrong="A GATHER of 65,536 rows or more, or from as many batches, is one transfer, of which 16 bits count them.",
         operators=("GATHER",),
         which=do.is_of_many_rows,
         instead=do.gather_in_parts,
@@ -469,7 +469,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.scatter-of-many-rows",
-        wrong="A SCATTER of 65,536 rows or more is one transfer, of which 16 bits count the rows.",
+        wrong="A SCATTER of 65,536 rows or more, or into as many batches, is one transfer, of which 16 bits count them.",
         operators=("SCATTER",),
         which=do.is_of_many_rows,
         instead=do.scatter_in_parts,

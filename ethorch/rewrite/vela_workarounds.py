@@ -703,36 +703,56 @@ def is_along_columns(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:
-    """A GATHER or SCATTER of more rows than a transfer counts."""
-    return op.operands[1].shape[1] > _MOST_ROWS
+    """Return True for a GATHER or SCATTER of more rows, or more batches of them, than a transfer counts."""
+    return max(op.operands[1].shape) > _MOST_ROWS
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the GATHER into parts that one transfer can count, and join them with a CONCAT."""
+    """Split the GATHER into parts that one transfer can count, and join them with CONCATs."""
     at, (values, indices) = r.before(op), op.operands
-    parts = [at.again(op, values, part) for part, _ in _row_parts(at, indices)]
-    r.replace(op, at.emit("CONCAT", *parts, axis=1))
+    results = []
+    for batch, first in _parts(at, indices, 0):
+        own = _batches(at, values, first, batch.shape[0])
+        parts = [at.again(op, own, part) for part, _ in _parts(at, batch, 1)]
+        results.append(parts[0] if len(parts) == 1 else at.emit("CONCAT", *parts, axis=1))
+    r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the SCATTER into a chain of parts that one transfer can count, each writing into the previous result."""
+    """Split the SCATTER into parts that one transfer can count: each writes into the previous result, or other batches."""
     at, (values, indices, rows) = r.before(op), op.operands
-    for part, first in _row_parts(at, indices):
-        size = (rows.shape[0], part.shape[1], rows.shape[2])
-        values = at.again(op, values, part, at.emit("SLICE", rows, start=(0, first, 0), size=size))
-    r.replace(op, values)
+    results = []
+    for batch, first in _parts(at, indices, 0):
+        result, own = _batches(at, values, first, batch.shape[0]), _batches(at, rows, first, batch.shape[0])
+        for part, row in _parts(at, batch, 1):
+            size = (own.shape[0], part.shape[1], own.shape[2])
+            result = at.again(op, result, part, own if size == own.shape else at.emit("SLICE", own, start=(0, row, 0), size=size))
+        results.append(result)
+    r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
 
 
-def _row_parts(at: Place, indices: Value) -> Iterator[tuple[Value, int]]:
-    """Yield equal parts of the indices of rows, and where each begins."""
-    count = indices.shape[1]
+def _batches(at: Place, value: Value, first: int, count: int) -> Value:
+    if value.shape[0] == count:
+        return value
+    if value.data is not None:
+        return at.constant(np.ascontiguousarray(value.data[first : first + count]), value.dtype)
+    return at.emit("SLICE", value, start=(first, 0, 0), size=(count, *value.shape[1:]))
+
+
+def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
+    """Yield equal parts of the indices along an axis, and where each begins."""
+    count = indices.shape[axis]
     most = -(-count // -(-count // _MOST_ROWS))
     for first in range(0, count, most):
-        size = (indices.shape[0], min(most, count - first))
-        if indices.data is not None:
-            yield at.constant(np.ascontiguousarray(indices.data[:, first : first + size[1]]), indices.dtype), first
+        size, start = list(indices.shape), [0, 0]
+        size[axis], start[axis] = min(most, count - first), first
+        if size[axis] == count:
+            yield indices, 0
+        elif indices.data is not None:
+            chosen = indices.data.take(range(first, first + size[axis]), axis)
+            yield at.constant(np.ascontiguousarray(chosen), indices.dtype), first
         else:
-            yield at.emit("SLICE", indices, start=(0, first), size=size), first
+            yield at.emit("SLICE", indices, start=tuple(start), size=tuple(size)), first
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:

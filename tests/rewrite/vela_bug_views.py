@@ -82,6 +82,21 @@ def gathered(rows: int) -> Make:
     return lambda b: b.emit("GATHER", b.input("x", (1, 16, 3), "INT8"), in_range(b, b.input("i", (1, rows), "INT32"), 16))
 
 
+def gathered_in_batches(batches: int) -> Make:
+    """A row of each of ``batches`` maps of 2 rows, by indices that are computed."""
+    return lambda b: b.emit("GATHER", b.input("x", (batches, 2, 1), "INT8"), in_range(b, b.input("i", (batches, 1), "INT32"), 2))
+
+
+def scattered_in_batches(batches: int) -> Make:
+    """A row into each of ``batches`` maps of 2 rows."""
+
+    def make(b: Builder) -> Value:
+        indices = in_range(b, b.input("i", (batches, 1), "INT32"), 2)
+        return b.emit("SCATTER", b.input("x", (batches, 2, 1), "INT8"), indices, b.input("y", (batches, 1, 1), "INT8"))
+
+    return make
+
+
 def in_range(b: Builder, value: Value, count: int) -> Value:
     """Return ``value`` modulo ``count``, a power of 2."""
     return b.emit("BITWISE_AND", value, b.const(np.full((1,) * value.rank, count - 1, np.int32)))
