@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.node import changes_in_place
-from ethorch.quantizer.activation_observer import ActivationObserver
+from ethorch.quantizer.activation_observer import ActivationObserver, leading
 
 #: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
 INITIAL = "ethorch_initial"
@@ -149,6 +149,8 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
         for node in graph.graph.nodes:
             key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
             own = graph.get_submodule(str(node.target)) if key is not None else None
+            if node.args and isinstance(node.args[0], Node) and node.args[0].op == "get_attr":
+                own = leading(own)  # a concatenation may observe for the buffer
             if not isinstance(own, ActivationObserver) or own.leader is not None:
                 continue
             chosen = first.setdefault((key, own.dtype, own.quant_min, own.quant_max, own.qscheme), own)

@@ -254,20 +254,20 @@ def test_every_operator_is_held_against_executorch() -> None:
     module, _ = graph_of(list(CASES.values()))
     tried = {op_name(node.target) for node in module.graph.nodes if node.op == "call_function"}
     assert tried >= PLAIN | REWRITTEN.keys() | VIEWS | CASTS | CLONES
-    assert set(kernels(written(module))) <= cpu_kernels._registered()
+    assert set(kernels(written(module))) <= cpu_kernels.registered()
 
 
 def test_kernels_are_those_that_executorch_finds() -> None:
     """And firmware has them, too."""
     register_quantized_kernels()
-    assert {CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL} <= cpu_kernels._registered()
+    assert {CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL} <= cpu_kernels.registered()
     for name in PLAIN:
         namespace, base, overload = name.split(".")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
         kernel = kernel_of(op)
         assert kernel is not None
         assert kernel.name == cpu_kernels.kernel_of(getattr(getattr(getattr(edge_ops.edge, namespace), base), overload))
-        assert kernel.name in cpu_kernels._registered()
+        assert kernel.name in cpu_kernels.registered()
         assert namespace != "aten" or kernel.name in cpu_kernels._portable()
 
 
