@@ -158,7 +158,7 @@ _LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
 
 @composite(
     "aten.lstm.input",
-    bound16=4,
+    bound16=6,
     samples=[
         Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
         Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),

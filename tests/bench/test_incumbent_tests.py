@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import incumbent_results as results
-from bench.incumbent_tests import FOLDERS, TARGETS, list_files, run_here
+from bench.incumbent_tests import FOLDERS, TARGETS
 
 
 def test_the_page_is_that_of_the_stored_results() -> None:
