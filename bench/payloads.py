@@ -25,15 +25,17 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from bench.implementation import stdout_for_json
 
 if TYPE_CHECKING:
     from bench.payload_cases import PayloadCase
 
-#: Of one case: a digest of each payload and of the .pte, or the error's text.
+#: Of one case: a digest of each payload and of the .pte and Vela's cycles of all, or the error's text.
 Hashes = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,13 +49,32 @@ def hashes(case: PayloadCase) -> Hashes:
 
     torch.set_num_threads(1)
     try:
-        pte = case.compile()
+        with _cycles_by_stream() as cycles:
+            pte = case.compile()
+        from ethorch.formats.payload import DelegatePayload
         from ethorch.formats.pte import read
 
-        payloads = [_hash(delegate.blob) for method in read(pte).methods.values() for delegate in method.delegates]
+        blobs = [delegate.blob for method in read(pte).methods.values() for delegate in method.delegates]
+        total = sum(cycles[bytes(DelegatePayload.unpack(blob).commands)] for blob in blobs)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
-    return {"payloads": payloads, "pte": _hash(pte), "pte_bytes": len(pte)}
+    return {"payloads": [_hash(blob) for blob in blobs], "pte": _hash(pte), "pte_bytes": len(pte), "cycles": total}
+
+
+@contextmanager
+def _cycles_by_stream() -> Iterator[dict[bytes, int]]:
+    """Collect Vela's estimate of each command stream that is compiled inside."""
+    from ethorch.vela.compiled_model import CompiledModel
+
+    found: dict[bytes, int] = {}
+    construct = CompiledModel.__init__
+
+    def collect(model: CompiledModel, *arguments: Any, **named: Any) -> None:
+        construct(model, *arguments, **named)
+        found[model.command_stream] = model.performance.total_cycles
+
+    with mock.patch.object(CompiledModel, "__init__", collect):
+        yield found
 
 
 def _hash(data: bytes) -> str:
@@ -125,7 +146,9 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
             yield f"{key}: equal payloads in another program ({was['pte_bytes']} -> {is_['pte_bytes']} bytes)"
         else:
             other = sum(a != b for a, b in zip(was["payloads"], is_["payloads"], strict=False))
-            yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ"
+            rise = 100 * (is_["cycles"] - was["cycles"]) / max(was["cycles"], 1)
+            cycles = f"{was['cycles']:,} -> {is_['cycles']:,} cycles ({rise:+.2f} %)"
+            yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ; {cycles}"
 
 
 def selected(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:

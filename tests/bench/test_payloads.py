@@ -9,19 +9,19 @@ import pytest
 from bench.payload_cases import GROUPS, TARGETS, all_cases
 from bench.payloads import differences, extracted, hashes, in_children
 
-SAME = {"payloads": ["a", "b"], "pte": "p", "pte_bytes": 100}
+SAME = {"payloads": ["a", "b"], "pte": "p", "pte_bytes": 100, "cycles": 2000}
 
 
 def test_differences_name_network_and_kind() -> None:
     before = {"x": SAME, "y": SAME, "z": SAME, "failing": {"error": "no"}, "elsewhere": SAME}
     after = {
         "x": SAME,
-        "y": SAME | {"payloads": ["a", "c"], "pte": "q"},
+        "y": SAME | {"payloads": ["a", "c"], "pte": "q", "cycles": 2010},
         "z": SAME | {"pte": "q", "pte_bytes": 104},
         "failing": {"error": "other"},
     }
     assert list(differences(before, after)) == [
-        "y: 2 -> 2 payloads, 1 of them differ",
+        "y: 2 -> 2 payloads, 1 of them differ; 2,000 -> 2,010 cycles (+0.50 %)",
         "z: equal payloads in another program (100 -> 104 bytes)",
         "failing: no -> other",
     ]
@@ -44,7 +44,7 @@ def test_hashes_are_of_each_delegate_and_repeat() -> None:
     cases = {case.key: case for case in all_cases([])}
     case = cases["programs float_head ethos-u55-128 int8"]
     found = hashes(case)
-    assert len(set(found["payloads"])) == 2 and found == hashes(case)
+    assert len(set(found["payloads"])) == 2 and found["cycles"] > 0 and found == hashes(case)
 
 
 @pytest.mark.long
