@@ -459,6 +459,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.wide-padding",
+        wrong="Of padding of 128 places or more at an edge it writes the low 7 bits, which is all that the register has: results "
+        "are those of other columns.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D"),
+        which=do.is_widely_padded,
+        instead=do.pad_before,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.gather-of-many-rows",
         wrong="A GATHER of 65,536 rows or more, or from as many batches, is one transfer, of which 16 bits count them.",
         operators=("GATHER",),
@@ -493,6 +502,17 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("TABLE",),
         which=do.is_of_transposed,
         instead=run_before_moves,
+        families=("u55",),
+        small_shram=True,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.table-of-multiplied-depthwise",
+        wrong="An INT8 TABLE of a DEPTHWISE_CONV2D with several outputs per channel, which Vela splits and puts together by "
+        "copies, is loaded after the end of an SHRAM of 16 KB.",
+        operators=("TABLE",),
+        which=do.is_of_multiplied_depthwise,
+        instead=do.copy_operand,
         families=("u55",),
         small_shram=True,
         versions=SINCE_5_2,

@@ -46,6 +46,8 @@ _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 _WIDEST_INT32 = 32768
 #: Places of an axis up to which Vela makes one operation of a window over it.
 _LONGEST_AXIS = 65536
+#: Padding at the upper and left edge of a map: its register has 7 bits (npu-reference, IFM_PAD_TOP).
+_WIDEST_PADDING = 127
 #: Rows that one transfer reads or writes by index: its register has 16 bits (npu-reference 2.3, DMA0_SIZE0).
 _MOST_ROWS = 65535
 #: Axes of an operator that Vela takes as they are.
@@ -122,6 +124,12 @@ def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
     """It has a stride and padding along one axis, and more than 65,536 places along the other."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
+
+
+def is_widely_padded(r: Rewriter, op: Op) -> bool:
+    """It has more padding at an edge than the NPU's register counts. Of a dilation above 2 Vela makes maps with as much less."""
+    steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
+    return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
 def is_of_constant(r: Rewriter, op: Op) -> bool:
@@ -485,6 +493,12 @@ def is_of_transposed(r: Rewriter, op: Op) -> bool:
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
 
 
+def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
+    """Reads INT8 that is a RESCALE of a depthwise convolution with several outputs for each channel."""
+    rescale = r.producer(op.operands[0], "RESCALE")
+    return op.operands[0].dtype == "INT8" and rescale is not None and is_rescaled_multiplied(r, rescale)
+
+
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
     """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1."""
     value, axis = op.operands[0], op.attrs["axis"]
@@ -564,7 +578,8 @@ def pad_before(r: Rewriter, op: Op) -> None:
     """The operator reads a copy of the map with its padding."""
     at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
     if any(pad):
-        value = at.emit("PAD", value, padding=(0, 0, *pad, 0, 0), pad_const=op.attrs["input_zp"])
+        const = int(np.iinfo(_CODES[value.dtype]).min) if op.name == "MAX_POOL2D" else op.attrs["input_zp"]
+        value = at.emit("PAD", value, padding=(0, 0, *pad, 0, 0), pad_const=const)
     r.replace(op, at.again(op, copied(at, value), pad=(0, 0, 0, 0)))
 
 

@@ -232,10 +232,16 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     },
     "vela.transpose-of-constant": {"": transposed_constant},
     "vela.padded-stride-beside-long-axis": {"": strided_rows_of_long_columns},
+    "vela.wide-padding": {
+        **{name: over_long_axis(name, 300, taps=257) for name in ("CONV2D", "DEPTHWISE_CONV2D")},
+        "of a long axis": over_long_axis("CONV2D", 66_000, taps=257),
+        "MAX_POOL2D": pooled_along(300, 257, 1),
+    },
     "vela.gather-of-many-rows": {f"{rows}": gathered(rows) for rows in (65_536, 70_000)} | {"batches": gathered_in_batches(65_537)},
     "vela.scatter-of-many-rows": {f"{rows}": scattered(rows) for rows in (65_536, 70_000)}
     | {"batches": scattered_in_batches(65_537)},
     "vela.table-of-transpose": {"": table_of_transpose},
+    "vela.table-of-multiplied-depthwise": {"": lambda b: table(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", per_channel=2), 1)},
     "vela.axis-of-column": {
         **{name: along_column(name) for name in ("ARGMAX", "REDUCE_MAX", "REDUCE_MIN")},
         "of a REVERSE": along_reversed,

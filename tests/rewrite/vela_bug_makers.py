@@ -451,8 +451,9 @@ def long_result(transposed: bool) -> Make:
     return make
 
 
-def pooled_along(extent: int) -> Make:
-    return lambda b: b.emit("MAX_POOL2D", b.input("x", (1, 1, extent, 2), "INT8"), kernel=(1, 5), stride=(1, 2), pad=(0, 0, 2, 2))
+def pooled_along(extent: int, taps: int = 5, stride: int = 2) -> Make:
+    window = {"kernel": (1, taps), "stride": (1, stride), "pad": (0, 0, taps // 2, taps // 2)}
+    return lambda b: b.emit("MAX_POOL2D", b.input("x", (1, 1, extent, 2), "INT8"), **window)
 
 
 def long_sum(folded: bool) -> Make:
