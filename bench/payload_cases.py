@@ -1,4 +1,4 @@
-"""What ``bench.payloads`` compiles: every way to a ``.pte``, every NPU's smallest and largest configuration, every operator.
+"""The cases of ``bench.payloads``: each route to a ``.pte``, the smallest and largest NPU of each family, and each operator.
 
 A case is a key and a function that returns a ``.pte``. Cases use public names alone, so that the package of another revision
 can compile them; the networks are those of the present tree.

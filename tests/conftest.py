@@ -16,7 +16,7 @@ from tests.support.tools import require_tools
 gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes a third of a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# A busy computer is no fault of a test.
+# A slow computer must not fail a test.
 settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("suite")
 

@@ -7,7 +7,6 @@ weights may change.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -60,8 +59,6 @@ def test_the_script_of_the_first_backend_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MobileNetV2 by way of ``ArmCompileSpecBuilder``, whose list the quantizer and the partitioner accept."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
     torchvision_models()
     names = run("backend_page_2025", tmp_path, monkeypatch, capsys)
     program = host.load(tmp_path / "mv2_arm_ethos_u55.pte")

@@ -250,7 +250,7 @@ class Walk(Frame):
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def integers_apart(self, arg: Any, x: Any) -> Any:
-        """``x`` as INT32, which is no truth value, if PyTorch's ``arg`` holds integers of 8 bits."""
+        """Return ``x`` widened to INT32 if ``arg`` holds 8-bit integers of PyTorch, which TOSA would take for truth values."""
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x

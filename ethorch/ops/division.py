@@ -205,16 +205,16 @@ def _remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | No
     return integer_remainder(s, x, y, rounding_mode)
 
 
-def remainder_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTensor:
-    """out = x - y * floor(x / y) of floats."""
+def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTensor:
+    """Return x - y * (x / y, rounded) of floats."""
     dividend, divisor = FloatTensor.of(b, x), FloatTensor.of(b, y)
-    return dividend - quotient(dividend, divisor, "floor") * divisor
+    return dividend - quotient(dividend, divisor, rounding_mode) * divisor
 
 
 @composite(
     "aten.remainder.Tensor",
     decomposes_integers=True,
-    floats=remainder_of_floats,
+    floats=lambda b, x, y, *, out: _float_remainder(b, x, y, "floor"),
     samples=_QUOTIENTS,
     bound=_ONE_INTEGER,
     bound16=_ONE_INTEGER_16,
@@ -224,16 +224,10 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     return _remainder(s, x, y, "floor")
 
 
-def fmod_of_floats(b: Builder, x: Any, y: Any, *, out: Result) -> FloatTensor:
-    """out = x - y * trunc(x / y) of floats."""
-    dividend, divisor = FloatTensor.of(b, x), FloatTensor.of(b, y)
-    return dividend - quotient(dividend, divisor, "trunc") * divisor
-
-
 @composite(
     "aten.fmod.Tensor",
     decomposes_integers=True,
-    floats=fmod_of_floats,
+    floats=lambda b, x, y, *, out: _float_remainder(b, x, y, "trunc"),
     samples=_QUOTIENTS,
     bound=_ONE_INTEGER,
     bound16=_ONE_INTEGER_16,

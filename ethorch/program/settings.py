@@ -79,7 +79,7 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     found = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
     number = math.inf if found is None else float(found["number"]) * _UNITS[found["unit"].upper()]
     if number > _MOST_BYTES:
-        raise SpecError(f"{what} is {shown(size)}; it has to be a number of bytes, or one with K, M or G behind it, such as 256K.")
+        raise SpecError(f"{what} is {shown(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
     return math.floor(number)
 
 
@@ -92,7 +92,7 @@ def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
     if fps is None:
         return latency_ms
     if not _is_number(fps) or fps <= 0:
-        raise SpecError(f"fps is {shown(fps)}; it has to be a number that is more than 0.")
+        raise SpecError(f"fps is {shown(fps)}; expected a number above 0.")
     if latency_ms is not None:
         raise SpecError("fps and latency_ms say the same in two ways: give one of them.")
     return 1000 / fps
@@ -222,7 +222,7 @@ class Settings:
         for name in ("latency_ms", "min_sqnr_db", "min_metric"):
             value = getattr(self, name)
             if value is not None and not _is_number(value):
-                raise SpecError(f"{name} is {shown(value)}; it has to be a number.")
+                raise SpecError(f"{name} is {shown(value)}; expected a number.")
         if self.scheme not in SCHEMES:
             raise unknown_name("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():

@@ -41,7 +41,7 @@ def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Map
 
     What moves it, adds to it and compares it reads that, and what is written to a state is made of it. Where the NPU has no GATHER
     the kernels of the CPU take int64: there only states are cast that no such kernel reads, and casts that there are for the NPU
-    become one. An input that is no index, but is compared with constants, is clamped to next to these and cast.
+    become one. An input that is only compared with constants is clamped to the range of the constants, widened by one, and cast.
     """
     inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
     states = [node for node in model.graph.nodes if _reads_state(node)]

@@ -57,8 +57,8 @@ class Settings:
         global config, and computes with activations and numbers alone (relu, add, cat, a pool, a matmul, a view), takes the config
         that everything around it has: what gives to it and what takes from it, past others of its kind. Between two modules in 16
         bits nothing is rounded to 8. Only a config is followed: beside a module in float, the global config stays. Operators with
-        weights do not follow; they have the global config, and so have those beside them. Where there is no global config, nothing
-        follows. Inputs and outputs of the program have no config, and do not count.
+        weights do not follow; they have the global config, and so do their neighbors without weights. If there is no global config,
+        nothing follows. Inputs and outputs of the program have no config and do not count.
 
         Args:
             warn: log settings that match nothing, with near misses.

@@ -75,15 +75,15 @@ class TosaSpecification:
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:
-        """Is the profile INT there, for quantized tensors?"""
+        """Return True if the profile INT, of quantized tensors, is included."""
         return "INT" in self.profiles
 
     def support_float(self) -> bool:
-        """Is the profile FP there, for float tensors?"""
+        """Return True if the profile FP, of float tensors, is included."""
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:
-        """Was ``extension`` asked for, e.g. ``int16``?"""
+        """Return True if an extension, such as ``int16``, is included."""
         return extension in self.extensions
 
     def __str__(self) -> str:

@@ -163,7 +163,7 @@ def test_a_report_names_operator_line_and_remedy(caplog: pytest.LogCaptureFixtur
 
 
 class Orders(nn.Module):
-    """What the NPU sorts, and what becomes a topk: places that are read, and more than 16 elements."""
+    """Sorts of up to 16 elements run on the NPU; longer ones, and those whose indices are read, become a topk."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = torch.relu(x) - x

@@ -1,4 +1,4 @@
-"""Programs with an input that is no tensor."""
+"""Programs with number inputs."""
 
 from __future__ import annotations
 

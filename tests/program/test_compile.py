@@ -113,7 +113,7 @@ def test_unknown_names_are_refused_with_the_known_ones(model: nn.Module, images:
         ({"io": "int4"}, "uint8"),
         ({"leave_out": ["6"]}, "'6'.*Known: 0, 1, 2"),
         ({"ram": "lots"}, "256K"),
-        ({"latency_ms": "fast"}, "has to be a number"),
+        ({"latency_ms": "fast"}, "expected a number"),
     ):
         with pytest.raises(SpecError, match=said):
             ethorch.compile(model, images[0], **arguments)  # type: ignore[arg-type]

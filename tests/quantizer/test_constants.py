@@ -36,7 +36,7 @@ class Promoted(nn.Module):
 
 
 def test_int64_that_meets_floats_is_quantized_as_they_are() -> None:
-    """What PyTorch casts to floats is one input of the delegate: a cast and a quantize node on the CPU, and no operator."""
+    """An integer input that PyTorch casts to float costs a cast and a quantize node on the CPU, and no operator."""
     torch.manual_seed(0)
     inputs = (torch.randint(-9, 9, (2, 5, 3)), torch.randn(2, 5, 3))
     program = ethorch.compile(Promoted(), inputs, "ethos-u55-128", progress=False)

@@ -247,7 +247,7 @@ def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
 
 
 class Masked(nn.Module):
-    """What a decoder does without caches by index: a mask and a row of the position, which is only compared."""
+    """A decoder without index-based caches: the position is only compared, to make a mask and a row."""
 
     def __init__(self) -> None:
         super().__init__()
