@@ -1,14 +1,20 @@
-"""Text and JSON files of the user, read completely or refused in a sentence."""
+"""Text, JSON and TOML files of the user, read completely or refused in a sentence."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from ethorch.errors import FormatError
 from ethorch.words import shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -56,3 +62,20 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FormatError(f"{label} contains {shown(found)}; expected an object with keys. {remedy}")
     return found
+
+
+def parse_toml(text: str, label: str) -> dict[str, Any]:
+    """Return the tables that a TOML text contains.
+
+    Args:
+        label: The name of the file in messages.
+
+    Raises:
+        FormatError: The text is something else.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise FormatError(f"{label} is not TOML that can be read: it is nested too deeply.") from None
+    except ValueError as error:  # also an integer of more digits than Python converts
+        raise FormatError(f"{label} is not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None

@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ethorch.errors import BoardError
+from ethorch.errors import BoardError, FormatError
+from ethorch.text_files import parse_toml
 from ethorch.words import near, shown
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Where = tuple[str | int, ...]  # ("memory", 1, "base"): key base of the second [[memory]]
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\"' ]+?)\s*\]\]?\s*(#.*)?$")
@@ -125,9 +120,9 @@ class Document:
         except UnicodeDecodeError as error:
             raise BoardError(f"{label}: byte {error.start} is not UTF-8; a board file is TOML, which is UTF-8 text.") from None
         try:
-            self.root: dict[str, Any] = tomllib.loads(decoded)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise BoardError(f"{label} is not TOML: {error}.") from None
+            self.root = parse_toml(decoded, label)
+        except FormatError as error:
+            raise BoardError(str(error)) from None
         self._lines = _lines(decoded)
 
     def wrong(self, where: Where, found: str, allowed: str) -> BoardError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -22,15 +21,11 @@ from numpy.typing import NDArray
 from ethorch.board import Board
 from ethorch.board.estimate import ISSUE_CYCLES
 from ethorch.board.memory_roles import Roles, roles
-from ethorch.errors import BoardError, SpecError
+from ethorch.errors import BoardError, FormatError, SpecError
 from ethorch.figures.layer import CPU
 from ethorch.program.program import Program, load
+from ethorch.text_files import parse_toml, read_text
 from ethorch.words import counted
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _ROUNDS = 100
 _RANGE = 64.0  # a fitted bandwidth lies within so many times the file's
@@ -97,7 +92,7 @@ class Calibration:
     def to_toml(self, name: str) -> str:
         """The board's file with the fitted numbers and their source, under a name of its own."""
         assert self.board.path is not None
-        data = tomllib.loads(self.board.path.read_text(encoding="utf-8"))
+        data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
         data["name"] = name
         for memory in data["memory"]:
             if memory["name"] in self.bytes_per_second:
@@ -115,10 +110,10 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
         SpecError: the file cannot be read, or a row is not of this form.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        rows = tomllib.loads(text).get("measured") if path.suffix == ".toml" else list(csv.DictReader(StringIO(text)))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+        text = read_text(path)
+        rows = parse_toml(text, str(path)).get("measured") if path.suffix == ".toml" else list(csv.DictReader(StringIO(text)))
+    except (FormatError, csv.Error) as error:
+        raise SpecError(str(error) if isinstance(error, FormatError) else f"{path} is not CSV: {error}.") from None
     if not isinstance(rows, list) or not rows:
         raise SpecError(f"{path} has no measurements: a CSV file with the columns program,milliseconds, or [[measured]] tables.")
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -23,14 +22,8 @@ from ethorch.errors import BoardError, FormatError, SpecError, unknown_name
 from ethorch.figures.selection import Shapes
 from ethorch.program.board_fit import flash_bytes, ram_bytes
 from ethorch.target.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
-from ethorch.text_files import read_text
+from ethorch.text_files import parse_toml, read_text
 from ethorch.words import shown
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 #: How a model is quantized, by name; ``ethorch.program.schemes`` has the configs. ``float``, for a module, leaves it to the CPU.
 SCHEMES = {
@@ -366,11 +359,9 @@ class Settings:
             BoardError: the board's file is wrong.
         """
         try:
-            data = tomllib.loads(text)
-        except RecursionError:
-            raise SpecError(f"{name}: the TOML is nested too deeply; settings have at most four levels.") from None
-        except ValueError as error:  # also an integer of more digits than Python converts
-            raise SpecError(f"{name}: not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None
+            data = parse_toml(text, name)
+        except FormatError as error:
+            raise SpecError(str(error)) from None
         board = data.get("board")
         if folder is not None and isinstance(board, str) and isfile(folder / board):
             data["board"] = str(folder / board)

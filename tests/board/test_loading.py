@@ -141,6 +141,8 @@ def test_files_that_are_no_board(tmp_path: Path) -> None:
         parse(b"", "mine.toml")
     with pytest.raises(BoardError, match="is not TOML"):
         parse(b"a = " + b"[" * 100_000, "mine.toml")
+    with pytest.raises(BoardError, match="is not TOML"):
+        parse(b"a = " + b"9" * 5_000, "mine.toml")
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
     with pytest.raises(BoardError, match="has more than"):

@@ -363,7 +363,7 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compile", "{}/net.py:small", "--leave-out", "nine", "-o", "{}/x.pte"], "unknown module 'nine'", 2),
         (["compile", "{}/net.py:small", "--shape", "1x3xa", "-o", "{}/x.pte"], "1x3x96x96", 2),
         (["compile", "{}/net.py:small", "--fps", "0", "-o", "{}/x.pte"], "above 0", 2),
-        (["compile", "{}/net.py:small", "--settings", "{}/net.py", "-o", "{}/x.pte"], "net.py: ", 2),
+        (["compile", "{}/net.py:small", "--settings", "{}/net.py", "-o", "{}/x.pte"], "net.py is not TOML: ", 2),
         (["compile", "{}/net.py:small", "--weights", "{}/net.py", "-o", "{}/x.pte"], "no state dict", 1),
         (["compile", "{}/net.py:small", "-o", "{}/missing/x.pte"], "cannot write", 1),
         (["compile", "{}/net.py:small", "-o", "{}/x.onnx"], ".bpte", 1),

@@ -83,7 +83,8 @@ def test_files_of_measurements(tmp_path: Path) -> None:
         ("", "has no measurements"),
         ("[[measured]]\nprogram = 'a.pte'\n", "measurement 1: found"),
         ("[[measured]]\nprogram = 'a.pte'\nmilliseconds = 0\n", "has to be more than 0"),
-        ("[[", "cannot read"),
+        ("[[", "is not TOML"),
+        ("a = " + "9" * 5000, "is not TOML"),
     ):
         path.write_text(text)
         with pytest.raises(SpecError, match=said):
