@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.fx import Graph, GraphModule, Node
 
@@ -33,10 +32,9 @@ from ethorch.fx.node import (
     overload_of,
 )
 from ethorch.lower.chains import OnCpu, PointwiseChain
-from ethorch.lower.frame import Frame, constant_tensor, result_of
+from ethorch.lower.frame import Frame, constant_tensor, dequantized_constant, result_of
 from ethorch.lower.reasons import no_dtype, no_float_form, no_table, not_decomposed
 from ethorch.ops.spec import OpSpec, find
-from ethorch.ops.weights import weight_array
 from ethorch.tosa.ir import FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
@@ -129,7 +127,7 @@ class Floats:
 
     def _dequantized(self, x: QTensor) -> Value:
         """Floats of a quantized tensor; of a constant, in its logical order."""
-        return (constant_tensor(self.b, _reals(x)) if x.value.is_const else self.b.requantized(x, _FP32)).value
+        return (constant_tensor(self.b, dequantized_constant(x)) if x.value.is_const else self.b.requantized(x, _FP32)).value
 
     def end_of(self, chain: PointwiseChain) -> QTensor:
         """The last of a chain of pointwise operators, each computed of floats."""
@@ -205,12 +203,3 @@ class Floats:
                 if user.users:
                     graph.call_function(aten.alias.default, (item,))
         return copy
-
-
-def _reals(x: QTensor) -> npt.NDArray[np.float32]:
-    """A quantized constant's real numbers, in its logical order."""
-    q, codes = x.qparams, weight_array(x).astype(np.int32)
-    shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
-    zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
-    reals: npt.NDArray[np.float32] = ((codes - zero_points) * scales).astype(np.float32)
-    return reals

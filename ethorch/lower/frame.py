@@ -36,6 +36,7 @@ from ethorch.lower.chains import OnCpu, PointwiseChain, entries
 from ethorch.lower.reasons import no_tensor
 from ethorch.open_sizes import has_open_size
 from ethorch.ops.spec import OpSpec, find
+from ethorch.ops.weights import weight_array
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
@@ -49,6 +50,20 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
     if value is None:
         return Result((), "", q)
     return Result(tuple(int(extent) for extent in value.shape), TOSA_DTYPE.get(value.dtype, ""), q)
+
+
+def dequantized_constant(x: QTensor) -> npt.NDArray[np.float32]:
+    """Return the real numbers of a quantized constant, in its logical order."""
+    q, codes = x.qparams, weight_array(x).astype(np.int32)
+    shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
+    zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
+    reals: npt.NDArray[np.float32] = ((codes - zero_points) * scales).astype(np.float32)
+    return reals
+
+
+def is_constant(x: Any) -> bool:
+    """Return True for an array and for a constant tensor with quantization parameters."""
+    return isinstance(x, np.ndarray) or (isinstance(x, QTensor) and x.is_quantized and x.value.is_const)
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
@@ -181,10 +196,11 @@ class Frame(ABC):
         """An operator of constants, computed now; an array, or a list of them for several results."""
 
         def tensor(argument: Node) -> torch.Tensor:
-            return as_tensor(self.env[argument])
+            value = self.env[argument]
+            return as_tensor(dequantized_constant(value) if isinstance(value, QTensor) else value)
 
         target, keywords = aten_call(node)
-        if node.all_input_nodes and not all(isinstance(self.env[n], np.ndarray) for n in node.all_input_nodes):  # full_like(x)
+        if node.all_input_nodes and not all(map(is_constant, (self.env[n] for n in node.all_input_nodes))):  # full_like(x)
             like = node.meta["val"]
             return as_array(target(torch.empty(like.shape, dtype=like.dtype), *node.args[1:], **keywords))
         with torch.no_grad():

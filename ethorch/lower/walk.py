@@ -46,7 +46,7 @@ from ethorch.fx.node import (
 from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
 from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, result_of
+from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,
@@ -212,7 +212,8 @@ class Walk(Frame):
         """See Frame. A pointwise operator on one quantized tensor becomes a chain, which is not computed yet."""
         name = op_name(node.target)
         args, kwargs = self.arguments(node)
-        if _only_constants(args, kwargs):
+        tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
+        if tensors and all(isinstance(x, np.ndarray) or (spec.pointwise and is_constant(x)) for x in tensors):
             return self.folded(node)
         if is_left_out(node):
             raise Unsupported(LEFT_OUT)
@@ -381,12 +382,6 @@ def _returned_late(graph: Graph) -> frozenset[Node]:
             result = result.all_input_nodes[0]
         found.add(result)
     return frozenset(found)
-
-
-def _only_constants(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Are all the tensors among the arguments constants that are not quantized, and is there one?"""
-    tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
-    return bool(tensors) and all(isinstance(x, np.ndarray) for x in tensors)
 
 
 def _read_all_inputs(b: Builder) -> None:

@@ -33,14 +33,14 @@ def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
             if tensor is not None and not (trains and isinstance(tensor, torch.nn.Parameter)):
                 known[node] = tensor
         elif node.op == "call_function" and _foldable(node, known):
+            if is_float(node) and any(user.op == "output" for user in node.users):
+                continue  # a result of the program, which is quantized as what computes it
             known[node] = _evaluate(node, known)
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(known.get(node), torch.Tensor):
             continue
         if all(user in known for user in node.users) or known[node].numel() > _LARGEST_CONSTANT:
             continue
-        if known[node].is_floating_point() and any(user.op == "output" for user in node.users):
-            continue  # a result of the program, which is quantized as what computes it
         mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
         with graph.inserting_before(node):
             folded = constant(model, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})

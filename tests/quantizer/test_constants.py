@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -65,3 +66,40 @@ def test_whole_numbers_of_what_stays_float_are_not_cast_whenever_the_program_run
     program = ethorch.compile(converted, inputs, "ethos-u85-256")
     operators = [call.operator for method in pte.read(program.pte).methods.values() for call in method.calls]
     assert "aten::_softmax.out" in operators and not any("to_dim_order_copy" in name for name in operators)
+
+
+class Negated(nn.Module):
+    """Returns a negated row of a table beside a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(5, 7), nn.Linear(4, 4)
+        self.indices = nn.Buffer(torch.tensor([[0, 3, 1]]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return -self.table(self.indices), self.layer(x)
+
+
+class Attending(nn.Module):
+    """Returns attention over rows of a table beside a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(5, 2), nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(2, 2, batch_first=True)
+        self.indices = nn.Buffer(torch.tensor([[0, 3]]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(self.indices)
+        return self.attention(rows, rows, rows, need_weights=False)[0], self.layer(x)
+
+
+@pytest.mark.parametrize("network", [Negated, Attending])
+def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = network().eval(), torch.randn(1, 4)
+    for target in ("ethos-u55-128", "ethos-u85-256"):
+        program = ethorch.compile(model, x, target, progress=False)
+        assert program.build is not None and not program.build.partition.refusals
+        for found, wanted in zip(program(x), model(x), strict=True):
+            assert ethorch.sqnr_db(wanted, found) > 35
