@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 from ethorch.tosa.layout import around
 
 #: The largest stride of a pool, on every NPU (Vela's SUPPORTED_OPS).
-_LARGEST_STRIDE = 3
+LARGEST_STRIDE = 3
 #: The most rows of a map, and the most channels.
 _LARGEST_EXTENT = 65536
 
@@ -25,10 +25,10 @@ def fold_pools(r: Rewriter, fewest_results: int) -> None:
     """Each MAX_POOL2D and AVG_POOL2D with a stride above 3: where windows do not overlap, or there are so many results."""
     for op in r.named("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])
-        if max(stride) <= _LARGEST_STRIDE:
+        if max(stride) <= LARGEST_STRIDE:
             continue
         separable = op.name == "MAX_POOL2D" or (1, 1) in zip(kernel, stride, strict=True)  # a mean is rounded once
-        apart = all(s <= _LARGEST_STRIDE or k <= s for k, s in zip(kernel, stride, strict=True)) and not any(op.attrs["pad"])
+        apart = all(s <= LARGEST_STRIDE or k <= s for k, s in zip(kernel, stride, strict=True)) and not any(op.attrs["pad"])
         if height * width < fewest_results and not (separable and apart):
             continue
         at, value = r.before(op), op.operands[0]
@@ -50,7 +50,7 @@ def _along(at: Place, op: Op, value: Value, axis: int) -> Value:
     outer, extent, inner = around(value.shape, 1 + axis)
     count = op.result.shape[1 + axis]
     maps = _maps(outer * count)
-    if stride <= _LARGEST_STRIDE or kernel > stride or any(pad) or inner > _LARGEST_EXTENT or maps is None:
+    if stride <= LARGEST_STRIDE or kernel > stride or any(pad) or inner > _LARGEST_EXTENT or maps is None:
         one = {0: ((kernel, 1), (stride, 1), (*pad, 0, 0)), 1: ((1, kernel), (1, stride), (0, 0, *pad))}[axis]
         return _picked(at, op, value, *one)
     windows = _windows(at, at.reshape(value, outer, extent, inner), count, stride, kernel)
@@ -86,7 +86,7 @@ def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> V
 
 def _picked(at: Place, op: Op, value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]) -> Value:
     """The pool with the largest stride of up to 3 that divides its own; of the results along each axis every so many."""
-    steps = tuple(next(step for step in (3, 2, 1) if s % step == 0) if s > _LARGEST_STRIDE else s for s in stride)
+    steps = tuple(next(step for step in (3, 2, 1) if s % step == 0) if s > LARGEST_STRIDE else s for s in stride)
     if (kernel, math.prod(steps), any(pad)) != ((1, 1), 1, False):
         value = at.again(op, value, kernel=kernel, stride=steps, pad=pad)
     for axis, every in ((1, stride[1] // steps[1]), (0, stride[0] // steps[0])):

@@ -546,6 +546,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.widened-in-pool-of-wide-stride",
+        wrong="A RESCALE to INT32 becomes part of a pool with a stride above 3, which is done in windows, and is lost.",
+        operators=("RESCALE",),
+        which=do.is_widened_pool_of_wide_stride,
+        instead=do.copy_operand,
+        families=U55_U65,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.clamp-of-shift",
         wrong="A CLAMP of a logical shift becomes part of it and is not done.",
         operators=("CLAMP",),

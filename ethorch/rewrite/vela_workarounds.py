@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ethorch.rewrite.fold_pools import LARGEST_STRIDE
 from ethorch.rewrite.insert_copies import ELEMENTWISE, copied
 from ethorch.rewrite.peephole import moves_before
 from ethorch.rewrite.rewriter import Place, Rewriter
@@ -247,6 +248,14 @@ def is_widened(r: Rewriter, op: Op) -> bool:
     if r.uses(op.result) == len(readers) == 1 and readers[0].name in _TAKING_BOTH and takes_rescales(r, readers[0]):
         return False
     return _largest_scale(op) > 1 or any(reader.name in ("RESCALE", "RESHAPE") for reader in readers)
+
+
+def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
+    """A RESCALE to INT32 of a pool with a stride above 3, perhaps behind RESHAPEs, that nothing else reads."""
+    source = _root(r, op.operands[0])
+    pool = r.producer(source, "AVG_POOL2D", "MAX_POOL2D")
+    wide = pool is not None and max(pool.attrs["stride"]) > LARGEST_STRIDE
+    return wide and op.result.dtype == "INT32" and _is_only_read(r, op.operands[0])
 
 
 def _is_only_read(r: Rewriter, value: Value) -> bool:

@@ -65,6 +65,7 @@ from tests.rewrite.vela_bug_makers import (
     wide_rows,
     widened,
     widened_maximum,
+    widened_pool,
     widened_twice,
     within,
 )
@@ -232,6 +233,9 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     },
     "vela.transpose-of-constant": {"": transposed_constant},
     "vela.padded-stride-beside-long-axis": {"": strided_rows_of_long_columns},
+    "vela.widened-in-pool-of-wide-stride": {
+        dtype: widened_pool(dtype, reshaped) for dtype, reshaped in (("INT8", False), ("INT16", True))
+    },
     "vela.wide-padding": {
         **{name: over_long_axis(name, 300, taps=257) for name in ("CONV2D", "DEPTHWISE_CONV2D")},
         "of a long axis": over_long_axis("CONV2D", 66_000, taps=257),

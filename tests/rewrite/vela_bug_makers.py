@@ -456,6 +456,17 @@ def pooled_along(extent: int, taps: int = 5, stride: int = 2) -> Make:
     return lambda b: b.emit("MAX_POOL2D", b.input("x", (1, 1, extent, 2), "INT8"), **window)
 
 
+def widened_pool(dtype: str, reshaped: bool) -> Make:
+    """An average over windows of 2 x 6, which do not overlap, as INT32."""
+
+    def make(b: Builder) -> Value:
+        x = b.input("x", (1, 4, 12, 3), dtype)
+        pool = b.emit("AVG_POOL2D", x, kernel=(2, 6), stride=(2, 6), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
+        return b.rescale(b.reshape(pool, (4, 3)) if reshaped else pool, 2, dtype="INT32")
+
+    return make
+
+
 def long_sum(folded: bool) -> Make:
     def make(b: Builder) -> Value:
         x = int32(b, b.input("x", (1, 70_000, 2), "INT8"))
