@@ -334,7 +334,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.axis-of-column",
         wrong="A reduction or REVERSE along the last axis runs along the middle one of three. Of a value whose last axis has "
-        "extent 1, reshaped to be without it, Vela allocates bricks of 16 channels for as many bytes as they hold.",
+        "extent 1, reshaped to be without it, or of a sum along rows, Vela allocates too few bytes: bricks of 16 channels as if "
+        "each held one.",
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
         which=do.is_along_last_axis_of_column,
         instead=do.run_along_middle_axis,

@@ -509,14 +509,26 @@ def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1."""
+    """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1, or is a sum along rows.
+
+    Vela has a REDUCE_SUM along the last axis but one write such a column.
+    """
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False
+    if _is_sum_along_rows(r, value) and value.shape[-1] > 1:
+        return True
     extent, source = value.shape[-1], _root(r, value)
     reverse = r.producer(source, "REVERSE")
     is_column = source.shape[-2:] == (extent, 1)
     return extent > 1 and (is_column or (reverse is not None and reverse.attrs["axis"] == source.rank - 1))
+
+
+def _is_sum_along_rows(r: Rewriter, value: Value) -> bool:
+    while step := r.producer(value, "RESHAPE", "TRANSPOSE", *_FOLLOWING):
+        value = step.operands[0]
+    sums = r.producer(value, "REDUCE_SUM")
+    return sums is not None and sums.attrs["axis"] == value.rank - 2
 
 
 def _unscaled(r: Rewriter, value: Value) -> Value:

@@ -72,6 +72,7 @@ from tests.rewrite.vela_bug_makers import (
 from tests.rewrite.vela_bug_views import (
     along_column,
     along_reversed,
+    along_sum,
     beside_convolution,
     chained_slice,
     gathered,
@@ -249,6 +250,8 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.axis-of-column": {
         **{name: along_column(name) for name in ("ARGMAX", "REDUCE_MAX", "REDUCE_MIN")},
         "of a REVERSE": along_reversed,
+        **{f"{name} of a sum along rows": along_sum(name) for name in ("ARGMAX", "REDUCE_MAX")},
+        "of a transposed sum along rows": along_sum("ARGMAX", transposed=True),
     },
     "vela.transposed-convolution-of-long-result": {
         "": Avoided(long_result(transposed=True), instead=long_result(transposed=False))

@@ -72,6 +72,17 @@ def along_column(name: str) -> Make:
     return make
 
 
+def along_sum(name: str, transposed: bool = False) -> Make:
+    """``name`` along the last axis of a sum along the axis before it."""
+
+    def make(b: Builder) -> Value:
+        total = b.emit("REDUCE_SUM", b.rescale(b.input("x", (1, 8, 4, 6), "INT8"), 1, dtype="INT32"), axis=2)
+        rows = b.rescale(total, 0.5, dtype="INT8")
+        return b.emit(name, b.emit("TRANSPOSE", rows, perms=(0, 2, 1, 3)) if transposed else rows, axis=3)
+
+    return make
+
+
 def along_reversed(b: Builder) -> Value:
     x = b.emit("REVERSE", b.input("x", (2, 3, 5, 4), "INT8"), axis=3)
     return b.emit("ARGMAX", x, axis=3)
