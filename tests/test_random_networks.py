@@ -68,6 +68,22 @@ SEEN = {
     "one step of a recurrent layer": (
         Network(0, (("x", "torch.randn(2, 1, 1)"),), (("l", "nn.GRU(1, 1, batch_first=True)"),), (("y", "self.l(x)[0]"),), ("y",)),
         "ethos-u85-128", "16x8"),
+    "a choice whose other side is far larger": (
+        Network(
+            14271, (("x", "torch.randn(1, 2, 7975) + 1"), ("y", "torch.randn(1, 2, 2)")), (("p", "nn.Parameter(torch.randn(1, 2, 2))"),),
+            (("z", "x @ x.transpose(-1, -2)"), ("w", "torch.where(z != y, self.p, z)")), ("w",)),
+        "ethos-u85-256", "16x8"),
+    "a deviation of single elements": (
+        Network(
+            16765, (("x", "torch.randn(1, 1, 1)"), ("y", "torch.randn(1, 1, 1)")), (),
+            (("z", "(y / x).std(-0, unbiased=False, keepdim=True)"),), ("z",)),
+        "ethos-u55-128", "int8"),
+    "a comparison of a pool of wide strides": (
+        Network(16301, (("x", "torch.randn(1, 1, 3, 8)"),), (), (("y", "F.adaptive_avg_pool2d(x, 2) < -0.5"),), ("y",)),
+        "ethos-u55-128", "16x8"),
+    "an argmax of a sum": (
+        Network(15275, (("x", "torch.randn(1, 2, 2, 2)"),), (), (("y", "x.sum(2).argmax(-1, keepdim=True) * 0.1"),), ("y",)),
+        "ethos-u85-256", "16x8"),
     "a slice of one step, read several times": (
         Network(
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -69,7 +70,11 @@ class OperandBuilder(ScalingBuilder):
         elif out.dtype == "INT32":
             value = self.requantize(x.value if q.dtype == "INT32" else self.to_int32(x).value, q.step, out)
         else:
-            value = self.rescale(x.value, q.step / out.step, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
+            value, factor = x.value, q.step / out.step
+            if q.dtype != "INT32" and q.code_count * factor >= 2.0**30:  # see ``requantize``
+                reach = math.ceil((1 << 17) / factor)
+                value = self.clamp(value, q.zp - reach, q.zp + reach)
+            value = self.rescale(value, factor, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
             value = self.clamp(value, out.qmin, out.qmax)
         return QTensor(value, x.dims, out)
 

@@ -61,6 +61,11 @@ class QParams:
         return self.scale[0]
 
     @property
+    def code_count(self) -> int:
+        """How many codes there are."""
+        return self.qmax - self.qmin + 1
+
+    @property
     def codes(self) -> npt.NDArray[np.int32]:
         """Every code the dtype has, in order, as int32."""
         low, high = dtype_range(self.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,9 +72,16 @@ class ScalingBuilder(MovementBuilder):
         """The inverse: int8 as uint8, more by 128. TOSA 1.0 RESCALE, output_unsigned."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
-    def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams) -> Value:
-        """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range."""
+    def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
+        """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range.
+
+        Args:
+            largest: The largest magnitude of ``acc``, if ``acc * scale / out.step`` may exceed 32 bits. Then ``acc`` is clamped,
+                because TOSA does not define what a RESCALE returns (TOSA 1.0 apply_scale_32).
+        """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
+        if out.dtype != "INT32" and largest * max(scales) / out.step >= 2.0**30:
+            acc = self.limited(acc, math.ceil((1 << 17) * out.step / max(scales)))
         if out.dtype == "INT32":
             return self._requantize_to_int32(acc, [s / out.step for s in scales])
         scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
@@ -87,10 +95,15 @@ class ScalingBuilder(MovementBuilder):
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:
-            for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
-                acc = self.emit(name, acc, self.const(np.full((1,) * acc.rank, bound, np.int32)))
+            acc = self.limited(acc, limit)
         steps = self.const(np.full((1,) * acc.rank, _INT32_STEPS, np.int32))
         return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
+
+    def limited(self, value: Value, limit: int) -> Value:
+        """Return INT32 ``value`` clamped to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
+        for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
+            value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
+        return value
 
     def dequantized(self, value: Value, zero_point: int) -> Value:
         """FP32 value - zero_point of integers; of truth values 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""

@@ -133,7 +133,7 @@ def _normalized_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred:
     """``_normalized`` of what is stored as it is to be summed."""
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
     rows = math.prod(x.shape[x.rank - count :])
-    zp, codes, int8 = x.qparams.zp, x.qparams.qmax - x.qparams.qmin + 1, x.value.dtype == "INT8"
+    zp, codes, int8 = x.qparams.zp, x.qparams.code_count, x.value.dtype == "INT8"
     fine = steps_per_code(codes, rows)
     if centred and int8:
         deviation = deviations(b, x, axes, fine)

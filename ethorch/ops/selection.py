@@ -34,7 +34,7 @@ def _rescaled_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
         return b.operand(x, out)
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     total = b.emit("ADD", b.to_int32(x).value, zero)
-    return QTensor(b.requantize(total, x.qparams.step, out), x.dims, out)
+    return QTensor(b.requantize(total, x.qparams.step, out, largest=x.qparams.code_count), x.dims, out)
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:

@@ -38,7 +38,7 @@ aten = torch.ops.aten
 def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:
     """(INT32 sum over ``dims`` of squares, of x or, if ``centred``, of deviations; what 1 means in it, in squared codes of x)."""
     axes = [axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1]
-    codes = x.qparams.qmax - x.qparams.qmin + 1
+    codes = x.qparams.code_count
     if not centred:
         return sum_of_squares(b, x.value, x.qparams.zp, axes, codes)
     if x.value.dtype == "INT16":
@@ -51,6 +51,7 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
     """sqrt(square * unit) in codes of ``out``, by tables that reach down to half of its step. ``largest``: of square * unit."""
     largest = min(largest, ((out.qmax - out.zp) * out.step * 1.01) ** 2)  # above it all is the highest code
+    largest = max(largest, 16 * unit)  # each piece of ``tabulated`` ends a step after the one before, and its roots must fit
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
     # Lines between 511 entries over v to v * ratio are off by ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
     ratio = 64.0 if out.dtype == "INT8" else 8.0
@@ -126,7 +127,7 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
-    codes = x.qparams.qmax - x.qparams.qmin + 1
+    codes = x.qparams.code_count
 
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, True)
@@ -197,7 +198,7 @@ def vector_norm(
 
     Orders 1 and infinity are decomposed. The bound of int16: the tables have 15 bits.
     """
-    dims, codes = all_dims(x, dim), x.qparams.qmax - x.qparams.qmin + 1
+    dims, codes = all_dims(x, dim), x.qparams.code_count
     step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
 
     def of_rows(rows: QTensor) -> QTensor:

@@ -251,7 +251,7 @@ class CompareLayers:
         fused = fused if computed else ()
         has_float = self.prepared is not None and op_name(source.target) not in DEQUANTIZE
         origin = origin_of(source)
-        codes = 1 if q is None else q.qmax - q.qmin + 1
+        codes = 1 if q is None else q.code_count
         dtype = layer.node.meta["val"].dtype
         return LayerComparison(
             node=source.name,
