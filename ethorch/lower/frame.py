@@ -78,6 +78,11 @@ def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
     return QTensor(b.const(array, dtype), contiguous(array.shape), float_qparams(dtype) if dtype in FLOATS else None)
 
 
+def signed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the int8 codes that stand for uint8 ones; arrays of any other dtype as they are."""
+    return (codes.astype(np.int16) - 128).astype(np.int8) if codes.dtype == np.uint8 else codes
+
+
 def _only_dequantized(node: Node) -> bool:
     """Are its numbers codes, and nothing but that?"""
     return bool(node.users) and all(op_name(user.target) in DEQUANTIZE for user in node.users)
@@ -276,8 +281,7 @@ class Frame(ABC):
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:
-            x = (x.astype(np.int16) - 128).astype(np.int8) if x.dtype == np.uint8 else x
-            return QTensor(self.b.const(x, q.dtype, source.name), contiguous(x.shape), q)
+            return QTensor(self.b.const(signed(x), q.dtype, source.name), contiguous(x.shape), q)
         if not isinstance(x, QTensor) or q is None or q.per_channel:
             return OnCpu(node)
         return QTensor(x.value, x.dims, q)

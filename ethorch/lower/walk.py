@@ -46,7 +46,7 @@ from ethorch.fx.node import (
 from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
 from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of
+from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of, signed
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,
@@ -340,8 +340,8 @@ class Walk(Frame):
         seen: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])
-            if self.b.floats and isinstance(x, np.ndarray):
-                x = constant_tensor(self.b, x)
+            if isinstance(x, np.ndarray) and (self.b.floats or not np.issubdtype(x.dtype, np.floating)):
+                x = constant_tensor(self.b, signed(x))
             elif self.b.floats and not isinstance(x, OnCpu) and result.meta["val"].dtype.is_floating_point:
                 x = self.as_floats(x)
             if not isinstance(x, QTensor):

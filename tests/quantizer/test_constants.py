@@ -94,7 +94,19 @@ class Attending(nn.Module):
         return self.attention(rows, rows, rows, need_weights=False)[0], self.layer(x)
 
 
-@pytest.mark.parametrize("network", [Negated, Attending])
+class Padded(nn.Module):
+    """Returns what a convolution computes of its padding alone, and the maximum of that with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = nn.Conv1d(1, 1, 1, stride=2, padding=1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x[:, None, :1])
+        return torch.maximum(y, y), self.layer(x)
+
+
+@pytest.mark.parametrize("network", [Negated, Attending, Padded])
 def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = network().eval(), torch.randn(1, 4)
