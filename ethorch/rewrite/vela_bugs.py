@@ -287,14 +287,6 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     # --- shapes and memory that are shared ----------------------------------------------------------------------------
     VelaBug(
-        id="vela.select-of-reshaped",
-        wrong="A SELECT of what others read in another shape, by a RESHAPE of theirs or of its own, takes some of its steps in "
-        "that shape.",
-        operators=("SELECT",),
-        instead=do.copy_reshaped_operands,
-        families=U85,
-    ),
-    VelaBug(
         id="vela.square-of-reshaped",
         wrong="Of x * x, where x is rescaled and reshaped, one operand gets the shape before, and the result is written over it.",
         operators=ELEMENTWISE,
@@ -653,6 +645,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="An input that a RESHAPE reads is reported in the shape of that RESHAPE.",
         instead="``vela.compile`` puts the shape back; the bytes are the same.",
         operators=("RESHAPE",),
+    ),
+    # --- last: the shapes that the rows before leave ------------------------------------------------------------------
+    VelaBug(
+        id="vela.select-of-reshaped",
+        wrong="A SELECT of what others read in another shape, by a RESHAPE of theirs or of its own, takes some of its steps in "
+        "that shape.",
+        operators=("SELECT",),
+        instead=do.copy_reshaped_operands,
+        families=U85,
     ),
 )
 BY_ID: Mapping[str, VelaBug] = {bug.id: bug for bug in VELA_BUGS}

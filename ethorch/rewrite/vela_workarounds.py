@@ -364,8 +364,7 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
     readers = [other for reader in readers for other in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
     if any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers):
         return True
-    has_slice = any(reader.name == "SLICE" for reader in r.readers(op.result))
-    return has_slice and len(readers) > 1 and all(reader.name in _BY_ELEMENT for reader in readers)
+    return len(readers) > 1 and all(reader.name in _BY_ELEMENT for reader in readers)
 
 
 def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
@@ -585,14 +584,18 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 
 
 def rescale_behind(r: Rewriter, op: Op) -> None:
-    """The RESHAPE comes before the RESCALE; where others read that, too, or its scales are many, the RESHAPE reads a copy of it."""
-    (value,) = op.operands
-    rescale = r.producer(value, "RESCALE")
-    assert rescale is not None
-    if r.uses(value) > 1 or rescale.attrs["per_channel"]:
-        return copy_operand(r, op)
+    """The RESHAPE comes before the RESCALEs; where others read one of them, too, or its scales are many, it reads a copy."""
+    value, rescales = op.operands[0], list[Op]()
+    while rescale := r.producer(value, "RESCALE"):
+        if r.uses(value) > 1 or rescale.attrs["per_channel"]:
+            return copy_operand(r, op)
+        rescales.append(rescale)
+        value = rescale.operands[0]
     at = r.before(op)
-    r.replace(op, at.again(rescale, at.reshape(rescale.operands[0], *op.result.shape)))
+    value = at.reshape(value, *op.result.shape)
+    for rescale in reversed(rescales):
+        value = at.again(rescale, value)
+    r.replace(op, value)
 
 
 def pad_before(r: Rewriter, op: Op) -> None:
