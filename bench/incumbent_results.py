@@ -142,8 +142,7 @@ and inputs are those of executorch 1.5.1, with random weights in place of downlo
 compiles them with both implementations, runs ethorch's programs in the simulator and compares every byte of every delegate with the
 TOSA reference model.
 
-The stored results are partial: at most three cases of each function of the operator tests that were run, on two targets. Cases that
-ethorch does not fully delegate and that the Arm backend has not compiled are not among them.
+At most 16 cases of each test function are run: those of operators on four targets, all others on two.
 
 - **run**: compiled and run; **equal**: all bytes of all delegates are those of the reference model.
 - **less delegated**: the Arm backend compiled the case and left fewer operators on the CPU. It compiles only the cases that ethorch
@@ -159,19 +158,33 @@ def page(summary: Record) -> str:
     lines = [_HEAD, f"| folder | target | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for folder, target, counts in summary["groups"]:
         lines.append(f"| {folder} | {target} | {' | '.join(f'{counts.get(c, 0):,}' for c in columns)} |")
-    lines += ["", "## Reasons", "", "| reason | source | folder | target | cases | less delegated |", "|---|---|---|---|---|---|"]
-    for folder, target, id, counts in sorted(summary["reasons"], key=lambda row: (row[2], row[0], row[1])):
-        lines.append(f"| `{id}` | {source_of(id)} | {folder} | {target} | {counts['cases']} | {counts.get('less delegated', 0)} |")
+    lines += ["", "## Reasons", "", "| reason | source | folders | targets | cases | less delegated |", "|---|---|---|---|---|---|"]
+    reasons: dict[str, list[tuple[str, str, Record]]] = {}
+    for folder, target, id, counts in summary["reasons"]:
+        reasons.setdefault(id, []).append((folder, target, counts))
+    for id, rows in sorted(reasons.items()):
+        folders, targets = (", ".join(sorted({row[k] for row in rows})) for k in (0, 1))
+        cases, less = (sum(row[2].get(key, 0) for row in rows) for key in ("cases", "less delegated"))
+        lines.append(f"| `{id}` | {source_of(id)} | {folders} | {targets} | {cases:,} | {less} |")
     lines += ["", "## Less delegated", "", "SQNR in dB against the float module: ethorch / Arm backend.", ""]
     for case, target, ids, own, arm, expected in summary["less"]:
         note = f"; the test is an expected failure ({expected})" if expected else ""
         lines.append(f"- {case}, {target}: {', '.join(f'`{id}`' for id in ids)}; {_decibels(own)} / {_decibels(arm)} dB{note}")
     lines += [] if summary["less"] else ["None."]
     lines += ["", "## Not run", ""]
-    for case, target, status, error in summary["failures"]:
-        lines.append(f"- {case}, {target}: {status}. {' '.join(error)[:200]}".rstrip())
+    failures: dict[tuple[str, str], list[str]] = {}
+    for case, _, status, error in summary["failures"]:
+        failures.setdefault((case.partition("[")[0], status), []).append(" ".join(" ".join(error).split()))
+    for (function, status), errors in failures.items():
+        count = f" ({len(errors)} runs)" if len(errors) > 1 else ""
+        lines.append(f"- {function}{count}: {status}. {_escaped(errors[0])}".rstrip())
     lines += [] if summary["failures"] else ["None."]
     return "\n".join(lines) + "\n"
+
+
+def _escaped(error: str) -> str:
+    """Return the last line of an exception as one short code span."""
+    return f"`{error[:160].replace('`', '')}`" if error else ""
 
 
 def _decibels(value: float | None) -> str:

@@ -146,7 +146,7 @@ def _is_quantized(item: Any) -> bool:
 
 
 def _case(item: Any) -> str:
-    return f"{item.path.parent.name}/{item.path.stem}::{item.name}"
+    return f"{item.path.relative_to(tests_folder()).with_suffix('')}::{item.name}"
 
 
 def _append(path: Path, record: Record) -> None:

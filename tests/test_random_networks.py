@@ -84,6 +84,16 @@ SEEN = {
     "an argmax of a sum": (
         Network(15275, (("x", "torch.randn(1, 2, 2, 2)"),), (), (("y", "x.sum(2).argmax(-1, keepdim=True) * 0.1"),), ("y",)),
         "ethos-u85-256", "16x8"),
+    "requantized without a change, read in another shape": (
+        Network(
+            6676, (("x", "torch.randn(1, 2, 2, 1)"),), (),
+            (("y", "x.mean(0, keepdim=True)"), ("z", "y + x"), ("w", "(y - z).sum(0)")), ("w",)),
+        "ethos-u85-1024", "int8"),
+    "a choice of what another workaround reshapes": (
+        Network(
+            1667984284, (("x", "torch.randn(1, 8, 18, 4, 2)"), ("y", "torch.randn(3, 18, 1)"), ("c", "torch.randn(1, 1, 18, 4, 2) > 0")), (),
+            (("z", "y.chunk(3, 0)[1].unsqueeze(0).unsqueeze(3)"), ("w", "torch.where(torch.logical_or(x < z, c), x, z)")), ("w",)),
+        "ethos-u85-256", "int8"),
     "a slice of one step, read several times": (
         Network(
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),

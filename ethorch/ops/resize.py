@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ethorch.builder.builder import Builder
 from ethorch.builder.qparams import QTensor, Result
+from ethorch.errors import Reason, Unsupported
 from ethorch.ops.gather import rows_of
 from ethorch.ops.quant_rules import SAME_AS_INPUT
 from ethorch.ops.samples import I8, Sample
@@ -186,6 +187,10 @@ def _common_denominator(extent: int, size: int, align: bool, scale: float | None
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
+#: The most weights of a matrix that interpolates: 64 MiB of flash.
+_MOST_WEIGHTS = 2**26
+
+
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
     """Linear interpolation along one dim, as a product with a constant [size, extent] matrix.
 
@@ -195,6 +200,14 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
     extent = x.shape[dim]
     if extent == size and not scale:
         return x
+    if size * extent > _MOST_WEIGHTS:
+        raise Unsupported(
+            Reason(
+                "upsample.matrix",
+                f"interpolates {extent:,} places to {size:,}, by a matrix of {size * extent:,} weights; allowed are {_MOST_WEIGHTS:,}",
+                "Upsample by a whole factor with align_corners=False.",
+            )
+        )
     where, common = _positions(extent, size, align, scale), _common_denominator(extent, size, align, scale)
     steps = common if common <= 127 else 127
     low = np.minimum(where.astype(int), max(extent - 2, 0))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from ethorch.fx.node import is_in_place, tensor_of
 from ethorch.quantizer.activation_observer import ActivationObserver, Follower, leading
 from ethorch.quantizer.annotate import BRANCHES
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
+
+logger = logging.getLogger(__name__)
 
 
 def join_control_flow(model: GraphModule) -> None:
@@ -112,20 +117,13 @@ def quantize_with_submodules(
     _inline(model)
     prepared = _prepare(model, quantizer, is_qat)
     join_control_flow(prepared)
-    calls: dict[str, int] = {}
-    handles = list(_count_calls(prepared, "", calls))
+    observed = list(_observed_branches(prepared))
     with torch.no_grad():
         for sample in samples:
             prepared(*sample)
-    for handle in handles:
-        handle.remove()
-    unreached = [label for label, count in calls.items() if not count]
-    if unreached:
-        raise QuantizationError(
-            "submodules.unreached_branch",
-            f"no calibration sample of {len(samples)} reached {'; '.join(unreached)}. What it computes was not observed: add "
-            "a sample that takes this path.",
-        )
+        _observe_unreached(prepared, observed, samples)
+    for branch in observed:
+        branch.hook.remove()
     return _convert(prepared, fold_quantize)
 
 
@@ -255,16 +253,97 @@ def _stub(prepared: GraphModule) -> GraphModule:
     return stub
 
 
-def _count_calls(model: GraphModule, path: str, calls: dict[str, int]) -> Iterator[Any]:
-    """Hooks that count how often each graph that control flow holds runs, at any depth."""
-    for node, _, name, what in branches(model):
-        branch = model.get_submodule(name)
-        assert isinstance(branch, GraphModule)
-        label = f"{path}{name} ({what} of {node.name})"
-        calls[label] = 0
+@dataclass
+class _ObservedBranch:
+    """A graph that control flow holds, while samples run.
 
-        def count(module: Any, args: Any, label: str = label) -> None:
-            calls[label] += 1
+    Attributes:
+        label: its name, for messages.
+        owner: the graph whose control flow holds it.
+        name: its name in ``owner``.
+        graph: the prepared graph itself.
+        alternatives: the graphs of its node, itself among them.
+        around: the branches that it is in, the outermost first.
+        operands: what it was called with first; empty if it was not called.
+        hook: records the operands; to be removed.
+    """
 
-        yield branch.register_forward_pre_hook(count)
-        yield from _count_calls(branch, f"{path}{name}.", calls)
+    label: str
+    owner: GraphModule
+    name: str
+    graph: GraphModule
+    alternatives: list[_ObservedBranch]
+    around: tuple[_ObservedBranch, ...]
+    operands: list[tuple[Any, ...]]
+    hook: Any
+
+
+#: The most samples that run once more for each branch that none of them reached.
+_MOST_FORCED = 16
+
+
+def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
+    """The graphs that control flow holds at any depth, each with a hook that records its operands."""
+    for node in _control_flow(model):
+        alternatives: list[_ObservedBranch] = []
+        for part in held(node):
+            graph, operands = part.of(model), list[tuple[Any, ...]]()
+
+            def record(module: Any, args: tuple[Any, ...], operands: list[tuple[Any, ...]] = operands) -> None:
+                if not operands:
+                    operands.append(args)
+
+            label = f"{'.'.join([*(outer.name for outer in around), part.name])} ({part.what} of {node.name})"
+            hook = graph.register_forward_pre_hook(record)
+            alternatives.append(_ObservedBranch(label, model, part.name, graph, alternatives, around, operands, hook))
+        for branch in alternatives:
+            yield branch
+            yield from _observed_branches(branch.graph, (*around, branch))
+
+
+@contextmanager
+def _forced(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
+    """Inside the context, control flow takes these branches whatever its condition says."""
+    replaced = [(branch, other) for branch in branches for other in branch.alternatives]
+    for branch, other in replaced:
+        setattr(branch.owner, other.name, branch.graph)
+    try:
+        yield
+    finally:
+        for _, other in replaced:
+            setattr(other.owner, other.name, other.graph)
+
+
+def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
+    """Run each branch that no sample reached all the same, outer ones first, so that it and what reads it are observed.
+
+    A branch of cond takes the place of the other one; the body of a loop runs once on what its condition was given.
+
+    Raises:
+        QuantizationError: no sample reached the control flow itself.
+    """
+    unreached, unseen = [], []
+    for branch in branches:
+        if branch.operands:
+            continue
+        path = (*branch.around, branch)
+        if all(part.name.startswith(("true_", "false_")) for part in path):
+            with _forced(path):
+                for sample in samples[:_MOST_FORCED]:
+                    model(*sample)
+        elif any(other.operands for other in branch.alternatives):
+            branch.graph(*next(other.operands[0] for other in branch.alternatives if other.operands))
+        (unreached if branch.operands else unseen).append(branch.label)
+    if unseen:
+        raise QuantizationError(
+            "submodules.unreached_branch",
+            f"no calibration sample of {len(samples)} reached {'; '.join(unseen)}. What it computes was not observed: add "
+            "a sample that takes this path.",
+        )
+    if unreached:
+        logger.warning(
+            "no calibration sample of %d reached %s. Calibration ran it on the operands of the path that was taken; add a sample "
+            "that takes this path if its operands have other ranges. [submodules.unreached_branch]",
+            len(samples),
+            "; ".join(unreached),
+        )

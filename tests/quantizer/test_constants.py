@@ -115,3 +115,29 @@ def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
         assert program.build is not None and not program.build.partition.refusals
         for found, wanted in zip(program(x), model(x), strict=True):
             assert ethorch.sqnr_db(wanted, found) > 35
+
+
+class OfIntegers(nn.Module):
+    """Arithmetic of integers and real numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x * 9.5, torch.div(x, 9.5, rounding_mode="floor"), x + 0.5, 0.5 - x, x.sqrt(), x / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integers_that_meet_real_numbers_are_quantized(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = OfIntegers(), (torch.rand(4, 8) * 100).to(dtype)
+    for target in ("ethos-u55-128", "ethos-u85-256"):
+        program = ethorch.compile(model, x, target, progress=False)
+        assert program.build is not None and not program.build.partition.refusals
+        for found, wanted in zip(program(x), model(x), strict=True):
+            assert ethorch.sqnr_db(wanted, found) > 20
+
+
+def test_an_interpolation_by_a_huge_matrix_is_refused() -> None:
+    model = nn.Upsample(scale_factor=2, mode="linear", align_corners=True)
+    program = ethorch.compile(nn.Sequential(model, nn.ReLU()), torch.rand(1, 1, 20_000), "ethos-u55-128", progress=False)
+    assert program.build is not None
+    (refusal,) = program.build.partition.refusals
+    assert refusal.reason.id == "upsample.matrix" and "20,000 places to 40,000" in refusal.reason.text
