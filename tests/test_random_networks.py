@@ -70,7 +70,8 @@ SEEN = {
         "ethos-u85-128", "16x8"),
     "a choice whose other side is far larger": (
         Network(
-            14271, (("x", "torch.randn(1, 2, 7975) + 1"), ("y", "torch.randn(1, 2, 2)")), (("p", "nn.Parameter(torch.randn(1, 2, 2))"),),
+            14271, (("x", "torch.randn(1, 2, 7975) + 1"), ("y", "torch.randn(1, 2, 2)")),
+            (("p", "nn.Parameter(torch.randn(1, 2, 2))"),),
             (("z", "x @ x.transpose(-1, -2)"), ("w", "torch.where(z != y, self.p, z)")), ("w",)),
         "ethos-u85-256", "16x8"),
     "a deviation of single elements": (
@@ -91,9 +92,13 @@ SEEN = {
         "ethos-u85-1024", "int8"),
     "a choice of what another workaround reshapes": (
         Network(
-            1667984284, (("x", "torch.randn(1, 8, 18, 4, 2)"), ("y", "torch.randn(3, 18, 1)"), ("c", "torch.randn(1, 1, 18, 4, 2) > 0")), (),
+            1667984284,
+            (("x", "torch.randn(1, 8, 18, 4, 2)"), ("y", "torch.randn(3, 18, 1)"), ("c", "torch.randn(1, 1, 18, 4, 2) > 0")), (),
             (("z", "y.chunk(3, 0)[1].unsqueeze(0).unsqueeze(3)"), ("w", "torch.where(torch.logical_or(x < z, c), x, z)")), ("w",)),
         "ethos-u85-256", "int8"),
+    "truth values that are an output and reduced": (
+        Network(1265470778, (("x", "torch.randn(2, 2)"),), (), (("y", "x > 0.1"), ("z", "y.any(0, keepdim=True)")), ("z", "y")),
+        "ethos-u85-128", "int8"),
     "a slice of one step, read several times": (
         Network(
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),

@@ -204,7 +204,8 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
         raise Unsupported(
             Reason(
                 "upsample.matrix",
-                f"interpolates {extent:,} places to {size:,}, by a matrix of {size * extent:,} weights; allowed are {_MOST_WEIGHTS:,}",
+                f"interpolates {extent:,} places to {size:,}, by a matrix of {size * extent:,} weights; "
+                f"allowed are {_MOST_WEIGHTS:,}",
                 "Upsample by a whole factor with align_corners=False.",
             )
         )

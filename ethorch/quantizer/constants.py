@@ -10,7 +10,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from ethorch.fx.aten_builder import INHERITED, AtenBuilder, constant
-from ethorch.fx.node import LIKE, UNINITIALIZED, is_float, is_in_place, is_int64, is_integer, op_name, tensor_of
+from ethorch.fx.node import LIKE, UNINITIALIZED, first_value, is_float, is_in_place, op_name, tensor_of
 from ethorch.ops.cast import to
 from ethorch.ops.joining import cat
 from ethorch.ops.spec import find
@@ -66,11 +66,15 @@ def promote_constants(model: GraphModule) -> None:
             node.replace_input_with(arg, promoted)
 
 
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
 def promote_integers(model: GraphModule) -> None:
     """Cast computed integers that meet floats in an elementwise operator, as PyTorch does, so that they are quantized.
 
-    So are int64 tensors, and others that meet constants only: lowerings take those as they are beside a quantized tensor. Python integers among the operands become floats. ExecuTorch would make them int64 tensors, and cast those whenever the program
-    runs on the CPU.
+    So are int64 tensors, and others that meet constants only: lowerings take those as they are beside a quantized tensor. Python
+    integers among the operands become floats. ExecuTorch would make them int64 tensors, and cast those whenever the program runs on
+    the CPU.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(model.graph.nodes):
@@ -81,11 +85,9 @@ def promote_integers(model: GraphModule) -> None:
             _promote_numbers(node)
         meets_tensor = any(is_float(arg) and arg.op != "get_attr" for arg in node.all_input_nodes)
         for arg in node.all_input_nodes:
-            if (
-                arg.op == "get_attr"
-                or not is_integer(arg)
-                or not (is_int64(arg) or (not meets_tensor and arg.meta["val"].dtype != torch.bool))
-            ):
+            value = first_value(arg)
+            promoted = value is not None and value.dtype in ((torch.int64,) if meets_tensor else _INTEGERS)
+            if arg.op == "get_attr" or not promoted:
                 continue
             dtype = node.meta["val"].dtype
             if (arg, dtype) not in casts:

@@ -61,6 +61,34 @@ def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Map
             _narrow_compared(model, source, inputs[-1].next, keep)
 
 
+def cast_inputs_first(model: GraphModule) -> None:
+    """Move casts of int64 inputs to floats before the views between input and cast: the NPU moves no int64. In place."""
+    casts: dict[tuple[Node, torch.dtype], Node] = {}
+    for node in list(model.graph.nodes):
+        if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
+            continue
+        source, moves = node.all_input_nodes[0], list[Node]()
+        while _moves_one(source):
+            moves.append(source)
+            source = source.all_input_nodes[0]
+        if source.op != "placeholder" or not moves:
+            continue
+        key = source, node.meta["val"].dtype
+        if key not in casts:
+            casts[key] = AtenBuilder(model, moves[-1])(aten.to.dtype, source, key[1])
+        value, s = casts[key], AtenBuilder(model, node)
+        for move in reversed(moves):
+            value = s(move.target, value, *move.args[1:], **move.kwargs)
+        node.replace_all_uses_with(value)
+        model.graph.erase_node(node)
+
+
+def _moves_one(node: Node) -> bool:
+    """Return True for an operator that moves elements of one int64 tensor."""
+    spec = find(node.target) if node.op == "call_function" else None
+    return spec is not None and is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1
+
+
 def _reads_state(node: Node) -> bool:
     """Is it what a tensor that the model writes holds at first? A clone is all that reads such a tensor (functionalize)."""
     sources = node.all_input_nodes
@@ -102,9 +130,7 @@ def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callab
     moved = {source}
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" and not keep(node) else None
-        if spec is None or not moved & set(node.all_input_nodes):
-            continue
-        if is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1:
+        if spec is not None and moved & set(node.all_input_nodes) and _moves_one(node):
             moved.add(node)
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) in COMPARISONS and moved & set(node.args) and not keep(node):

@@ -25,7 +25,7 @@ from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_no
 from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
 from ethorch.quantizer.hard_choices import draw_hard_choices
-from ethorch.quantizer.index_inputs import narrow_indices, tabulate_positions
+from ethorch.quantizer.index_inputs import cast_inputs_first, narrow_indices, tabulate_positions
 from ethorch.quantizer.shared_buffers import written_as_buffers
 from ethorch.quantizer.top_k import draw_top_ks
 from ethorch.quantizer.wrapped_graphs import inline_wrapped
@@ -173,6 +173,11 @@ PASSES = (
         "tabulate positions",
         lambda model, scope: tabulate_positions(model, scope.keep, trains=scope.trains),
         "Behind the indices' cast, which a table's rows are picked by, and behind masks, which are no table's numbers.",
+    ),
+    Pass(
+        "cast inputs first",
+        lambda model, scope: cast_inputs_first(model),
+        "Behind the narrowing and the tables, which look for views of an index in front of its cast.",
     ),
     Pass(
         "promote constants",

@@ -16,7 +16,9 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 def keep_shapes(r: Rewriter) -> None:
     """Run each elementwise operator of fewer than four axes in the shape of a four-axis operand that a RESHAPE removed
-    axes of extent 1 from, and reshape its result instead. No bit changes."""
+    axes of extent 1 from, and reshape its result instead. No bit changes.
+
+    Not in the shape of several pictures: Vela makes an operation of each if an operand is broadcast."""
     for op in r.named(*_ELEMENTWISE):
         if shape := _kept(r, op):
             at = r.before(op)
@@ -35,7 +37,7 @@ def _kept(r: Rewriter, op: Op) -> tuple[int, ...] | None:
         if reshape is None or value.shape != result:
             continue
         shape = reshape.operands[0].shape
-        if len(shape) == 4 and [n for n in shape if n != 1] == [n for n in result if n != 1] and shape[-1:] == result[-1:]:
+        if len(shape) == 4 and shape[0] == 1 and [n for n in shape if n != 1] == [n for n in result if n != 1] and shape[-1:] == result[-1:]:
             return shape
     return None
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 import ethorch
 from ethorch import EthosUCompileSpec, flow, host
+from ethorch.formats import pte
 from ethorch.fx.node import op_name
 from ethorch.model_files import UserModel
 from ethorch.ops.cast import to
@@ -271,3 +272,27 @@ def test_positions_that_are_only_compared_are_clamped_and_cast(target: str) -> N
         given = (x, torch.tensor([position]))
         for found, wanted in zip(program(*given), module(*given), strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+class Timesteps(nn.Module):
+    """The sinusoids of diffusers: steps of int64, viewed as a column before they become floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequencies, self.layer = nn.Buffer(torch.exp(-torch.arange(8) / 2)), nn.Linear(16, 4)
+
+    def forward(self, step: Tensor) -> Tensor:
+        angles = step[:, None].float() * self.frequencies[None]
+        return self.layer(torch.cat([angles.sin(), angles.cos()], -1))
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+def test_an_input_is_cast_before_it_is_viewed(target: str) -> None:
+    """The CPU casts and quantizes it, as the Arm backend has it, and moves nothing."""
+    torch.manual_seed(0)
+    model, step = Timesteps().eval(), torch.tensor([3, 7, 1])
+    program = ethorch.compile(model, step, target, progress=False)
+    assert program.build is not None and not program.build.partition.refusals
+    operators = [call.operator for method in pte.read(program.pte).methods.values() for call in method.calls]
+    assert not any("unsqueeze" in name for name in operators)
+    assert ethorch.sqnr_db(model(step), program(step)) > 20
