@@ -37,7 +37,8 @@ def _kept(r: Rewriter, op: Op) -> tuple[int, ...] | None:
         if reshape is None or value.shape != result:
             continue
         shape = reshape.operands[0].shape
-        if len(shape) == 4 and shape[0] == 1 and [n for n in shape if n != 1] == [n for n in result if n != 1] and shape[-1:] == result[-1:]:
+        is_map = len(shape) == 4 and shape[0] == 1 and shape[-1:] == result[-1:]
+        if is_map and [n for n in shape if n != 1] == [n for n in result if n != 1]:
             return shape
     return None
 

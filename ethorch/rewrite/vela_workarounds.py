@@ -21,7 +21,8 @@ from ethorch.tosa.ir import Op, Value
 _ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
 #: Operators that read or make truth values.
 _LOGICAL = (
-    "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT", "REDUCE_ANY", "REDUCE_ALL",
+    "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT",
+    "REDUCE_ANY", "REDUCE_ALL",
 )  # fmt: skip
 #: What takes the RESCALEs of both operands, by whatever they multiply.
 _TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
