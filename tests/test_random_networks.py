@@ -96,6 +96,9 @@ SEEN = {
             (("x", "torch.randn(1, 8, 18, 4, 2)"), ("y", "torch.randn(3, 18, 1)"), ("c", "torch.randn(1, 1, 18, 4, 2) > 0")), (),
             (("z", "y.chunk(3, 0)[1].unsqueeze(0).unsqueeze(3)"), ("w", "torch.where(torch.logical_or(x < z, c), x, z)")), ("w",)),
         "ethos-u85-256", "int8"),
+    "two pictures, enlarged four times": (
+        Network(4668, (("x", "torch.randn(2, 1, 1, 2)"),), (), (("y", "F.interpolate(x, scale_factor=4)"),), ("y",)),
+        "ethos-u55-128", "int8"),
     "truth values that are an output and reduced": (
         Network(1265470778, (("x", "torch.randn(2, 2)"),), (), (("y", "x > 0.1"), ("z", "y.any(0, keepdim=True)")), ("z", "y")),
         "ethos-u85-128", "int8"),

@@ -233,6 +233,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         families=U55_U65,
     ),
     VelaBug(
+        id="vela.resize-in-steps-of-batch",
+        wrong="A RESIZE by 4 or 8, which is done by 2 several times, is refused where a CONCAT makes its result part of a batch.",
+        operators=("RESIZE",),
+        which=do.is_resized_to_batch,
+        instead=do.copy_result,
+        families=U55_U65,
+    ),
+    VelaBug(
         id="vela.transposed-convolution-placed",
         wrong="A TRANSPOSE_CONV2D that a CONCAT or PAD places is written over what is there.",
         operators=("RESCALE",),

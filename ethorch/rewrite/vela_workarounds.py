@@ -136,6 +136,14 @@ def is_widely_padded(r: Rewriter, op: Op) -> bool:
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
+def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
+    """Enlarges a map by more than 2, and a CONCAT or PAD along the first axis of four reads it."""
+    numerator, denominator = op.attrs["scale"][:2]
+    places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
+    in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
+    return numerator > 2 * denominator and any(in_batch)
+
+
 def is_of_constant(r: Rewriter, op: Op) -> bool:
     """Its operand is a constant, and its result no output."""
     return op.operands[0].is_const and not r.is_output(op.result)

@@ -10,6 +10,9 @@ from tests.rewrite.vela_bug_makers import (
     WIDE_MOVES,
     Avoided,
     Make,
+    added_and_subtracted,
+    among_pictures,
+    before_another,
     beside,
     by_constants,
     clamped,
@@ -40,10 +43,12 @@ from tests.rewrite.vela_bug_makers import (
     product,
     read_condition,
     read_in_wide_shapes,
+    reduced_condition,
     rescaled_sum,
     rescaled_wrapped,
     reshaped_input,
     reshaped_matmul,
+    resized,
     select,
     select_of_folded,
     select_of_rescaled,
@@ -154,6 +159,11 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.clamp-of-transpose-placed": {
         "": lambda b: beside(b, b.emit("CLAMP", b.emit("TRANSPOSE", whole(b), perms=(0, 3, 1, 2)), min_val=-9, max_val=9))
     },
+    "vela.resize-in-steps-of-batch": {
+        f"by {factor}, {name}": lambda b, factor=factor, place=place: place(b, resized(b, factor))
+        for factor in (4, 8)
+        for name, place in (("CONCAT", before_another), ("PAD", among_pictures))
+    },
     "vela.transposed-convolution-placed": {
         "CONCAT": lambda b: beside(b, convolved(b, whole(b), "TRANSPOSE_CONV2D")),
         "PAD": lambda b: within(b, convolved(b, whole(b), "TRANSPOSE_CONV2D")),
@@ -187,6 +197,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "INT32": lambda b: of_reshaped(b, int32(b, whole(b), 0.7)),
         "long": lambda b: of_reshaped(b, b.rescale(b.input("x", (1, 2, 65_537), "INT16"), 0.7)),
         "parts in several operators": parts_of_reshaped_rescale,
+        "the same in several operators": added_and_subtracted,
     },
     "vela.table-of-reshaped-slice": {
         "one channel": tables_of_parts((12, 16, 1), (12, 16)),
@@ -213,7 +224,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "REVERSE and REDUCE_MAX": several_of_slice_behind_ones(reverse_rows, lambda b, x: b.emit("REDUCE_MAX", x, axis=2)),
     },
     "vela.argmax-of-slice": {"": lambda b: b.emit("ARGMAX", cut(b), axis=2)},
-    "vela.bool-output-that-is-read": {"": read_condition},
+    "vela.bool-output-that-is-read": {"SELECT": read_condition, "REDUCE_ANY": reduced_condition},
     "vela.loop-in-operands": {"": loop},
     "vela.concat-of-five-axes": {f"along {axis}": concat_of_five_axes(axis) for axis in range(5)},
     "vela.slice-of-five-axes": {f"of {axes}": slice_of_five_axes(*axes) for axes in ((0,), (0, 2, 4))},

@@ -43,6 +43,14 @@ def within(b: Builder, value: Value) -> Value:
     return b.emit("PAD", value, padding=(0, 0) * (value.rank - 2) + (2, 1, 1, 1), pad_const=0)
 
 
+def before_another(b: Builder, value: Value) -> Value:
+    return b.emit("CONCAT", value, b.input("z", value.shape, value.dtype), axis=0)
+
+
+def among_pictures(b: Builder, value: Value) -> Value:
+    return b.emit("PAD", value, padding=(1, 1) + (0, 0) * (value.rank - 1), pad_const=0)
+
+
 def pair(b: Builder, dtype: str = "INT8") -> tuple[Value, Value]:
     return b.input("x", (2, 12), dtype), b.input("y", (2, 12), dtype)
 
@@ -315,6 +323,26 @@ def read_condition(b: Builder) -> tuple[Value, ...]:
     x, y = pair(b)
     condition = b.emit("GREATER", int32(b, x), int32(b, y))
     return condition, b.emit("SELECT", condition, x, y)
+
+
+def reduced_condition(b: Builder) -> tuple[Value, ...]:
+    x, y = pair(b)
+    condition = b.emit("GREATER", int32(b, x), int32(b, y))
+    return condition, b.emit("REDUCE_ANY", condition, axis=0)
+
+
+def resized(b: Builder, factor: int) -> Value:
+    """A map, enlarged without interpolation."""
+    scale, offset = (2 * factor, 2) * 2, (1 - factor,) * 2
+    return b.emit("RESIZE", whole(b), scale=scale, offset=offset, border=(factor - 1,) * 2, mode="NEAREST")
+
+
+def added_and_subtracted(b: Builder) -> Value:
+    """What a RESCALE to INT32 and one back leave of a map, in fewer axes: in a sum, and in a difference from it."""
+    x = b.input("x", (1, 33, 8, 1), "INT8")
+    same = b.reshape(b.rescale(int32(b, x), 1.0), (33, 8))
+    total = b.rescale(b.emit("ADD", int32(b, same), int32(b, b.reshape(x, (33, 8)))), 0.5)
+    return b.rescale(b.emit("SUB", int32(b, same, 2.0**18), int32(b, total, 2.0**19)), 2.0**-18)
 
 
 def loop(b: Builder) -> Value:
