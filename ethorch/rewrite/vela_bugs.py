@@ -322,6 +322,25 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.five-axes-of-slice",
+        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
+        "behind it.",
+        operators=(*do.POINTWISE, "TABLE"),
+        which=do.is_of_slice_behind_ones,
+        instead=do.run_in_four_axes,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
+        id="vela.five-axes-of-slice-for-several",
+        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] and read several times, a copy of Vela's own has the first [h, c] "
+        "and what follows it.",
+        operators=("RESHAPE",),
+        which=do.is_of_slice_behind_ones_for_several,
+        instead=do.copy_operand,
+        families=U85,
+        versions=SINCE_5_2,
+    ),
+    VelaBug(
         id="vela.spread-in-other-shape",
         wrong="Of x[n, 1, c] and y[n, m, 1], Vela spreads the first by an addition of its own, which reads it in the shape that "
         "the last RESHAPE gives it, or that it has before the RESCALE: all differences of the rows of one value, for example.",
@@ -339,26 +358,6 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
         which=do.is_along_last_axis_of_column,
         instead=do.run_along_middle_axis,
-        families=U85,
-        versions=SINCE_5_2,
-    ),
-    VelaBug(
-        id="vela.five-axes-of-slice",
-        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
-        "behind it.",
-        operators=(*do.POINTWISE, "TABLE"),
-        which=do.is_of_slice_behind_ones,
-        instead=do.run_in_four_axes,
-        families=U85,
-        versions=SINCE_5_2,
-    ),
-    VelaBug(
-        id="vela.five-axes-of-slice-for-several",
-        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] and read several times, a copy of Vela's own has the first [h, c] "
-        "and what follows it.",
-        operators=("RESHAPE",),
-        which=do.is_of_slice_behind_ones_for_several,
-        instead=do.copy_operand,
         families=U85,
         versions=SINCE_5_2,
     ),

@@ -413,7 +413,7 @@ def _slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
 
 def _is_slice_behind_ones(r: Rewriter, value: Value) -> bool:
     shape = value.shape
-    return len(shape) > _MOST_AXES and set(shape[:-3]) == {1} and shape[-3] > 1 and reads(r, value, "SLICE")
+    return len(shape) > _MOST_AXES and 1 in shape[:-3] and math.prod(shape) > shape[-1] and reads(r, value, "SLICE")
 
 
 def is_of_slice_behind_ones_for_several(r: Rewriter, op: Op) -> bool:
@@ -428,10 +428,13 @@ def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
 
 
 def _has_one_shape(r: Rewriter, value: Value) -> bool:
-    """Return True if Vela stores ``value``, and what its RESCALE reads, in the shape of ``value``."""
+    """Return True if Vela stores ``value``, and what its RESCALE reads, in the shape of ``value``: no SLICE in another one."""
     source = _root(r, value)
     rescale = r.producer(source, "RESCALE")
-    sources = [source] if rescale is None else [source, _root(r, rescale.operands[0])]
+    read = value if rescale is None else rescale.operands[0]
+    sources = [source, _root(r, read)]
+    if _root(r, read) is not read and r.producer(_root(r, read), "SLICE") is not None:
+        return False
     return all(_stored_shapes(r, each) == {_without_leading_ones(value.shape)} for each in sources)
 
 
