@@ -99,6 +99,16 @@ SEEN = {
     "two pictures, enlarged four times": (
         Network(4668, (("x", "torch.randn(2, 1, 1, 2)"),), (), (("y", "F.interpolate(x, scale_factor=4)"),), ("y",)),
         "ethos-u55-128", "int8"),
+    "a dilated convolution to one row": (
+        Network(
+            7124, (("x", "torch.randn(1, 1, 3, 96)"),), (("l", "nn.Conv2d(1, 8, 3, stride=3, padding=2, dilation=3)"),),
+            (("y", "self.l(x)"),), ("y",)),
+        "ethos-u85-256", "int8"),
+    "a comparison of five axes with a slice": (
+        Network(
+            19974, (("x", "torch.randn(1, 3, 3, 1, 1)"), ("y", "torch.randn(3, 1, 2, 1)")), (),
+            (("z", "(x > y.narrow(-2, 0, 1).unsqueeze(0)).all(4)"),), ("z",)),
+        "ethos-u65-256", "int8"),
     "truth values that are an output and reduced": (
         Network(1265470778, (("x", "torch.randn(2, 2)"),), (), (("y", "x > 0.1"), ("z", "y.any(0, keepdim=True)")), ("z", "y")),
         "ethos-u85-128", "int8"),

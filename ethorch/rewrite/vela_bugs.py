@@ -421,6 +421,22 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     # --- windows over long axes, constants -----------------------------------------------------------------------------
     VelaBug(
+        id="vela.dilated-convolution-of-short-map",
+        wrong="Of a map with fewer places than the dilation, which is above 2, it makes convolutions of nothing but padding.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=do.is_dilated_beyond_map,
+        instead=do.pad_before,
+    ),
+    VelaBug(
+        id="vela.transpose-of-dilated-convolution",
+        wrong="A TRANSPOSE becomes part of each of the convolutions that one of a dilation above 2 is made of, which then write to "
+        "wrong rows if there are few.",
+        operators=("TRANSPOSE",),
+        which=do.is_of_dilated_convolution,
+        instead=do.copy_operand,
+        families=U85,
+    ),
+    VelaBug(
         id="vela.dilated-convolution-along-long-axis",
         wrong="Of an axis of more than 65,536 places it makes several maps, each as long as a kernel without its dilation of 2 "
         "reads: the last results of each read padding.",

@@ -101,6 +101,14 @@ def is_dilated(r: Rewriter, op: Op) -> bool:
     return any(dilation > 2 for dilation in op.attrs["dilation"])
 
 
+def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
+    """Has padding, and along an axis of the kernel a dilation of more than 2 and than the map has places."""
+    extents = zip(op.operands[0].shape[1:3], _KERNEL_AXES[op.name], op.attrs["dilation"], strict=True)
+    return any(op.attrs["pad"]) and any(
+        max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
+    )
+
+
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
     """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
     longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
@@ -513,6 +521,14 @@ def _turned_slice(r: Rewriter, op: Op) -> Op | None:
 def is_of_transposed(r: Rewriter, op: Op) -> bool:
     """Reads a TRANSPOSE of INT8, perhaps behind RESHAPEs, that nothing else reads."""
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
+
+
+def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
+    """Reads a convolution of a dilation above 2, perhaps behind what is part of the same operation."""
+    before = r.producer(op.operands[0])
+    while before is not None and before.name in (*_FOLLOWING, "RESHAPE"):
+        before = r.producer(before.operands[0])
+    return before is not None and before.name in _KERNEL_AXES and "dilation" in before.attrs and is_dilated(r, before)
 
 
 def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:

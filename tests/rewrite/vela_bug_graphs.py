@@ -20,6 +20,7 @@ from tests.rewrite.vela_bug_makers import (
     concat_of_five_axes,
     convolved,
     cut,
+    dilated,
     dilated_rows_of_long_columns,
     five_axes,
     in_slices,
@@ -57,6 +58,7 @@ from tests.rewrite.vela_bug_makers import (
     slice_behind_ones,
     slice_of_five_axes,
     spread,
+    spread_slices,
     square,
     strided_rows_of_long_columns,
     table,
@@ -218,6 +220,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         **{name: slice_behind_ones(name) for name in ("RESCALE", "CLAMP", "NEGATE", "MUL", "ADD", "TABLE", "ABS")},
         "MUL, broadcast": slice_behind_ones("MUL", into=3),
         "CLAMP of six axes": slice_behind_ones("CLAMP", axes=6),
+        "MUL of two, broadcast": spread_slices,
     },
     "vela.five-axes-of-slice-for-several": {
         "REVERSE and RESHAPE": several_of_slice_behind_ones(reverse_rows, lambda b, x: b.reshape(x, (160,))),
@@ -234,6 +237,13 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "ARITHMETIC_RIGHT_SHIFT": one_element("ARITHMETIC_RIGHT_SHIFT", "INT32"),
     },
     "vela.table-between-transposes": {"": tables},
+    "vela.dilated-convolution-of-short-map": {
+        name: lambda b, name=name: dilated(b, name, rows=1, dilation=3, pad=4) for name in ("CONV2D", "DEPTHWISE_CONV2D")
+    },
+    "vela.transpose-of-dilated-convolution": {
+        name: lambda b, name=name: b.emit("TRANSPOSE", dilated(b, name, rows=3, dilation=3, pad=2, stride=3), perms=(0, 3, 1, 2))
+        for name in ("CONV2D", "DEPTHWISE_CONV2D")
+    },
     "vela.dilated-convolution-along-long-axis": {
         name: over_long_axis(name, 65_537, taps=3, dilation=2) for name in ("CONV2D", "DEPTHWISE_CONV2D")
     },

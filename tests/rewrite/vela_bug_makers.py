@@ -80,6 +80,14 @@ def convolved(b: Builder, x: Value, name: str, dilation: int = 1, per_channel: i
     return b.rescale(b.emit(name, x, weight, bias, stride=(1, 1), input_zp=0, weight_zp=0, **where), 0.002)
 
 
+def dilated(b: Builder, name: str, rows: int, dilation: int, pad: int, stride: int = 1) -> Value:
+    """A convolution of 3 x 3 on a map of so many rows of 30 places."""
+    weight = constant(b, *((3, 3, 6, 1) if name == "DEPTHWISE_CONV2D" else (6, 3, 3, 6)))
+    bias, x = constant(b, 6, dtype=np.int32), b.input("x", (1, rows, 30, 6), "INT8")
+    attrs = {"pad": (pad,) * 4, "dilation": (dilation,) * 2, "stride": (stride,) * 2}
+    return b.rescale(b.emit(name, x, weight, bias, input_zp=0, weight_zp=0, **attrs), 0.002)
+
+
 def multiplied(b: Builder, x: Value) -> Value:
     return b.rescale(b.emit("MATMUL", x, b.input("y", (2, x.shape[2], 6), "INT8"), a_zp=0, b_zp=0), 0.01)
 
@@ -142,6 +150,14 @@ def one_element(name: str, dtype: str) -> Make:
         return b.emit(name, one, values, **{"MUL": {"shift": 0}, "ARITHMETIC_RIGHT_SHIFT": {"round": False}}.get(name, {}))
 
     return make
+
+
+def spread_slices(b: Builder) -> Value:
+    """A product of two SLICEs of five axes, each broadcast along others."""
+    x = b.emit("SLICE", b.input("x", (3, 3, 2, 4), "INT8"), start=(0, 0, 0, 1), size=(3, 3, 2, 3))
+    y = b.emit("SLICE", b.input("y", (2, 4, 2), "INT8"), start=(0, 1, 0), size=(2, 3, 2))
+    x, y = b.reshape(x, (1, 3, 3, 2, 3)), b.reshape(y, (2, 1, 3, 2, 1))
+    return b.rescale(b.emit("MUL", int32(b, x), int32(b, y), shift=0), 0.01)
 
 
 def slice_behind_ones(name: str, into: int = 1, axes: int = 5) -> Make:
