@@ -28,6 +28,19 @@ class Listener(Protocol):
         """The stage is over, done or broken off."""
 
 
+class Silence:
+    """A Listener that draws nothing, and keeps ``ethorch.program.progress_bar`` from drawing."""
+
+    def began(self, name: str, total: int | None) -> None:
+        """See Listener."""
+
+    def stepped(self, name: str) -> None:
+        """See Listener."""
+
+    def ended(self, name: str) -> None:
+        """See Listener."""
+
+
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 

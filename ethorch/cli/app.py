@@ -22,6 +22,7 @@ import typer
 from ethorch.cli.answers import Answer, Status, give
 from ethorch.errors import EthorchError, SpecError
 from ethorch.garbage import collected_seldom
+from ethorch.progress import Silence, listening
 from ethorch.quiet import quiet
 
 app = typer.Typer(
@@ -150,8 +151,12 @@ def sentence(error: Exception, with_traceback: bool = False) -> str:
 
 @contextmanager
 def _progress(quietly: bool) -> Iterator[None]:
-    """Progress on stderr, if it is a terminal."""
-    if quietly or not sys.stderr.isatty():
+    """Progress on stderr, if it is a terminal and nobody wants quiet."""
+    if quietly:
+        with listening(Silence()):
+            yield
+        return
+    if not sys.stderr.isatty():
         yield
         return
     from ethorch.program.progress_bar import shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -16,6 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from ethorch import cli
 
 MODEL = """
 import sys, time, torch
@@ -73,7 +76,14 @@ def test_an_interruption_leaves_nothing_behind(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["net.py"]
 
 
-def test_progress_on_a_terminal_alone(folder: Path) -> None:
+class Terminal(io.StringIO):
+    """A stream that says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [*COMMAND, "compile", f"{folder}/net.py:net", "-o", f"{folder}/net.pte"]
     piped = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert piped.returncode == 0 and piped.stderr == "", piped.stderr
@@ -93,8 +103,11 @@ def test_progress_on_a_terminal_alone(folder: Path) -> None:
     assert child.wait(timeout=60) == 0
     for stage in (b"export", b"calibrate", b"compile"):
         assert stage in shown
-    quiet = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
-    assert quiet.returncode == 0 and quiet.stderr == ""
+    monkeypatch.setenv("TERM", "xterm")
+    quiet = Terminal()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    assert cli.main([*command[len(COMMAND) :], "--quiet"]) == 0
+    assert quiet.getvalue() == ""
 
 
 def interrupted(command: list[str], folder: Path) -> tuple[int, str, str]:
