@@ -1,11 +1,12 @@
 """Makes .pte files with ExecuTorch's own Arm backend: ``python tests/support/arm_backend.py FOLDER [NAME ...]``.
 
 In a process of its own, since both backends are called EthosUBackend. For each model NAME.pte, and the TOSA of each
-delegate in NAME/.
+delegate in NAME/. Vela's flags for each target are in flags.json.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -105,5 +106,7 @@ def make(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
+    flags = {target: EthosUCompileSpec(target).compiler_flags for target in EVERY_TARGET}
+    (Path(sys.argv[1]) / "flags.json").write_text(json.dumps(flags))
     for model_name in sys.argv[2:] or [name for name in MODELS if name not in EVERY_TARGET]:
         make(Path(sys.argv[1]), model_name)
