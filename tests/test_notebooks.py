@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "notebooks"
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One for all notebooks, since it imports torch; each begins without names."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path_factory.mktemp("notebooks")))
+    client.stop_channels()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_runs(path: Path, tmp_path: Path) -> None:
+def test_runs(path: Path, kernel: Any) -> None:
     import nbclient
     import nbformat
 
     book = nbformat.read(path, 4)
     assert all(cell.outputs or "print" not in cell.source for cell in book.cells if cell.cell_type == "code"), "kept with outputs"
-    client = nbclient.NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()  # CellExecutionError where one raises
+    book.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    nbclient.NotebookClient(book, km=kernel, timeout=600).execute()  # CellExecutionError where one raises
     said = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert said and not [output for output in said if output.get("name") == "stderr"], "nothing is complained of"

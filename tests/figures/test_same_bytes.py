@@ -5,53 +5,52 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-
-from ethorch.target.vela_ini import shipped_root
-
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = """
-import sys, pathlib, logging
-sys.path.insert(0, {root!r})
-logging.disable(logging.WARNING)
 import torch
+
 from ethorch import EthosUCompileSpec, flow
 from ethorch.model_files import UserModel
+from ethorch.target.vela_ini import shipped_root
 from tests.figures.programs import CASES
-for name in ("picture", "two_delegates", "branches"):
-    case = CASES[name]
-    torch.manual_seed(0)
-    user = UserModel(case.model().eval(), case.inputs())
-    folder = pathlib.Path({folder!r}) / name
-    spec = EthosUCompileSpec(case.target, config_ini={ini!r}).dump_intermediate_artifacts_to(folder)
-    program = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
-    (folder / (name + ".pte")).write_bytes(program.pte)
-"""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(home: Path) -> None:
+    """Write programs and artifacts to ``home/out``, with an ini file in ``home``."""
+    ini = home / "board.ini"
+    ini.write_text((shipped_root() / "Arm" / "vela.ini").read_text())
+    for name in ("picture", "two_delegates", "branches"):
+        case = CASES[name]
+        torch.manual_seed(0)
+        user = UserModel(case.model().eval(), case.inputs())
+        folder = home / "out" / name
+        spec = EthosUCompileSpec(case.target, config_ini=str(ini)).dump_intermediate_artifacts_to(folder)
+        program = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+        (folder / (name + ".pte")).write_bytes(program.pte)
 
 
 @pytest.fixture(scope="module")
 def two_builds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Programs and artifacts of two processes, each with its own working, temporary and dump folder, ini file and hash seed."""
-    made = []
-    for number, name in enumerate(("first_place", "second_place")):
-        home = tmp_path_factory.mktemp(name)
+    """Of a new process and of this one, each with its own working, temporary and dump folder, ini file and hash seed."""
+    homes = [tmp_path_factory.mktemp(name) for name in ("first_place", "second_place")]
+    for home in homes:
         for part in ("tmp", "work", "out"):
             (home / part).mkdir()
-        ini = home / "board.ini"
-        ini.write_text((shipped_root() / "Arm" / "vela.ini").read_text())
-        script = SCRIPT.format(root=str(ROOT), folder=str(home / "out"), ini=str(ini))
-        environment = {
-            **os.environ,
-            "TMPDIR": str(home / "tmp"),
-            "PYTHONPATH": str(ROOT),
-            "PYTHONHASHSEED": str(number),
-        }
-        done = subprocess.run([sys.executable, "-c", script], cwd=home / "work", env=environment, capture_output=True, check=False)
-        assert not done.returncode, done.stderr.decode()[-2000:]
-        made.append(home)
-    return made
+    script = "import sys, pathlib, tests.figures.test_same_bytes as t; t.build(pathlib.Path(sys.argv[1]))"
+    environment = {**os.environ, "TMPDIR": str(homes[0] / "tmp"), "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", script, str(homes[0])]
+    done = subprocess.run(command, cwd=homes[0] / "work", env=environment, capture_output=True, check=False)
+    assert not done.returncode, done.stderr.decode()[-2000:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(homes[1] / "work")
+        patch.setenv("TMPDIR", str(homes[1] / "tmp"))
+        patch.setattr(tempfile, "tempdir", None)
+        build(homes[1])
+    return homes
 
 
 def files(home: Path) -> dict[str, bytes]:

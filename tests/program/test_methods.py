@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import flow, npu
+from ethorch import cli, flow, npu
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, SpecError
@@ -332,27 +330,27 @@ def methods():
 """
 
 
-def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ethorch.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        return cli.main([*map(str, arguments)]), *capsys.readouterr()
 
-
-def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODELS)
-    done = run_cli("compile", f"{tmp_path}/net.py:methods", "--output", tmp_path / "m.pte", "--target", TARGET, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["method"] == "add"
+    status, out, err = run("compile", f"{tmp_path}/net.py:methods", "--output", tmp_path / "m.pte", "--target", TARGET, "--json")
+    assert status == 0, err
+    assert json.loads(out)["method"] == "add"
     program = ethorch.load(tmp_path / "m.pte", "read")
     x = torch.ones(1, 8)
     program["add"](x)
     assert torch.allclose(program(x), torch.full((1, 8), 2.0), atol=0.05)
     assert len(program.payloads[0].outputs) == 1  # what it only reads, it does not give back
-    explained = run_cli("explain", f"{tmp_path}/net.py:methods", "--method", "read", "-t", TARGET)
-    assert explained.returncode == 0 and "count.sum" in explained.stdout, explained.stderr
-    refused = run_cli("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
-    assert refused.returncode == 2
-    assert "--calibrate is of one" in refused.stderr
-    refused = run_cli("sensitivity", f"{tmp_path}/net.py:methods")
-    assert "several methods, 'add', 'read'" in refused.stderr
+    status, out, err = run("explain", f"{tmp_path}/net.py:methods", "--method", "read", "-t", TARGET)
+    assert status == 0 and "count.sum" in out, err
+    status, _, err = run("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
+    assert status == 2
+    assert "--calibrate is of one" in err
+    _, _, err = run("sensitivity", f"{tmp_path}/net.py:methods")
+    assert "several methods, 'add', 'read'" in err
 
 
 class Written(nn.Module):

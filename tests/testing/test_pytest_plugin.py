@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from ethorch import native
+
 pytest_plugins = ["pytester"]
 
 #: The plugin by its module, whether or not the installed package's entry point has it.
 PLUGIN = ("-p", "no:ethorch", "-p", "ethorch.testing.pytest_plugin", "-p", "no:cacheprovider")
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are built already: ``pytester`` has a home of its own, where each test would build them again."""
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(native.cache_folder()))
+
 
 TESTS = """
 import torch
