@@ -163,7 +163,8 @@ def page(summary: Record) -> str:
     for folder, target, id, counts in summary["reasons"]:
         reasons.setdefault(id, []).append((folder, target, counts))
     for id, rows in sorted(reasons.items()):
-        folders, targets = (", ".join(sorted({row[k] for row in rows})) for k in (0, 1))
+        folders = ", ".join(sorted({folder for folder, _, _ in rows}))
+        targets = ", ".join(sorted({target for _, target, _ in rows}))
         cases, less = (sum(row[2].get(key, 0) for row in rows) for key in ("cases", "less delegated"))
         lines.append(f"| `{id}` | {source_of(id)} | {folders} | {targets} | {cases:,} | {less} |")
     lines += ["", "## Less delegated", "", "SQNR in dB against the float module: ethorch / Arm backend.", ""]

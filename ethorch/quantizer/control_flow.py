@@ -322,7 +322,7 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
     Raises:
         QuantizationError: no sample reached the control flow itself.
     """
-    unreached, unseen = [], []
+    unreached, unseen = list[str](), list[str]()
     for branch in branches:
         if branch.operands:
             continue
