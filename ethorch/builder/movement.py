@@ -217,9 +217,12 @@ class MovementBuilder(Emitter):
         count = -(-value.shape[axis] // step)
         missing = count * step - value.shape[axis]
         value = self.padded(value, axis, 0, missing, 0)  # the last group is short: filled with what is dropped again
-        outer, _, inner = around(value.shape, axis)
-        kept = self.sliced(self.reshape(value, (outer * count, step, inner)), 1, 0, 1)
-        return QTensor(self.reshape(kept, (*value.shape[:axis], count, *value.shape[axis + 1 :])), dims, x.q)
+        before, after = value.shape[:axis], value.shape[axis + 1 :]
+        if value.rank < MAX_RANK:
+            kept = self.sliced(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
+        else:
+            kept = self.sliced(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
+        return QTensor(self.reshape(kept, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
         """x with ``before`` zeros in front of ``dim`` (negative: without the first), then cut or padded to ``extent``."""

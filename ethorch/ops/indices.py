@@ -47,15 +47,8 @@ def strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None
     extent = value.shape[axis]
     first, last, step = slice(start, end, step).indices(extent)
     count = len(range(first, last, step))
-    if step == 1:
-        return QTensor(b.sliced(value, axis, first, count), dims, x.q)
-    whole = min(count * step, extent - first)
-    value = b.sliced(value, axis, first, whole)
-    value = b.padded(value, axis, 0, count * step - whole, 0)  # the last group is short: filled with what is dropped again
-    shape = value.shape
-    folded = b.reshape(value, (*shape[:axis], count, step, *shape[axis + 1 :]))
-    value = b.reshape(b.sliced(folded, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
-    return QTensor(value, dims, x.q)
+    whole = count if step == 1 else min(count * step, extent - first)
+    return b.every(QTensor(b.sliced(value, axis, first, whole), dims, x.q), dim, step)
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:
