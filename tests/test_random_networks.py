@@ -109,6 +109,16 @@ SEEN = {
             19974, (("x", "torch.randn(1, 3, 3, 1, 1)"), ("y", "torch.randn(3, 1, 2, 1)")), (),
             (("z", "(x > y.narrow(-2, 0, 1).unsqueeze(0)).all(4)"),), ("z",)),
         "ethos-u65-256", "int8"),
+    "a sum of two sums": (
+        Network(7143, (("x", "torch.randn(1, 32, 48)"),), (), (("y", "x.sum(1) + x.sum(1)"),), ("y",)), "ethos-u85-256", "16x8"),
+    "an argmax of one element of a row": (
+        Network(
+            1500001946, (("x", "torch.randn(1, 8)"),), (),
+            (("y", "(x + x.narrow(1, 0, 1)).narrow(1, 2, 1).argmax(1) * 0.1"),), ("y",)),
+        "ethos-u85-512", "int8"),
+    "every fifth of one, of six axes": (
+        Network(7350, (("x", "torch.randn(5, 1, 5, 4, 3, 3)"),), (), (("y", "torch.relu(x[4::5])"),), ("y",)),
+        "ethos-u85-128", "16x8"),
     "truth values that are an output and reduced": (
         Network(1265470778, (("x", "torch.randn(2, 2)"),), (), (("y", "x > 0.1"), ("z", "y.any(0, keepdim=True)")), ("z", "y")),
         "ethos-u85-128", "int8"),

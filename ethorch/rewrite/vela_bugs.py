@@ -362,10 +362,18 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.operator-of-two-sums",
+        wrong="Two REDUCE_SUMs that one elementwise operator reads are stored in bricks of 16 channels, of which one is allotted: "
+        "each is written over what follows it.",
+        operators=do.TAKING_TWO,
+        which=do.is_of_two_sums,
+        instead=do.copy_first_operand,
+        families=U85,
+    ),
+    VelaBug(
         id="vela.argmax-of-slice",
-        wrong="An ARGMAX along columns of a SLICE of rows runs along rows, as the whole has more of them.",
+        wrong="An ARGMAX of a SLICE takes extents of the whole: it runs along rows in place of columns, or along more places.",
         operators=("ARGMAX",),
-        which=do.is_along_columns,
         reads=("SLICE",),
         instead=do.copy_operand,
         families=U85,

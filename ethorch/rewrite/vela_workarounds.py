@@ -493,6 +493,17 @@ def _slices_of_as_many(r: Rewriter, op: Op) -> list[int]:
     return [index for index, cut in enumerate(slices) if cut is not None and math.prod(cut.operands[0].shape) == count]
 
 
+def is_of_two_sums(r: Rewriter, op: Op) -> bool:
+    """Both operands are REDUCE_SUMs, perhaps rescaled, clamped, looked up and reshaped."""
+    return len(op.operands) > 1 and all(_is_of_sum(r, value) for value in op.operands[:2])
+
+
+def _is_of_sum(r: Rewriter, value: Value) -> bool:
+    while before := r.producer(value, *_FOLLOWING, "RESHAPE"):
+        value = before.operands[0]
+    return r.producer(value, "REDUCE_SUM") is not None
+
+
 def is_of_turned_slice(r: Rewriter, op: Op) -> bool:
     """Reads a TRANSPOSE of a SLICE that others read, too, and Vela's own TRANSPOSE of the operand undoes that one."""
     return _turned_slice(r, op) is not None
@@ -759,16 +770,17 @@ def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
         r.insert_before(rescale or op, 0 if rescale else index, copied)
 
 
+def copy_first_operand(r: Rewriter, op: Op) -> None:
+    """The operator, or the RESCALE of its first operand, reads a copy."""
+    rescale = r.producer(_root(r, op.operands[0]), "RESCALE")
+    r.insert_before(rescale or op, 0, copied)
+
+
 def copy_turned_slice(r: Rewriter, op: Op) -> None:
     """All readers of the SLICE read a copy of it."""
     cut = _turned_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copied)
-
-
-def is_along_columns(r: Rewriter, op: Op) -> bool:
-    """Its axis is the last but one."""
-    return int(op.attrs["axis"]) == op.operands[0].rank - 2
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:

@@ -361,6 +361,14 @@ def added_and_subtracted(b: Builder) -> Value:
     return b.rescale(b.emit("SUB", int32(b, same, 2.0**18), int32(b, total, 2.0**19)), 2.0**-18)
 
 
+def two_sums(b: Builder) -> Value:
+    """The sum of two sums of an INT16 input, each clamped."""
+    x = b.input("x", (1, 32, 48), "INT16")
+    sums = [b.rescale(b.emit("REDUCE_SUM", int32(b, x), axis=1), 0.1, dtype="INT16") for _ in range(2)]
+    clamped_sums = [b.emit("CLAMP", each, min_val=-32767, max_val=32767) for each in sums]
+    return b.rescale(b.emit("ADD", *(int32(b, each) for each in clamped_sums)), 0.5, dtype="INT16")
+
+
 def loop(b: Builder) -> Value:
     """A table of an input, beside what two rounds of another table make of it."""
     x = table(b, b.input("a", (1, 5, 5, 8), "INT8"), 0)
