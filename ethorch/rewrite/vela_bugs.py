@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ethorch.rewrite import vela_patterns as patterns
 from ethorch.rewrite import vela_workarounds as do
 from ethorch.rewrite.insert_copies import ELEMENTWISE
 from ethorch.rewrite.peephole import run_before_moves
@@ -48,7 +49,7 @@ class VelaBug:
     wrong: str
     instead: Callable[[Rewriter, Op], None] | str
     operators: tuple[str, ...] = ()
-    which: Callable[[Rewriter, Op], bool] = do.any_of_them
+    which: Callable[[Rewriter, Op], bool] = patterns.any_of_them
     of: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     placed: Literal["", "anyhow", "reshaped"] = ""
@@ -65,8 +66,8 @@ class VelaBug:
         """Does the row concern ``op``, one of its operators?"""
         return (
             (not self.of or r.producer(op.operands[0], *self.of) is not None)
-            and (not self.reads or do.reads(r, op.operands[0], *self.reads))
-            and (not self.placed or do.is_placed(r, op.result, reshaped=self.placed == "reshaped"))
+            and (not self.reads or patterns.reads(r, op.operands[0], *self.reads))
+            and (not self.placed or patterns.is_placed(r, op.result, reshaped=self.placed == "reshaped"))
             and self.which(r, op)
         )
 
@@ -84,7 +85,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.dilated-convolution-of-slice",
         wrong="A convolution with a dilation above 2, which Vela splits, reads a SLICE from the beginning of the whole.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_dilated,
+        which=patterns.is_dilated,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -93,7 +94,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A DEPTHWISE_CONV2D with several outputs per channel, which Vela splits, reads a SLICE from the beginning of the "
         "whole.",
         operators=("DEPTHWISE_CONV2D",),
-        which=do.is_multiplied,
+        which=patterns.is_multiplied,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -101,7 +102,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.padded-window-of-sliced-batch",
         wrong="A window with padding over several pictures reads a SLICE from the beginning of the whole.",
         operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"),
-        which=do.is_padded_batch,
+        which=patterns.is_padded_batch,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -109,7 +110,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.tile-of-five-axes-of-slice",
         wrong="A TILE of more than four axes reads a SLICE from the beginning of the whole.",
         operators=("TILE",),
-        which=do.is_wide,
+        which=patterns.is_wide,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -118,7 +119,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE of more than five axes, as part of an operator that broadcasts, reads a SLICE from the beginning of the "
         "whole.",
         operators=("RESCALE",),
-        which=do.is_very_wide,
+        which=patterns.is_very_wide,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -133,7 +134,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.sum-along-channels-of-slice",
         wrong="A REDUCE_SUM along the last axis reads a SLICE from the beginning of the whole.",
         operators=("REDUCE_SUM", "RESCALE"),
-        which=do.is_summed_along_channels,
+        which=patterns.is_summed_along_channels,
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
@@ -142,7 +143,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of a SLICE that is read several times, a TRANSPOSE that Vela's own for a MATMUL's second operand or a REDUCE_SUM "
         "undoes becomes a transfer, from the beginning of the whole.",
         operators=("MATMUL", "REDUCE_SUM"),
-        which=do.is_of_turned_slice,
+        which=patterns.is_of_turned_slice,
         instead=do.copy_turned_slice,
         families=U55_U65,
         versions=SINCE_5_2,
@@ -159,8 +160,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.broadcast-slice-in-chain",
         wrong="An elementwise operator that is chained to the one before it takes a SLICE for the whole if the whole has as many "
         "elements as the result: x * e[:, 32:48], where e has as many chunks as x has rows.",
-        operators=do.TAKING_TWO,
-        which=do.is_of_broadcast_slice_of_as_many,
+        operators=patterns.TAKING_TWO,
+        which=patterns.is_of_broadcast_slice_of_as_many,
         instead=do.copy_slices_of_as_many,
         families=U85,
         versions=SINCE_5_2,
@@ -170,7 +171,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which forgets where in a "
         "SLICE, CONCAT or PAD it reads, and computes the first copy only of a TILE. Few scales become part of a sum.",
         operators=("RESCALE",),
-        which=do.is_lone,
+        which=patterns.is_lone,
         reads=("SLICE", "CONCAT", "PAD", "TILE"),
         instead=do.copy_operand,
         families=U55_U65,
@@ -181,7 +182,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication; where a SLICE reads it, and "
         "it or the SLICE is read several times, that is done for each reader, at the SLICE's place in the whole.",
         operators=("RESCALE",),
-        which=do.is_lone_in_slices,
+        which=patterns.is_lone_in_slices,
         instead=do.copy_result,
         families=U55_U65,
         versions=SINCE_5_2,
@@ -192,7 +193,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE from or to INT32 that is part of no other operator becomes a multiplication, which a CONCAT or PAD does "
         "not move: in cat([x, y * constant]) the second part lies over the first.",
         operators=("RESCALE",),
-        which=do.is_lone,
+        which=patterns.is_lone,
         placed="anyhow",
         instead=do.copy_result,
         families=U55_U65,
@@ -202,7 +203,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.multiplied-depthwise-placed",
         wrong="A DEPTHWISE_CONV2D with several outputs per channel that a CONCAT or PAD places is an error of Vela's.",
         operators=("RESCALE",),
-        which=do.is_rescaled_multiplied,
+        which=patterns.is_rescaled_multiplied,
         placed="anyhow",
         instead=do.copy_result,
     ),
@@ -210,7 +211,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.rescale-between-placements",
         wrong="A RESCALE of a CONCAT, PAD or TILE that a CONCAT or PAD places is written over what is there.",
         operators=("RESCALE",),
-        which=do.is_of_codes,
+        which=patterns.is_of_codes,
         reads=("CONCAT", "PAD", "TILE"),
         placed="anyhow",
         instead=do.copy_result,
@@ -236,7 +237,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.resize-in-steps-of-batch",
         wrong="A RESIZE by 4 or 8, which is done by 2 several times, is refused where a CONCAT makes its result part of a batch.",
         operators=("RESIZE",),
-        which=do.is_resized_to_batch,
+        which=patterns.is_resized_to_batch,
         instead=do.copy_result,
         families=U55_U65,
     ),
@@ -265,7 +266,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="What moves INT32 is a copy of INT16 with twice as many places along the last axis; beyond 65,536 of those it is cut "
         "off.",
         operators=("CONCAT", "PAD", "SLICE", "TILE"),
-        which=do.is_wide_int32,
+        which=patterns.is_wide_int32,
         instead=do.move_along_an_axis_more,
         families=U55_U65,
     ),
@@ -273,7 +274,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.wide-int32-identity",
         wrong="An IDENTITY of INT32 is a copy as in vela.wide-int32-move.",
         operators=("IDENTITY",),
-        which=do.is_wide_int32,
+        which=patterns.is_wide_int32,
         instead=do.copy_instead,
         families=U55_U65,
     ),
@@ -281,7 +282,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.wide-int32-input",
         wrong="A RESHAPE or TRANSPOSE of an input of INT32 is a copy as in vela.wide-int32-move, in the shape of the input.",
         operators=("RESHAPE", "TRANSPOSE"),
-        which=do.is_wide_int32_input,
+        which=patterns.is_wide_int32_input,
         instead=do.copy_operand,
         families=U55_U65,
     ),
@@ -289,7 +290,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.wide-int32-in-shapes",
         wrong="An INT32 that is read in two shapes, one of more than 32,768 places along its last axis, is wrong for all readers.",
         operators=("RESHAPE",),
-        which=do.is_wide_int32_read_in_shapes,
+        which=patterns.is_wide_int32_read_in_shapes,
         instead=do.copy_operand,
         families=U55_U65,
     ),
@@ -298,7 +299,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.square-of-reshaped",
         wrong="Of x * x, where x is rescaled and reshaped, one operand gets the shape before, and the result is written over it.",
         operators=ELEMENTWISE,
-        which=do.is_square_of_reshaped,
+        which=patterns.is_square_of_reshaped,
         instead=do.reshape_twice,
         versions=SINCE_5_2,
     ),
@@ -307,7 +308,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE that is part of no other operator, reshaped and read several times, as a whole or in SLICEs, is done for "
         "some readers in the shape before: view(x)[:8] + view(x)[8:].",
         operators=("RESHAPE",),
-        which=do.is_rescale_in_one_shape_of_several,
+        which=patterns.is_rescale_in_one_shape_of_several,
         instead=do.rescale_behind,
         versions=SINCE_5_2,
     ),
@@ -316,7 +317,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A TABLE or CLAMP of a SLICE in another shape, chained to what reads it, is written in the shape of the SLICE, in "
         "bricks of 16 channels, to memory for the other.",
         operators=("TABLE", "CLAMP"),
-        which=do.is_of_reshaped_slice,
+        which=patterns.is_of_reshaped_slice,
         instead=do.reshape_result,
         families=U85,
         versions=SINCE_5_2,
@@ -325,8 +326,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.five-axes-of-slice",
         wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
         "behind it.",
-        operators=(*do.POINTWISE, "TABLE"),
-        which=do.is_of_slice_behind_ones,
+        operators=(*patterns.POINTWISE, "TABLE"),
+        which=patterns.is_of_slice_behind_ones,
         instead=do.run_in_four_axes,
         versions=SINCE_5_2,
     ),
@@ -335,7 +336,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] and read several times, a copy of Vela's own has the first [h, c] "
         "and what follows it.",
         operators=("RESHAPE",),
-        which=do.is_of_slice_behind_ones_for_several,
+        which=patterns.is_of_slice_behind_ones_for_several,
         instead=do.copy_operand,
         families=U85,
         versions=SINCE_5_2,
@@ -345,7 +346,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of x[n, 1, c] and y[n, m, 1], Vela spreads the first by an addition of its own, which reads it in the shape that "
         "the last RESHAPE gives it, or that it has before the RESCALE: all differences of the rows of one value, for example.",
         operators=ELEMENTWISE,
-        which=do.is_spread_in_other_shape,
+        which=patterns.is_spread_in_other_shape,
         instead=do.give_first_operand_one_shape,
         families=U55_U65,
         versions=SINCE_5_2,
@@ -356,7 +357,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         "extent 1, reshaped to be without it, or of a sum along rows, Vela allocates too few bytes: bricks of 16 channels as if "
         "each held one.",
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
-        which=do.is_along_last_axis_of_column,
+        which=patterns.is_along_last_axis_of_column,
         instead=do.run_along_middle_axis,
         families=U85,
         versions=SINCE_5_2,
@@ -365,8 +366,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.operator-of-two-sums",
         wrong="Two REDUCE_SUMs that one elementwise operator reads are stored in bricks of 16 channels, of which one is allotted: "
         "each is written over what follows it.",
-        operators=do.TAKING_TWO,
-        which=do.is_of_two_sums,
+        operators=patterns.TAKING_TWO,
+        which=patterns.is_of_two_sums,
         instead=do.copy_first_operand,
         families=U85,
     ),
@@ -432,7 +433,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.dilated-convolution-of-short-map",
         wrong="Of a map with fewer places than the dilation, which is above 2, it makes convolutions of nothing but padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_dilated_beyond_map,
+        which=patterns.is_dilated_beyond_map,
         instead=do.pad_before,
     ),
     VelaBug(
@@ -440,7 +441,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A TRANSPOSE becomes part of each of the convolutions that one of a dilation above 2 is made of, which then write to "
         "wrong rows if there are few.",
         operators=("TRANSPOSE",),
-        which=do.is_of_dilated_convolution,
+        which=patterns.is_of_dilated_convolution,
         instead=do.copy_operand,
         families=U85,
     ),
@@ -449,7 +450,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of an axis of more than 65,536 places it makes several maps, each as long as a kernel without its dilation of 2 "
         "reads: the last results of each read padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_dilated_along_long_axis,
+        which=patterns.is_dilated_along_long_axis,
         instead=do.fill_kernel,
         versions=SINCE_5_2,
     ),
@@ -458,7 +459,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of an axis of more than 65,536 places it makes several maps; with a dilation along the other axis, or of more than "
         "2, they read other rows and columns, or more than there are.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_dilated_on_long_map,
+        which=patterns.is_dilated_on_long_map,
         instead=do.fill_kernel,
         families=U85,
         versions=SINCE_5_2,
@@ -468,7 +469,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of an axis of more than 65,536 places, read with a stride, it makes several maps; where the last is short, the one "
         "before reads padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_padded_stride_along_long_axis,
+        which=patterns.is_padded_stride_along_long_axis,
         instead=do.pad_before,
         versions=SINCE_5_2,
     ),
@@ -477,7 +478,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of an axis of more than 65,536 places it makes several maps; with a stride and padding along the other axis, some "
         "read padding instead of the map.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
-        which=do.is_padded_stride_beside_long_axis,
+        which=patterns.is_padded_stride_beside_long_axis,
         instead=do.pad_before,
         families=U85,
         versions=SINCE_5_2,
@@ -487,7 +488,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="Of padding of 128 places or more at an edge it writes the low 7 bits, which is all that the register has: results "
         "are those of other columns.",
         operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D"),
-        which=do.is_widely_padded,
+        which=patterns.is_widely_padded,
         instead=do.pad_before,
         versions=SINCE_5_2,
     ),
@@ -495,7 +496,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.gather-of-many-rows",
         wrong="A GATHER of 65,536 rows or more, or from as many batches, is one transfer, of which 16 bits count them.",
         operators=("GATHER",),
-        which=do.is_of_many_rows,
+        which=patterns.is_of_many_rows,
         instead=do.gather_in_parts,
         families=U85,
         versions=SINCE_5_2,
@@ -504,7 +505,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.scatter-of-many-rows",
         wrong="A SCATTER of 65,536 rows or more, or into as many batches, is one transfer, of which 16 bits count them.",
         operators=("SCATTER",),
-        which=do.is_of_many_rows,
+        which=patterns.is_of_many_rows,
         instead=do.scatter_in_parts,
         families=U85,
         versions=SINCE_5_2,
@@ -514,7 +515,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A TRANSPOSE of a constant writes its result into the constants' memory, which is read-only; so does one that Vela "
         "itself puts in front of a constant map, where the weights are computed.",
         operators=("TRANSPOSE",),
-        which=do.is_of_constant,
+        which=patterns.is_of_constant,
         instead=do.transpose_now,
         families=("u55", "u85"),
         assumed=("u65",),  # where constants lie in memory of their own, it is right
@@ -524,7 +525,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.table-of-transpose",
         wrong="An INT8 TABLE that becomes part of a TRANSPOSE is loaded behind the end of an SHRAM of 16 KB.",
         operators=("TABLE",),
-        which=do.is_of_transposed,
+        which=patterns.is_of_transposed,
         instead=run_before_moves,
         families=("u55",),
         small_shram=True,
@@ -535,7 +536,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="An INT8 TABLE of a DEPTHWISE_CONV2D with several outputs per channel, which Vela splits and puts together by "
         "copies, is loaded after the end of an SHRAM of 16 KB.",
         operators=("TABLE",),
-        which=do.is_of_multiplied_depthwise,
+        which=patterns.is_of_multiplied_depthwise,
         instead=do.copy_operand,
         families=("u55",),
         small_shram=True,
@@ -546,14 +547,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.narrowed-and-widened",
         wrong="A RESCALE by 1 from INT32 to INT8 or INT16 and the one by 1 back go away together, and with them what saturates.",
         operators=("RESCALE",),
-        which=do.is_rescaled_back,
+        which=patterns.is_rescaled_back,
         instead=do.copy_operand,
     ),
     VelaBug(
         id="vela.rescale-of-wrapped",
         wrong="A RESCALE of a CAST to fewer bits becomes part of it, and what would wrap saturates or is scaled whole.",
         operators=("RESCALE",),
-        which=do.is_of_wrapped,
+        which=patterns.is_of_wrapped,
         instead=do.clamp_operand,
         families=U85,
         versions=SINCE_5_2,
@@ -563,7 +564,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="A RESCALE without zero point to a wider dtype becomes part of what makes its operand, and its results are clamped "
         "to the narrow dtype: INT16 between -128 and 127.",
         operators=("RESCALE",),
-        which=do.is_widened,
+        which=patterns.is_widened,
         reads=("MAX_POOL2D", "SELECT", "CAST", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT"),
         instead=do.clamp_operand,
         families=U85,
@@ -573,7 +574,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.widened-in-pool-of-wide-stride",
         wrong="A RESCALE to INT32 becomes part of a pool with a stride above 3, which is done in windows, and is lost.",
         operators=("RESCALE",),
-        which=do.is_widened_pool_of_wide_stride,
+        which=patterns.is_widened_pool_of_wide_stride,
         instead=do.copy_operand,
         families=U55_U65,
         versions=SINCE_5_2,
@@ -582,7 +583,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.clamp-of-shift",
         wrong="A CLAMP of a logical shift becomes part of it and is not done.",
         operators=("CLAMP",),
-        which=do.is_of_shifted,
+        which=patterns.is_of_shifted,
         instead=do.copy_operand,
         families=U85,
     ),
