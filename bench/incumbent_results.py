@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -104,7 +105,7 @@ def summarize(records: Sequence[Record]) -> Record:
         folder = record["case"].partition("/")[0]
         status, target = record["status"], record["target"]
         if status.startswith(("not run", "failed")):
-            failures.append([record["case"], target, status, record.get("error", "").strip().splitlines()[-1:][-1:]])
+            failures.append([record["case"], target, status, _last_line(record.get("error", ""))])
             if target == "all":
                 continue
         counts = groups.setdefault((folder, target), Counter())
@@ -142,7 +143,8 @@ and inputs are those of executorch 1.5.1, with random weights in place of downlo
 compiles them with both implementations, runs ethorch's programs in the simulator and compares every byte of every delegate with the
 TOSA reference model.
 
-At most 16 cases of each test function are run: those of operators on four targets, all others on two.
+At most 16 cases of each test function are run: those of operators on four targets, all others on two. Of the model tests, only
+those of Phi-3 and part of those of Stable Diffusion have been run.
 
 - **run**: compiled and run; **equal**: all bytes of all delegates are those of the reference model.
 - **less delegated**: the Arm backend compiled the case and left fewer operators on the CPU. It compiles only the cases that ethorch
@@ -175,17 +177,19 @@ def page(summary: Record) -> str:
     lines += ["", "## Not run", ""]
     failures: dict[tuple[str, str], list[str]] = {}
     for case, _, status, error in summary["failures"]:
-        failures.setdefault((case.partition("[")[0], status), []).append(" ".join(" ".join(error).split()))
+        failures.setdefault((case.partition("[")[0], status), []).append(error)
     for (function, status), errors in failures.items():
         count = f" ({len(errors)} runs)" if len(errors) > 1 else ""
-        lines.append(f"- {function}{count}: {status}. {_escaped(errors[0])}".rstrip())
+        text = f" `{errors[0].replace('`', '')}`" if errors[0] else ""
+        lines.append(f"- {function}{count}: {status}.{text}")
     lines += [] if summary["failures"] else ["None."]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(error: str) -> str:
-    """Return the last line of an exception as one short code span."""
-    return f"`{error[:160].replace('`', '')}`" if error else ""
+def _last_line(error: str) -> str:
+    """Return the last line of an error, shortened, with file names in place of paths."""
+    line = " ".join("".join(error.strip().splitlines()[-1:]).split())
+    return re.sub(r"(?:/[\w.+-]+)+/(?=[\w.+-])", "", line)[:160]
 
 
 def _decibels(value: float | None) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ethorch.builder.qparams import QParams, QTensor, Result
-from ethorch.builder.scaling import ScalingBuilder
+from ethorch.builder.scaling import ScalingBuilder, saturating_reach
 from ethorch.target.tuning import UNTUNED, Tuning
 from ethorch.tosa.ir import DTYPES, Value
 from ethorch.tosa.layout import contiguous
@@ -71,8 +70,8 @@ class OperandBuilder(ScalingBuilder):
             value = self.requantize(x.value if q.dtype == "INT32" else self.to_int32(x).value, q.step, out)
         else:
             value, factor = x.value, q.step / out.step
-            if q.dtype != "INT32" and q.code_count * factor >= 2.0**30:  # see ``requantize``
-                reach = math.ceil((1 << 17) / factor)
+            reach = saturating_reach(q.code_count, factor)
+            if q.dtype != "INT32" and reach:
                 value = self.clamp(value, q.zp - reach, q.zp + reach)
             value = self.rescale(value, factor, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
             value = self.clamp(value, out.qmin, out.qmax)

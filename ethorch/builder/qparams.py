@@ -62,7 +62,7 @@ class QParams:
 
     @property
     def code_count(self) -> int:
-        """How many codes there are."""
+        """The number of codes."""
         return self.qmax - self.qmin + 1
 
     @property

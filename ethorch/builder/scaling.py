@@ -16,6 +16,14 @@ from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 _INT32_STEPS = 8
 
 
+def saturating_reach(largest: float, scale: float) -> int | None:
+    """Return the magnitude at which ``scale`` saturates every code, if values up to ``largest`` may exceed 32 bits; else None.
+
+    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32). 2**17 is beyond all codes of INT16.
+    """
+    return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
+
+
 class ScalingBuilder(MovementBuilder):
     """What multiplies codes by a scale, rounds, saturates and casts."""
 
@@ -80,8 +88,9 @@ class ScalingBuilder(MovementBuilder):
                 because TOSA does not define what a RESCALE returns (TOSA 1.0 apply_scale_32).
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
-        if out.dtype != "INT32" and largest * max(scales) / out.step >= 2.0**30:
-            acc = self.limited(acc, math.ceil((1 << 17) * out.step / max(scales)))
+        reach = saturating_reach(largest, max(scales) / out.step)
+        if out.dtype != "INT32" and reach:
+            acc = self.limited(acc, reach)
         if out.dtype == "INT32":
             return self._requantize_to_int32(acc, [s / out.step for s in scales])
         scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ethorch.errors import QuantizationError
-from ethorch.fx.control_flow import held, is_control_flow
+from ethorch.fx.control_flow import Subgraph, held, is_control_flow
 from ethorch.fx.node import is_in_place, tensor_of
 from ethorch.quantizer.activation_observer import ActivationObserver, Follower, leading
 from ethorch.quantizer.annotate import BRANCHES
@@ -117,13 +117,15 @@ def quantize_with_submodules(
     _inline(model)
     prepared = _prepare(model, quantizer, is_qat)
     join_control_flow(prepared)
-    observed = list(_observed_branches(prepared))
-    with torch.no_grad():
-        for sample in samples:
-            prepared(*sample)
-        _observe_unreached(prepared, observed, samples)
-    for branch in observed:
-        branch.hook.remove()
+    branches = list(_observed_branches(prepared))
+    try:
+        with torch.no_grad():
+            for sample in samples:
+                prepared(*sample)
+            _observe_unreached(prepared, branches, samples)
+    finally:
+        for branch in branches:
+            branch.hook.remove()
     return _convert(prepared, fold_quantize)
 
 
@@ -258,32 +260,36 @@ class _ObservedBranch:
     """A graph that control flow holds, while samples run.
 
     Attributes:
-        label: its name, for messages.
-        owner: the graph whose control flow holds it.
-        name: its name in ``owner``.
-        graph: the prepared graph itself.
-        alternatives: the graphs of its node, itself among them.
-        around: the branches that it is in, the outermost first.
-        operands: what it was called with first; empty if it was not called.
-        hook: records the operands; to be removed.
+        part: The graph's place in the control flow.
+        owner: The graph that contains the control flow.
+        graph: The prepared graph.
+        alternatives: The graphs of the same control flow node, including this one.
+        around: The branches that contain this one, the outermost first.
+        operands: The operands of the first call; empty if there was none.
+        hook: The hook that records the operands.
     """
 
-    label: str
+    part: Subgraph
     owner: GraphModule
-    name: str
     graph: GraphModule
     alternatives: list[_ObservedBranch]
     around: tuple[_ObservedBranch, ...]
     operands: list[tuple[Any, ...]]
     hook: Any
 
+    @property
+    def label(self) -> str:
+        """The path of the graph and what it is, for messages."""
+        path = ".".join(branch.part.name for branch in (*self.around, self))
+        return f"{path} ({self.part.what} of {self.part.node.name})"
 
-#: The most samples that run once more for each branch that none of them reached.
+
+#: The number of samples to run again for each branch that no sample reached.
 _MOST_FORCED = 16
 
 
 def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
-    """The graphs that control flow holds at any depth, each with a hook that records its operands."""
+    """Yield the graphs of control flow at any depth, each with a hook that records its operands."""
     for node in _control_flow(model):
         alternatives: list[_ObservedBranch] = []
         for part in held(node):
@@ -293,9 +299,8 @@ def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] =
                 if not operands:
                     operands.append(args)
 
-            label = f"{'.'.join([*(outer.name for outer in around), part.name])} ({part.what} of {node.name})"
             hook = graph.register_forward_pre_hook(record)
-            alternatives.append(_ObservedBranch(label, model, part.name, graph, alternatives, around, operands, hook))
+            alternatives.append(_ObservedBranch(part, model, graph, alternatives, around, operands, hook))
         for branch in alternatives:
             yield branch
             yield from _observed_branches(branch.graph, (*around, branch))
@@ -303,31 +308,31 @@ def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] =
 
 @contextmanager
 def _forced(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
-    """Inside the context, control flow takes these branches whatever its condition says."""
+    """Make control flow take these branches, whatever the value of its condition."""
     replaced = [(branch, other) for branch in branches for other in branch.alternatives]
     for branch, other in replaced:
-        setattr(branch.owner, other.name, branch.graph)
+        setattr(branch.owner, other.part.name, branch.graph)
     try:
         yield
     finally:
         for _, other in replaced:
-            setattr(other.owner, other.name, other.graph)
+            setattr(other.owner, other.part.name, other.graph)
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached all the same, outer ones first, so that it and what reads it are observed.
+    """Run each branch that no sample reached, outer branches first, so that its values and their readers are observed.
 
-    A branch of cond takes the place of the other one; the body of a loop runs once on what its condition was given.
+    A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the loop's condition.
 
     Raises:
-        QuantizationError: no sample reached the control flow itself.
+        QuantizationError: No sample reached the control flow itself.
     """
     unreached, unseen = list[str](), list[str]()
     for branch in branches:
         if branch.operands:
             continue
         path = (*branch.around, branch)
-        if all(part.name.startswith(("true_", "false_")) for part in path):
+        if all(step.part.node.target is torch.ops.higher_order.cond for step in path):
             with _forced(path):
                 for sample in samples[:_MOST_FORCED]:
                     model(*sample)
@@ -342,8 +347,8 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
         )
     if unreached:
         logger.warning(
-            "no calibration sample of %d reached %s. Calibration ran it on the operands of the path that was taken; add a sample "
-            "that takes this path if its operands have other ranges. [submodules.unreached_branch]",
+            "no calibration sample of %d reached %s. Calibration used the operands of the path that was taken. If this path gets "
+            "other values, add a sample that takes it. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

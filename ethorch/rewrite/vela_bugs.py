@@ -324,8 +324,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.five-axes-of-slice",
-        wrong="Of a SLICE that is reshaped to [1, 1, n, h, c] an elementwise operator reads the first [h, c], and what lies "
-        "behind it.",
+        wrong="An elementwise operator of more than four axes reads a reshaped SLICE, such as [1, 1, n, h, c], from a wrong place.",
         operators=(*patterns.POINTWISE, "TABLE"),
         which=patterns.is_of_slice_behind_ones,
         instead=do.run_in_four_axes,

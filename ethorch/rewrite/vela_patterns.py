@@ -402,8 +402,10 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_behind_ones(r: Rewriter, op: Op) -> bool:
-    """An operand, perhaps rescaled, is a SLICE reshaped to [1, 1, n, h, c], or with more ones before it. A RESCALE that elementwise
-    operators alone read is part of them."""
+    """An operand, perhaps rescaled, is a SLICE reshaped to more than four axes, one of extent 1 before the last three.
+
+    A RESCALE that only elementwise operators read is part of them.
+    """
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_behind_ones(r, op))
 
@@ -420,7 +422,7 @@ def _is_slice_behind_ones(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_slice_behind_ones_for_several(r: Rewriter, op: Op) -> bool:
-    """Reshapes a SLICE to [1, 1, n, h, c], or with more ones before it, for several readers."""
+    """Reshapes a SLICE to more than four axes, one of extent 1 before the last three, for several readers."""
     return r.uses(op.result) > 1 and _is_slice_behind_ones(r, op.result)
 
 

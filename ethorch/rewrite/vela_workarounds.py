@@ -278,7 +278,7 @@ def run_along_middle_axis(r: Rewriter, op: Op) -> None:
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """It and what is one operation with it run in four axes; where it broadcasts along the others, the SLICE is copied."""
+    """The operator and the operators fused with it run in four axes. If it broadcasts along the others, the SLICE is copied."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT

@@ -63,3 +63,10 @@ def test_both_implementations_compile_a_case(tmp_path: Path) -> None:
     assert plain["cpu"] == {} and "arm" not in plain
     assert integers["reasons"] == ["aten.div.Tensor_mode (INTDIV.absent)"]
     assert integers["sqnr_db"] == float("inf") and integers["arm"]["sqnr_db"] < 30  # the Arm backend's integers are wrong
+
+
+def test_results_name_files_without_the_folders_of_a_machine() -> None:
+    error = "Traceback:\nRuntimeError: /home/me/venv/lib/arm/runner.cmake does not exist: a / b, 1/2"
+    summary = results.summarize([{"case": "misc/test_x::test_y", "target": "all", "status": "not run", "error": error}])
+    assert summary["failures"][0][3] == "RuntimeError: runner.cmake does not exist: a / b, 1/2"
+    assert "`RuntimeError: runner.cmake does not exist: a / b, 1/2`" in results.page(summary)

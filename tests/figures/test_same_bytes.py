@@ -35,7 +35,7 @@ def build(home: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_builds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of a new process and of this one, each with its own working, temporary and dump folder, ini file and hash seed."""
+    """The files of a new process and of this one. Each has its own working, temporary and dump folder, ini file and hash seed."""
     homes = [tmp_path_factory.mktemp(name) for name in ("first_place", "second_place")]
     for home in homes:
         for part in ("tmp", "work", "out"):

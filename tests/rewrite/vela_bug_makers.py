@@ -354,7 +354,7 @@ def resized(b: Builder, factor: int) -> Value:
 
 
 def added_and_subtracted(b: Builder) -> Value:
-    """What a RESCALE to INT32 and one back leave of a map, in fewer axes: in a sum, and in a difference from it."""
+    """A map is rescaled to INT32 and back, reshaped, added to itself, and the sum is subtracted from it."""
     x = b.input("x", (1, 33, 8, 1), "INT8")
     same = b.reshape(b.rescale(int32(b, x), 1.0), (33, 8))
     total = b.rescale(b.emit("ADD", int32(b, same), int32(b, b.reshape(x, (33, 8)))), 0.5)
