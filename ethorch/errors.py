@@ -118,14 +118,15 @@ class VerificationError(EthorchError):
 
     Attributes:
         operator: The first operator that differs, with its place in the user's code; empty if it could not be found.
+        value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
     """
 
-    def __init__(self, text: str, operator: str = ""):
+    def __init__(self, text: str, operator: str = "", value: str = ""):
         super().__init__(text)
-        self.operator = operator
+        self.operator, self.value = operator, value
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (str(self), self.operator)
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (str(self), self.operator, self.value)
 
 
 class HostError(EthorchError):

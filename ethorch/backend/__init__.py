@@ -2,7 +2,8 @@
 
 from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
-from ethorch.lower.delegate import Lowered, builder_for
+from ethorch.lower.delegate import builder_for
+from ethorch.lower.lowered import Lowered
 
 __all__ = [
     "EthosUBackend",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from ethorch.lower.delegate import Lowered, builder_for, compile_lowered, rewritten
+from ethorch.lower.delegate import builder_for, compile_lowered, rewritten
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.walk import lower_program
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec

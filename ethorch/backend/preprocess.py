@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from ethorch.backend.call_check import check_call
 from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.handover import attached, is_attached
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 from ethorch.target.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Graph

@@ -33,7 +33,8 @@ from ethorch.direct.mixed import DELEGATE
 from ethorch.direct.partial_writes import at_their_places, write_parts
 from ethorch.direct.whole import NotWhole, check_layouts, give_values
 from ethorch.fx.node import Converted, changes_in_place, constants_of, converts_input, op_name, origin_of
-from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
+from ethorch.lower.delegate import builder_for, compile_lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec

@@ -28,7 +28,7 @@ from ethorch.errors import EthorchError
 from ethorch.formats.pte_writer import write
 from ethorch.fx.export import exported
 from ethorch.fx.states import with_reads_first
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
 from ethorch.progress import stage
 from ethorch.target.compile_spec import EthosUCompileSpec

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from ethorch import flow
 from ethorch.accuracy.sample_runs import Inputs
 from ethorch.compress.weights import Weight
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.npu import Program
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE

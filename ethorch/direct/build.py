@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ethorch.fx.states import StateBuffer
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.target.compile_spec import EthosUCompileSpec
 

@@ -21,7 +21,7 @@ from ethorch.direct.whole import NotWhole
 from ethorch.formats.payload import BACKEND_ID
 from ethorch.formats.pte_types import Call, Chain, Delegate, Instruction, Method, Program, Value
 from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, changes_in_place, flat, op_name, overload_of, tensor_of, written_by
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.target.compile_spec import EthosUCompileSpec
 
 #: The call that stands for a delegate: ``ethorch::delegate(Tensor[] inputs, int number) -> Tensor[]``.

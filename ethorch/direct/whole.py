@@ -30,7 +30,8 @@ from ethorch.fx.node import (
     tensor_of,
 )
 from ethorch.fx.states import writes_of
-from ethorch.lower.delegate import Lowered, builder_for, compile_lowered
+from ethorch.lower.delegate import builder_for, compile_lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.lower.walk import Walk
 from ethorch.target.compile_spec import EthosUCompileSpec

@@ -23,7 +23,7 @@ from ethorch.target.vela_ini import MemorySystem
 
 if TYPE_CHECKING:  # their types; a file is read without them
     from ethorch.direct.build import Build  # 1 second of torch, for a type
-    from ethorch.lower.delegate import Lowered  # 2 seconds of torch
+    from ethorch.lower.lowered import Lowered  # 2 seconds of torch
     from ethorch.lower.partition_report import PartitionReport  # 2 seconds of torch, by its package
 
 #: Regions of an NPU by number: constants, feature maps, staging memory.

@@ -1,20 +1,18 @@
-"""One delegate at each of its stages: lowered, rewritten, compiled by Vela, packed."""
+"""Rewrite the TOSA graph of a delegate, have Vela compile it, and check the result."""
 
 from __future__ import annotations
 
-import bisect
 import copy
 import logging
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 from ethorch.builder.builder import Builder
 from ethorch.errors import VelaError
-from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.bands import with_bands
 from ethorch.lower.diagnose import explained
-from ethorch.npu import Sources
+from ethorch.lower.lowered import Lowered
+from ethorch.lower.repair import repaired
 from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copy_outputs
 from ethorch.rewrite.pipeline import dump_to, rewrite
@@ -23,82 +21,22 @@ from ethorch.target.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompil
 from ethorch.target.npus import Target
 from ethorch.target.tosa_spec import TosaTarget
 from ethorch.target.tuning import ReadPlanes, Tuning
-from ethorch.tosa.ir import NOWHERE, Graph, Value
+from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
-from ethorch.tosa.text import to_text
 from ethorch.vela import arena, artifacts
-from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
+from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile
 from ethorch.vela.planes import with_planes
 from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
 
-_INSERTED_BYTES = 8  # of a command that writes an address
 _SURE = 0.8  # of the staging memory: where pixels and what is made of them take less, planes are read faster (docs/benchmarks.md)
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
     """An empty Builder that checks what ``target`` can run and is tuned for it."""
     return Builder(target.limits, tuning=target.tuning, target=target.name, floats=target.floats, integers=target.integers)
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """One delegate at each of its stages.
-
-    Attributes:
-        graph: the TOSA graph, after the rewrites.
-        source: The TOSA graph before the rewrites: the reference for what the delegate computes.
-        tosa: the flatbuffer of it, which Vela compiled, but for how inputs in planes are read (``vela.planes``).
-        compiled: what Vela made of that.
-    """
-
-    graph: Graph = field(repr=False)
-    source: Graph = field(repr=False)
-    tosa: bytes = field(repr=False)
-    compiled: CompiledModel
-
-    @cached_property
-    def text(self) -> str:
-        """The graph to read, each operator with the place in the user's code it comes from."""
-        return to_text(self.graph)
-
-    @property
-    def inputs(self) -> list[Value]:
-        """The graph's inputs, in order; the payload's are the same ones."""
-        return self.graph.inputs
-
-    @property
-    def performance(self) -> Performance:
-        """Vela's estimate."""
-        return self.compiled.performance
-
-    @property
-    def payload(self) -> DelegatePayload:
-        """What firmware, or the simulator, gets."""
-        return self.compiled.payload
-
-    def with_payload(self, payload: DelegatePayload, inserted: tuple[int, ...] = ()) -> Lowered:
-        """The same with other commands and constants that do the same.
-
-        Args:
-            inserted: where commands were inserted, as ``npu.relocate.Relocated`` has it.
-        """
-        before = self.compiled
-
-        def tables() -> Tables:
-            return with_offsets(before.tables, lambda offset: offset + _INSERTED_BYTES * bisect.bisect_right(inserted, offset))
-
-        compiled = replace(before, command_stream=payload.commands, constants=payload.weights, load_tables=tables)
-        return replace(self, compiled=compiled)
-
-    @property
-    def sources(self) -> Sources:
-        """Which operator each command works for, with its place in the user's code."""
-        ops = [op for region in self.graph.regions() for op in region.ops]
-        origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
-        return Sources.from_schedule(self.compiled.rows(), origins)
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
@@ -130,13 +68,15 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """A TOSA graph as it was lowered: rewritten, and through Vela.
 
     An input in planes is read as it lies (``rewrite.planes``) where that takes fewer cycles; which way is better is kept in the
-    user's cache. Where a limit for the arena does not hold, bands of rows are tried.
+    user's cache. Where a limit for the arena does not hold, bands of rows are tried. Unless ``spec.verify`` is False, the result is
+    compared with the graph on random inputs, and mended by copies if it differs (``lower.repair``).
 
     Args:
         graph: is changed.
 
     Raises:
         VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
+        VerificationError: The commands compute something else than the graph, and no copies mend it.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
@@ -144,7 +84,8 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     result = _in_either_way(graph, tuning, spec)
     if limit is not None and arena.arena_bytes(result.compiled) > limit:
         result = _in_bands(source, tuning, spec, result, limit)
-    return replace(result, source=source)
+    result = replace(result, source=source)
+    return repaired(result, lambda changed: _compiled(changed, spec)) if spec.verify else result
 
 
 def _in_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.errors import MachineFault, VerificationError
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.npu import Machine, staging_bytes
 from ethorch.npu import Program as Stream
 from ethorch.npu.machine import Trace
@@ -43,16 +43,17 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
     if isinstance(outputs, MachineFault):
         raise _stopped(delegate, name, outputs) from outputs
     for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True)):
-        wrong = np.flatnonzero(_as_bytes(wanted) != found)
+        wrong = np.flatnonzero(as_bytes(wanted) != found)
         if wrong.size:
             index = np.unravel_index(int(wrong[0]) // wanted.itemsize, wanted.shape)
             got = found.view(wanted.dtype).reshape(wanted.shape)[index]
-            operator, where = _first_difference(delegate, arrays, expected, number)
+            value, operator, where = _first_difference(delegate, arrays, expected, number)
             raise VerificationError(
                 f"{name} computes another result than its TOSA graph: {wrong.size:,} of {found.size:,} bytes of output {number} "
                 f"differ, the first at {[int(i) for i in index]}: expected {wanted[index]}, got {got}. The first operator that "
                 f"differs is {operator}, {where}. {_ADVICE}",
                 operator,
+                value,
             )
 
 
@@ -61,15 +62,18 @@ def _stopped(delegate: Lowered, name: str, fault: MachineFault) -> VerificationE
     source = None if fault.operation is None else delegate.sources.at(fault.operation.offset)
     operator = "" if source is None else _named(delegate.graph, source.name)
     works = f" The command works for {operator}." if operator else ""
-    return VerificationError(f"{name} cannot run: {fault}{works} {_ADVICE}", operator)
+    return VerificationError(
+        f"{name} cannot run: {fault}{works} {_ADVICE}", operator, source.name if source else delegate.graph.outputs[0].name
+    )
 
 
-def _as_bytes(array: Array) -> Array:
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of an array, in one row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str]:
-    """Return the first operator whose result differs, and the stage that made it wrong.
+def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
+    """Return the first value that differs, its operator, and the stage that made it wrong; no value if a rewrite did.
 
     Args:
         expected: Outputs of the graph before its rewrites.
@@ -87,9 +91,10 @@ def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequ
     last = delegate.graph.outputs[output].name
     if not all(map(np.array_equal, rewritten, expected)):
         wrong = next((name for name, array in values.items() if _differs(array, of_source.get(name))), last)
-        return _named(delegate.graph, wrong), "changed by a rewrite"
+        return "", _named(delegate.graph, wrong), "changed by a rewrite"
     written = _written_values(delegate, arrays)
-    return _named(delegate.graph, _first_wrong(written, values) or last, written), "as the command stream computes it"
+    wrong = _first_wrong(written, values) or last
+    return wrong, _named(delegate.graph, wrong, written), "as the command stream computes it"
 
 
 def _differs(array: Array, other: Array | None) -> bool:
@@ -112,7 +117,7 @@ def _written_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, lis
     stream = Stream(payload.commands, payload.weights)
     machine = Machine(stream, payload.scratch_bytes, staging_bytes(stream), trace=record, sources=delegate.sources)
     for tensor, array in zip(payload.inputs, arrays, strict=True):
-        machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = _as_bytes(array)
+        machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = as_bytes(array)
     machine.run()
     return written
 

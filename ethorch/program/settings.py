@@ -293,6 +293,7 @@ class Settings:
                 arena=self.arena,
                 resident_bytes=resident,
                 config_text=configuration(board, slot),
+                verify=self.verify,
             )
         return EthosUCompileSpec(
             self.target,
@@ -302,6 +303,7 @@ class Settings:
             config_ini=self.config_ini,
             arena=self.arena,
             resident_bytes=resident,
+            verify=self.verify,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, Method
 from ethorch.host.many import keeps_state
 from ethorch.host.session import together
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.verification import check_outputs
 from ethorch.model_files import Inputs
 from ethorch.program.program import Program
@@ -58,11 +58,13 @@ class Verification:
         delegates: How many the program has, over all methods.
         equal: How many gave the bytes of the reference.
         unchecked: The others, with the reason. A delegate that differs is an error.
+        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.lower.repair``).
     """
 
     delegates: int
     equal: int
     unchecked: tuple[Unchecked, ...] = ()
+    repairs: tuple[str, ...] = ()
 
 
 class _Check:
@@ -180,11 +182,12 @@ def verified(program: Program) -> Program:
         with stage("verify"), torch.no_grad():
             _run_samples(parts, checks)
             for check in checks.values():
-                if check.delegate is not None:
+                if check.delegate is not None and (check.inputs is None or not check.delegate.is_compared):
                     check.run_on_random_codes()
     unchecked = tuple(Unchecked(name, number, check.reason) for name, number, check in places if check.reason)
+    repairs = tuple(text for check in checks.values() if check.delegate is not None for text in check.delegate.repairs)
     for part in parts.values():
-        part.verification = Verification(len(places), len(places) - len(unchecked), unchecked)
+        part.verification = Verification(len(places), len(places) - len(unchecked), unchecked, repairs)
     return program
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ethorch import host
 from ethorch.direct.build import Build
 from ethorch.formats.payload import DelegatePayload, IoTensor
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.lower.verification import delegate_arrays
 from ethorch.metrics import sqnr_db
 from ethorch.model_files import Inputs

@@ -107,6 +107,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"
         for row in verification["unchecked"]:
             yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
+        for operator in verification["repairs"]:
+            yield "Repaired", "1 copy", f"before {operator}, without which Vela's commands are wrong"
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]

@@ -30,6 +30,7 @@ _CONFIG = "vela_config"  # ours alone: an ini text, where no file has it
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # ours alone
 _RESIDENT = "ethorch_resident_bytes"  # likewise
+_VERIFY = "ethorch_verify"  # likewise
 _PLACEMENTS = "external_block_placements"  # theirs alone: what goes to a .ptd file
 # Keys that only that backend gives a meaning to: read over, never written.
 _INCUMBENT_ONLY = frozenset(
@@ -230,6 +231,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             there once, at its beginning (``ethorch.vela.resident``).
         config_text: the content of an ini file instead, as ``ethorch.board.memory_roles`` makes it of a board. It becomes a part of
             the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
+        verify: Run each compiled delegate in the simulator on random inputs, compare it with its TOSA graph, and insert copies if
+            it differs (``ethorch.lower.repair``).
 
     Raises:
         SpecError: a name or flag that is unknown, with the list of known ones.
@@ -248,12 +251,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: str | int = FAST,
         resident_bytes: int = 0,
         config_text: str | None = None,
+        verify: bool = True,
     ):
         super().__init__()
         if isinstance(resident_bytes, bool) or not isinstance(resident_bytes, int) or not 0 <= resident_bytes < 1 << 40:
             raise SpecError(f"resident_bytes is {resident_bytes!r}; it has to be a number of bytes.")
         self.resident_bytes = resident_bytes
         self.config_text = config_text
+        self.verify = verify
         self.arena: str | int = _arena(arena)
         self.target: Target = lookup(target)
         self.flags: dict[str, Any] = parse_flags(extra_flags)
@@ -359,6 +364,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         shipped = vela_ini.shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)
         public.flags = {name: value for name, value in public.flags.items() if name not in public.flags_without_effect}
+        public.verify = True
         return public
 
     @property
@@ -372,6 +378,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             items[_CONFIG] = self.config_text
         if self.resident_bytes:
             items[_RESIDENT] = str(self.resident_bytes)
+        if not self.verify:
+            items[_VERIFY] = "false"
         return items if self.arena == FAST else {**items, _ARENA: str(self.arena)}
 
     @classmethod
@@ -395,6 +403,7 @@ class EthosUCompileSpec(ArmCompileSpec):
             arena=given,
             resident_bytes=int(resident) if resident.isdecimal() else -1,
             config_text=text,
+            verify=items.pop(_VERIFY, "true") != "false",
         )
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ import ethorch
 from ethorch import EthosUCompileSpec, compress, flow
 from ethorch.compress.weights import weights_of
 from ethorch.errors import EthorchError, QuantizationError
-from ethorch.lower.delegate import Lowered
+from ethorch.lower.lowered import Lowered
 from ethorch.model_files import UserModel
 from ethorch.npu import Program
 from tests.compress.networks import SAMPLES, kinds

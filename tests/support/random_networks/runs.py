@@ -261,7 +261,11 @@ class _Runner(torch.fx.Interpreter):
 
 
 def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
-    """Compile the network for a case and compare; return "equal", "refused", "on the CPU" or "through ExecuTorch".
+    """Compile the network for a case and compare.
+
+    Returns:
+        "equal"; "repaired", if Vela's commands were wrong and copies mended them (``ethorch.lower.repair``); "refused", "on the
+        CPU" or "through ExecuTorch".
 
     Args:
         whole_program: Make the ``.pte`` and run it in ExecuTorch's runtime, too.
@@ -282,15 +286,17 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
         if not ladder.bit_exact:
             raise Failure("differs", ladder.to_text())
         return "through ExecuTorch" if delegates is None else "equal"
+    repaired = False
     for number, delegate in enumerate(delegates):
         with _nothing_printed():
             lowered = compile_lowered(delegate.graph.copy(), TARGETS[case.target].tuning, case.spec())
+        repaired |= bool(lowered.repairs)
         found = simulated(lowered.compiled, delegate.inputs)
         for place, (got, wanted) in enumerate(zip(found, delegate.outputs, strict=True)):
             different = int((got.ravel() != np.asarray(wanted).ravel()).sum())
             if different:
                 raise Failure("differs", f"{different} of {got.size} elements of output {place} of delegate {number}")
-    return "equal" if delegates else "on the CPU"
+    return "repaired" if repaired else "equal" if delegates else "on the CPU"
 
 
 def simulated(compiled: CompiledModel, codes: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -76,6 +76,8 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
         kinds = set()
         for case, kind, text in outcomes:
             result.outcomes[kind] += 1
+            if kind == "repaired":
+                say(f"seed {seed}, {case}: repaired")
             if kind.startswith("failure") and (kind, case.family) not in kinds:
                 kinds.add((kind, case.family))
                 smallest = _smallest(process, seed, case, kind) if shrink else network(seed)
@@ -91,7 +93,7 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
 def first_failures(ids: Sequence[str], first: int, most: int, configurations: int, say: Callable[[str], None]) -> dict[str, int]:
     """Return the number of networks after which each of these rows of ``VELA_BUGS`` is missed, for those that are within ``most``.
 
-    A network counts if the row applies to one of its delegates and the delegate is wrong or cannot run without it.
+    A network counts if the row applies to one of its delegates and Vela's commands are wrong without it.
     """
     process, left, found = Bounded(SECONDS, GIGABYTES), list(ids), dict[str, int]()
     for seed in range(first, first + most):
@@ -116,7 +118,7 @@ def _missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
         for id in ids:
             if id not in found and BY_ID[id].concerns(case.family) and any(_applies(id, one, case) for one in delegates):
                 with without_row(id):
-                    if outcome(subject, case)[0].startswith("failure"):
+                    if outcome(subject, case)[0].startswith(("failure", "repaired")):
                         found.append(id)
     return found
 
