@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from tests.support.random_networks.draw import Draw, Unfit
+from tests.support.random_networks.indices import embedding, pick, sample_grid
 from tests.support.random_networks.network import Network
-from tests.support.random_networks.operators import OPERATORS, embedding, pick, sample_grid
+from tests.support.random_networks.operators import OPERATORS
 
 __all__ = ["Network", "network"]
 
