@@ -7,6 +7,7 @@ and shapes of values that Vela does not write to memory, and disappear if such a
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ethorch.errors import MachineFault, PayloadError, VelaError, VerificationEr
 from ethorch.lower.lowered import Lowered
 from ethorch.lower.verification import as_bytes, check_outputs, delegate_arrays
 from ethorch.npu import Machine, Program, staging_bytes
+from ethorch.progress import stage
 from ethorch.rewrite.insert_copies import copied
 from ethorch.rewrite.rewriter import Names, Rewriter
 from ethorch.tosa import interpreter
@@ -28,7 +30,7 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_COMPILATIONS = 60  # for one delegate
+_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # for one delegate
 _DISTANCES = (0, 1, 2, 4)  # of operators from the one that is wrong; then all of the graph
 _NARROW = ("INT8", "INT16", "BOOL")  # what costs little to copy
 _MOST_RANDOM_INT32 = 8  # an int32 input may be an index, and must be inside of its axis
@@ -63,7 +65,8 @@ def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Low
     try:
         check_outputs(lowered, "a delegate", arrays, outputs)
     except VerificationError as error:
-        mended = _Repair(lowered, compile_graph, arrays, expected).find(error.value)
+        with stage("repair"):
+            mended = _Repair(lowered, compile_graph, arrays, expected).find(error.value)
         if mended is None:
             raise
         logger.warning(
@@ -129,7 +132,11 @@ class _Repair:
 
     def __init__(self, lowered: Lowered, compile_graph: Callable[[Graph], Lowered], inputs: list[Array], expected: list[Array]):
         self._lowered, self._compile, self._inputs, self._expected = lowered, compile_graph, inputs, expected
-        self._left = _MOST_COMPILATIONS
+        self._left, self._end = _MOST_COMPILATIONS, time.monotonic() + _MOST_SECONDS
+
+    @property
+    def _is_over(self) -> bool:
+        return self._left <= 0 or time.monotonic() > self._end
 
     def find(self, suspect: str) -> Lowered | None:
         """Return a delegate that is right and has few copies; None if there is none.
@@ -140,7 +147,7 @@ class _Repair:
         if not suspect:
             return None
         for operands in _candidates(self._lowered.graph, suspect):
-            if self._left <= 0:
+            if self._is_over:
                 return None
             if (mended := self._with_copies(operands)) is not None:
                 fewer = self._with_copies(least := self._fewest(operands, []))
@@ -162,7 +169,7 @@ class _Repair:
 
     def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
         """Return the fewest of ``operands`` that mend together with ``base``, as far as halves tell (QuickXplain)."""
-        if len(operands) == 1 or self._left <= 0:
+        if len(operands) == 1 or self._is_over:
             return list(operands)
         middle = len(operands) // 2
         first, second = list(operands[:middle]), list(operands[middle:])

@@ -227,7 +227,11 @@ def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> No
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None
-    whole = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
+    is_power = isinstance(y, int) and 0 < y < 1 << 30 and y.bit_count() == 1
+    if is_power and rounding_mode == "floor" and x.meta["val"].dtype == torch.int32:
+        whole = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # every NPU shifts, not every one divides
+    else:
+        whole = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
     return s(aten.sub.Tensor, x, s(aten.mul.Tensor, whole, y))
 
 

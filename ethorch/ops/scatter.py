@@ -143,7 +143,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     - a mask and one value: a choice between x and that value;
     - constants, masks among them: one index of rank 1;
     - computed indices, and a target with SCATTER: one int32 index of rank 1;
-    - a computed index of one row, and a target without: as int32, which the row is told by.
+    - a computed index of one row, and a target without: as int32, which the row is told by; so are several, as one.
     """
     given = [k for k, one in enumerate(indices) if one is not None]
     first, shape = indices[given[0]], shape_of(x)
@@ -168,10 +168,17 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
             return x
     elif s.absent("SCATTER") and len(given) == 1 and first.meta["val"].dtype == torch.int64 and math.prod(shape_of(first)) == 1:
         return s(aten.index_put.default, x, [*indices[: given[0]], s(aten.to.dtype, first, torch.int32)], values)
-    elif s.absent("SCATTER") or any(indices[k].meta["val"].dtype == torch.bool for k in given):
+    elif any(indices[k].meta["val"].dtype == torch.bool for k in given):  # noqa: SIM114
         return None
+    elif s.absent("SCATTER") and (len(given) == 1 or max(math.prod(shape_of(indices[k])) for k in given) > 1):
+        return None
+    elif len(given) == 1:
+        flat_x, dim, number = x, given[0], as_int32(s, first) or first
     else:
-        flat_x, dim, number = one_number(s, x, indices) or (x, given[0], as_int32(s, first) or first)
+        merged_dims = one_number(s, x, indices)
+        if merged_dims is None:
+            return None
+        flat_x, dim, number = merged_dims
     places, rows = shape_of(number), shape_of(flat_x)
     if number is first and len(places) == 1 and shape_of(values) == (*rows[:dim], *places, *rows[dim + 1 :]):
         return None

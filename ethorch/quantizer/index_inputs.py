@@ -24,7 +24,7 @@ from ethorch.fx.node import is_float, is_in_place, is_int64, tensor_of
 from ethorch.ops.arithmetic import add, sub
 from ethorch.ops.cast import to
 from ethorch.ops.compare import COMPARISONS
-from ethorch.ops.rounding import remainder
+from ethorch.ops.rounding import integer_remainder, remainder
 from ethorch.ops.selection import masked_fill, where
 from ethorch.ops.spec import find
 from ethorch.tosa.limits import Limits
@@ -39,23 +39,27 @@ _TRIES = 3  #: draws of positions with which a table is held against what it sta
 def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
     """Cast each int64 input and state that is read as an index to int32 once. In place.
 
-    What moves it, adds to it and compares it reads that, and what is written to a state is made of it. Where the NPU has no GATHER
-    the kernels of the CPU take int64: there only states are cast that no such kernel reads, and casts that there are for the NPU
-    become one. An input that is only compared with constants is clamped to the range of the constants, widened by one, and cast.
+    What moves it, adds to it and compares it reads that, and what is written to a state is made of it. So does its remainder by a
+    power of two, which depends on its lower bits alone. Where the NPU has no GATHER the kernels of the CPU take int64: there only
+    inputs and states are cast that no such kernel reads, and casts that there are for the NPU become one. An input that is only
+    compared with constants is clamped to the range of the constants, widened by one, and cast.
     """
     inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
     states = [node for node in model.graph.nodes if _reads_state(node)]
     for source in inputs + states:
-        if is_int64(source) and any(True for _ in _extents(source, summed=True)) and inputs[-1].next.op != "output":
+        if is_int64(source) and (_is_index(source) or _is_wrapped(source)) and inputs[-1].next.op != "output":
             s = AtenBuilder(model, source.next if source in states else inputs[-1].next, limits)
             casts = [user for user in source.users if find(user.target) is to and user.meta["val"].dtype == torch.int32]
-            indexed = source in inputs or any(True for _ in _extents(source, summed=True, cast=False))
-            if not s.absent("GATHER") or not indexed:
+            if not s.absent("GATHER") or not _is_index_on_cpu(source):
                 _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
             elif len(casts) > 1:
                 cast = s(aten.to.dtype, source, torch.int32)
                 for other in casts:
                     other.replace_all_uses_with(cast)
+    for node in list(model.graph.nodes):
+        on_npu = not AtenBuilder(model, node, limits).absent("GATHER") or not _is_index_on_cpu(node)
+        if on_npu and _widens(node) and (_is_index(node) or _is_wrapped(node)):
+            _narrow(model, node.all_input_nodes[0], node, keep)
     for source in inputs:
         if is_int64(source) and inputs[-1].next.op != "output":
             _narrow_compared(model, source, inputs[-1].next, keep)
@@ -89,6 +93,12 @@ def _moves_one(node: Node) -> bool:
     return spec is not None and is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1
 
 
+def _widens(node: Node) -> bool:
+    """Return True for a cast of int32 to int64."""
+    is_cast = node.op == "call_function" and find(node.target) is to and is_int64(node)
+    return is_cast and node.all_input_nodes[0].meta["val"].dtype == torch.int32
+
+
 def _reads_state(node: Node) -> bool:
     """Is it what a tensor that the model writes holds at first? A clone is all that reads such a tensor (functionalize)."""
     sources = node.all_input_nodes
@@ -116,6 +126,11 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None and not node.kwargs:
                 narrow[node] = AtenBuilder(model, node)(node.target, *args)
+        elif spec is remainder and is_int64(node) and _is_power_of_two(node.args[1]) and not node.kwargs:
+            s = AtenBuilder(model, node)
+            narrowed = integer_remainder(s, narrow[node.all_input_nodes[0]], node.args[1], "floor")
+            assert narrowed is not None
+            narrow[node] = narrowed
         elif spec is remainder and (wrapped := _wrapped(AtenBuilder(model, node), node, narrow, source, bound)):
             narrow[node] = wrapped
         elif spec.pointwise and node.meta["val"].dtype == torch.bool:
@@ -176,6 +191,46 @@ def _wrapped(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: No
 
     high, low = times(s(aten.ge.Scalar, small, n)), times(s(aten.lt.Scalar, small, 0))
     return s(aten.add.Tensor, s(aten.sub.Tensor, small, high), low)
+
+
+def _is_index(node: Node) -> bool:
+    """Return True if it is somewhere read as an index, as it is, moved, or with a constant added."""
+    return any(True for _ in _extents(node, summed=True))
+
+
+def _is_wrapped(node: Node) -> bool:
+    """Return True if it is only read modulo powers of two: then its lower 32 bits are all that matters, however large it is."""
+    readers = list(_readers(node))
+    wrapped = [user for user in readers if find(user.target) is remainder and _is_power_of_two(user.args[1])]
+    return len(wrapped) == len(readers) and any(map(_is_index, wrapped))
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Yield what reads an int64 tensor, as it is, moved or with a constant added; but for what writes it to a state."""
+    for user in node.users:
+        spec = find(user.target) if user.op == "call_function" else None
+        if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
+            yield from _readers(user)
+        elif user.target is not aten.copy_.default:
+            yield user
+
+
+def _is_power_of_two(number: Any) -> bool:
+    return isinstance(number, int) and 0 < number < 1 << 30 and number.bit_count() == 1
+
+
+def _is_index_on_cpu(index: Node) -> bool:
+    """Return True if an operator that an NPU without GATHER leaves to the CPU takes it as it is: all but writers of one row."""
+    for user in index.users:
+        spec = find(user.target) if user.op == "call_function" else None
+        if spec is None or not isinstance(user.meta["val"], Tensor):
+            continue
+        if spec.needs:
+            if _indexed(user, index) is not None and (spec.needs != "SCATTER" or index.meta["val"].numel() != 1):
+                return True
+        elif not is_float(user) and user.meta["val"].dtype != torch.bool and spec is not to and _is_index_on_cpu(user):
+            return True
+    return False
 
 
 def _is_view(node: Node) -> bool:

@@ -190,15 +190,62 @@ def test_a_counter_of_int64_becomes_one_of_int32(counted: type[Counted], write: 
 class Wrapped(nn.Module):
     """A counter that goes up for ever: where to write is what it leaves when divided."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int, begin: int = 0) -> None:
         super().__init__()
-        self.register_buffer("cache", torch.zeros(1, 16, 8))
-        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(1, rows, 8))
+        self.register_buffer("count", torch.full((1,), begin))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.cache[:, self.count % 16] = x
+        self.cache[:, self.count % self.cache.shape[1]] = x
         self.count += 1
         return self.cache.sum(1)
+
+
+class Modulo(nn.Module):
+    """Rows of a cache are written at a position modulo its length."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.write, self.key = write, nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(1, 16, 8))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        self.write(self.cache, position, self.key(x))
+        return (self.cache * 0.5).sum(1)
+
+
+def put_modulo(cache: Tensor, place: Tensor, row: Tensor) -> None:
+    cache[:, place % 16] = row
+
+
+def copy_modulo(cache: Tensor, place: Tensor, row: Tensor) -> None:
+    cache.index_copy_(1, torch.remainder(place.to(torch.int64), 16), row)
+
+
+def put_at_two(cache: Tensor, place: Tensor, row: Tensor) -> None:
+    cache.index_put_((torch.arange(1)[:, None], (place % 16)[None]), row)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "a16w8"])
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize(
+    ("write", "dtype"),
+    [(put_modulo, torch.int64), (copy_modulo, torch.int64), (copy_modulo, torch.int32), (put_at_two, torch.int64)],
+)
+def test_positions_modulo_a_power_of_two_stay_on_the_npu(
+    write: Callable[[Tensor, Tensor, Tensor], object], dtype: torch.dtype, target: str, scheme: str
+) -> None:
+    """Only their lower bits matter, so 32 of them are as good as 64."""
+    generator = torch.Generator().manual_seed(0)
+    places = [0, 5, 17, 2**31 - 1, 2**33 + 3] if dtype == torch.int64 else [0, 5, 17, 2**31 - 1, -3]
+    calls = [(torch.randn(1, 1, 8, generator=generator), torch.tensor([place], dtype=dtype)) for place in places]
+    torch.manual_seed(0)
+    program = ethorch.compile(Modulo(write).eval(), calls[0], target, scheme=scheme, calibration=[calls], progress=False)
+    assert not program.to_json()["cpu"]
+    assert program.quantized is not None
+    with at_the_beginning(program.quantized):
+        for call in calls:
+            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize(("bound", "step", "size"), [(16, 3, 16), (16, 16, 16), (7, 1, 7), (5, -4, 9)])
@@ -226,10 +273,17 @@ def test_a_ring_is_wrapped_in_int32_as_in_int64(bound: int, step: int, size: int
         assert graph.get_buffer("count").item() == (place + step) % size
 
 
-def test_a_counter_that_is_no_index_stays_of_int64() -> None:
+@pytest.mark.parametrize(("rows", "dtype"), [(16, "int32"), (12, "int64")])
+def test_a_counter_that_is_no_index_stays_of_int64(rows: int, dtype: str) -> None:
+    """Unless it is only read modulo a power of two."""
     calls = [(torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(k)),) for k in range(6)]
-    program = ethorch.compile(Wrapped().eval(), calls[0], "ethos-u85-256", calibration=[calls], progress=False)
-    assert {state.name: state.dtype for state in program.states} == {"cache": "int8", "count": "int64"}
+    begin = 2**31 - 3 if dtype == "int32" else 2**31 + 5
+    program = ethorch.compile(Wrapped(rows, begin).eval(), calls[0], "ethos-u85-256", calibration=[calls], progress=False)
+    assert {state.name: state.dtype for state in program.states} == {"cache": "int8", "count": dtype}
+    assert program.quantized is not None
+    with at_the_beginning(program.quantized):
+        for call in calls:
+            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
 
 
 def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
