@@ -140,7 +140,11 @@ def work(case: Case, size: int, target: str) -> tuple[int, float, str]:
     """Return the calls of functions, seconds of the CPU, and why it is refused, of compiling a call."""
     made = _made(case, size)
     assert made is not None
-    module, inputs = made
+    return work_of(*made, target)
+
+
+def work_of(module: nn.Module, inputs: tuple[Tensor, ...], target: str) -> tuple[int, float, str]:
+    """Return what ``work`` does, of a module."""
     start, refusal = time.process_time(), ""
     with counted() as calls:
         try:
@@ -214,16 +218,26 @@ def test_a_few(name: str) -> None:
     assert many <= GROWTH * few, f"{case}: {few} calls of {SIZES[0]}, {many} of {SIZES[1]}"
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_many_features(layer: type[nn.RNNBase], target: str) -> None:
+    """Their parameters are named by other sizes than the inputs', so that no sample of theirs can be stretched."""
+    (few, _, refused), (many, _, _) = (
+        work_of(layer(size, 2, batch_first=True).eval(), (torch.randn(1, 3, size),), target) for size in SIZES
+    )
+    assert not refused and many <= GROWTH * few, f"{few} calls of {SIZES[0]} features, {many} of {SIZES[1]}"
+
+
 def test_cases_of_an_lstm_have_parameters_of_the_right_shapes() -> None:
     assert not module_of("aten.lstm.input", stretched(SPECS["aten.lstm.input"].samples[0], 6, SIZES[0], _shuffled), None)
 
 
 def test_work_that_grows_with_the_square_is_noticed() -> None:
-    def work_of(count: int, exponent: int) -> int:
+    def calls_of(count: int, exponent: int) -> int:
         with counted() as calls:
             for _ in range(count**exponent):
                 len(())
         return len(calls)
 
-    assert work_of(800, 2) > GROWTH * work_of(100, 2)
-    assert work_of(800, 1) <= GROWTH * work_of(100, 1)
+    assert calls_of(800, 2) > GROWTH * calls_of(100, 2)
+    assert calls_of(800, 1) <= GROWTH * calls_of(100, 1)
