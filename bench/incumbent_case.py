@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.implementation import BOUNDARY, memory_for
 
 Record = dict[str, Any]
 RECORDED = "recorded_settings"
+
+
+class TooLong(BaseException):
+    """Ends the measurement of a case; not an ``Exception``, which compilers catch to try something else."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise :class:`TooLong` in the block after ``seconds`` of CPU time; 0 is no limit.
+
+    Native code is interrupted only when it returns to Python.
+    """
+
+    def end(*_: Any) -> None:
+        raise TooLong(f"more than {seconds:g} s of CPU time")
+
+    if not seconds:
+        yield
+        return
+    previous = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def cpu_operators(pte: bytes) -> tuple[int, dict[str, int]]:
@@ -42,10 +70,11 @@ def _is_config(value: Any) -> bool:
 
 def _settings(pipeline: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the calls of ``set_*`` that configured the pipeline's quantizer: names and arguments, the global config first."""
-    recorded = list(getattr(pipeline.quantizer, RECORDED, ()))
+    stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
+    quantizer = getattr(stage, "quantizer", None) or pipeline.quantizer
+    recorded = list(getattr(quantizer, RECORDED, ()))
     if not any(name == "set_global" for name, _ in recorded):
-        stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
-        inner = getattr(pipeline.quantizer, "quantizer", pipeline.quantizer)
+        inner = getattr(quantizer, "quantizer", quantizer)
         config = getattr(inner, "global_config", None) or getattr(stage, "quantization_config", None)
         recorded.insert(0, ("set_global", (config,)))
     return recorded
@@ -106,8 +135,14 @@ def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[A
     samples = list(copy.deepcopy(getattr(stage, "calibration_samples", None) or [inputs]))
     is_qat, fold_quantize = bool(getattr(stage, "is_qat", False)), getattr(stage, "fold_quantize", True)
 
+    def export() -> Any:
+        try:
+            return torch.export.export(copy.deepcopy(model), inputs)
+        except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:  # the tests export strictly
+            return torch.export.export(copy.deepcopy(model), inputs, strict=True)
+
     def quantize(samples: list[Any]) -> Any:
-        exported = torch.export.export(copy.deepcopy(model), inputs).module(check_guards=False)
+        exported = export().module(check_guards=False)
         return quantizer.quantize_with_submodules(exported, copy.deepcopy(samples), is_qat, fold_quantize)
 
     try:
@@ -123,8 +158,11 @@ def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[A
     return quantize(samples + multiples), "samples of the test and multiples of them"
 
 
-def measure_own(pipeline: Any, target: str) -> Record:
-    """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds."""
+def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
+    """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds.
+
+    After ``limit`` seconds of CPU time, the status is ``too long`` with the step that was interrupted.
+    """
     import torch
 
     from bench.implementation import flat
@@ -137,37 +175,40 @@ def measure_own(pipeline: Any, target: str) -> Record:
     start, step = time.process_time(), "quantize"
     record: Record = {"status": "ok"}
     try:
-        system_config, memory_mode = memory_for(target)
-        spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
-        model = copy.deepcopy(pipeline.tester.original_module).eval()
-        inputs = tuple(copy.deepcopy(pipeline.test_data))
-        quantizer = _own_quantizer(pipeline, spec)
-        with torch.no_grad():
-            reference = copy.deepcopy(model)(*copy.deepcopy(inputs))
-        quantized, record["calibration"] = _quantize(model, inputs, quantizer, pipeline)
-        step = "compile"
-        build = flow.build(quantized, inputs, spec)
-        delegates, cpu = cpu_operators(build.pte)
-        record |= {"delegates": delegates, "cpu": cpu}
-        record["reasons"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
-        step = "run"
-        machines: dict[DelegatePayload, Watched] = {}
+        with time_limit(limit):
+            system_config, memory_mode = memory_for(target)
+            spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
+            model = copy.deepcopy(pipeline.tester.original_module).eval()
+            inputs = tuple(copy.deepcopy(pipeline.test_data))
+            quantizer = _own_quantizer(pipeline, spec)
+            with torch.no_grad():
+                reference = copy.deepcopy(model)(*copy.deepcopy(inputs))
+            quantized, record["calibration"] = _quantize(model, inputs, quantizer, pipeline)
+            step = "compile"
+            build = flow.build(quantized, inputs, spec)
+            delegates, cpu = cpu_operators(build.pte)
+            record |= {"delegates": delegates, "cpu": cpu}
+            record["reasons"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
+            step = "run"
+            machines: dict[DelegatePayload, Watched] = {}
 
-        def watched(payload: DelegatePayload) -> Watched:
-            return machines.setdefault(payload, Watched(payload))
+            def watched(payload: DelegatePayload) -> Watched:
+                return machines.setdefault(payload, Watched(payload))
 
-        outputs = host.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
-        step = "reference"
-        executed = [delegate for delegate in build.delegates if delegate.payload in machines]
-        record["differing"] = sum(differing(d, machines[d.payload], _run_reference) for d in executed)
-        record["bytes"] = sum(len(data) for machine in machines.values() for data in machine.gave)
-        floats = [torch.as_tensor(x).double() for x in outputs]
-        try:
-            record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(floats).double()))
-        except Exception:  # results that are no floats
-            record["sqnr_db"] = None
-        if record["differing"]:
-            record["status"] = "differs"
+            outputs = host.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
+            step = "reference"
+            executed = [delegate for delegate in build.delegates if delegate.payload in machines]
+            record["differing"] = sum(differing(d, machines[d.payload], _run_reference) for d in executed)
+            record["bytes"] = sum(len(data) for machine in machines.values() for data in machine.gave)
+            floats = [torch.as_tensor(x).double() for x in outputs]
+            try:
+                record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(floats).double()))
+            except Exception:  # results that are no floats
+                record["sqnr_db"] = None
+            if record["differing"]:
+                record["status"] = "differs"
+    except TooLong as error:
+        record |= {"status": f"too long: {step}", "error": str(error)}
     except EthorchError as error:
         record |= {"status": f"refused: {step}", "error": str(error)[:800]}
     except Exception as error:
@@ -185,25 +226,32 @@ def _run_reference(tosa: bytes, arrays: Sequence[Any]) -> list[Any]:
     return list(results)
 
 
-def measure_arm(pipeline: Any) -> Record:
-    """Compile one case with the Arm backend: ``delegates`` and ``cpu`` of its ``.pte``, or ``error``."""
+def measure_arm(pipeline: Any, family: str, limit: float = 0) -> Record:
+    """Compile one case with the Arm backend: ``delegates`` and ``cpu`` of its ``.pte``, or ``error``.
+
+    Args:
+        pipeline: The test's pipeline.
+        family: ``u55`` or ``u85``, for a pipeline that names no NPU.
+        limit: Seconds of CPU time.
+    """
+    measure = _run_stages if "EthosU" in type(pipeline).__name__ else functools.partial(_compile_tosa_case, family=family)
     start = time.process_time()
     try:
-        for stage in list(pipeline._stages):
-            if stage.id.split(".")[0] in (
-                "quantize",
-                "export",
-                "to_edge",
-                "partition",
-                "to_edge_transform_and_lower",
-                "to_executorch",
-            ):
-                stage()
-            if stage.id.startswith("to_executorch"):
-                break
-        return _arm_result(pipeline, pipeline.tester.get_artifact().buffer, start)
+        with time_limit(limit):
+            return _arm_result(pipeline, measure(pipeline), start)
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _run_stages(pipeline: Any) -> bytes:
+    """Return the ``.pte`` of the pipeline's own stages."""
+    names = ("quantize", "export", "to_edge", "partition", "to_edge_transform_and_lower", "to_executorch")
+    for stage in list(pipeline._stages):
+        if stage.id.split(".")[0] in names:
+            stage()
+        if stage.id.startswith("to_executorch"):
+            break
+    return bytes(pipeline.tester.get_artifact().buffer)
 
 
 def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
@@ -222,27 +270,23 @@ def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
             reference = copy.deepcopy(pipeline.tester.original_module).eval()(*copy.deepcopy(inputs))
         results = [torch.as_tensor(x).double() for x in host.load(pte)(*inputs)]
         record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(results).double()))
-    except Exception as error:  # its program may have operators that the runtime lacks
+    except (Exception, TooLong) as error:  # its program may have operators that the runtime lacks
         record["run_error"] = f"{type(error).__name__}: {str(error)[:200]}"
     return record
 
 
-def measure_arm_of_tosa(pipeline: Any, family: str) -> Record:
-    """Compile a case of a TOSA test with the Arm backend for its NPU of ``family``: see :func:`measure_arm`."""
+def _compile_tosa_case(pipeline: Any, family: str) -> bytes:
+    """Return the ``.pte`` of a TOSA test's case that the Arm backend compiles for its NPU of ``family``."""
     from executorch.backends.arm.quantizer import EthosUQuantizer
     from executorch.backends.arm.test import common
     from executorch.backends.arm.test.tester.arm_tester import ArmTester
     from executorch.backends.arm.test.tester.quantize import ArmQuantize
     from executorch.backends.test.harness.stages import StageType
 
-    start = time.process_time()
-    try:
-        spec = common.get_u85_compile_spec() if family == "u85" else common.get_u55_compile_spec()
-        quantizer = EthosUQuantizer(spec)
-        for name, arguments in _settings(pipeline):
-            getattr(quantizer, name)(*arguments)
-        tester = ArmTester(pipeline.tester.original_module, example_inputs=pipeline.test_data, compile_spec=spec)
-        tester.quantize(ArmQuantize(quantizer, set_global=False)).export().to_edge_transform_and_lower().to_executorch()
-        return _arm_result(pipeline, tester.get_artifact(StageType.TO_EXECUTORCH).buffer, start)
-    except BaseException as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    spec = common.get_u85_compile_spec() if family == "u85" else common.get_u55_compile_spec()
+    quantizer = EthosUQuantizer(spec)
+    for name, arguments in _settings(pipeline):
+        getattr(quantizer, name)(*arguments)
+    tester = ArmTester(pipeline.tester.original_module, example_inputs=pipeline.test_data, compile_spec=spec)
+    tester.quantize(ArmQuantize(quantizer, set_global=False)).export().to_edge_transform_and_lower().to_executorch()
+    return bytes(tester.get_artifact(StageType.TO_EXECUTORCH).buffer)

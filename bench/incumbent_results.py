@@ -1,6 +1,7 @@
 """Records of the Arm backend's tests, and the page docs/arm-tests.md that is written from their summary.
 
-``python -m bench.incumbent_results FILE.jsonl ...`` writes the summary bench/incumbent_results.json and the page.
+``python -m bench.incumbent_results FILE.jsonl ...`` writes the summary bench/incumbent_results.json and the page. The files replace
+the stored results of the folders of their cases; the results of other folders are kept.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def _lines(path: Path) -> Iterator[Record]:
 
 def needs_comparison(record: Record) -> bool:
     """Return True if the Arm backend may delegate more of the case, and has not compiled it yet."""
-    return not record.get("arm") and bool(record.get("cpu") or record["status"] not in ("ok", "differs", "not run"))
+    return not record.get("arm") and bool(record.get("cpu") or _is_without_result(record))
+
+
+def _is_without_result(record: Record) -> bool:
+    """Return True if the case is not compiled, or its program fails; a program that is too slow to be compared is compiled."""
+    return record["status"] not in ("ok", "differs", "not run", "too long: run", "too long: reference")
 
 
 def operators_on_cpu(record: Record) -> int:
@@ -68,7 +74,7 @@ def operators_on_cpu(record: Record) -> int:
 def has_more_on_cpu(record: Record) -> bool:
     """Return True if the Arm backend compiled the case and left fewer operators on the CPU."""
     arm = record.get("arm") or {}
-    if record["status"].startswith(("failed", "refused")):
+    if _is_without_result(record):
         return "cpu" in arm
     return "cpu" in arm and operators_on_cpu(record) > sum(arm["cpu"].values())
 
@@ -104,7 +110,7 @@ def summarize(records: Sequence[Record]) -> Record:
     for record in records:
         folder = record["case"].partition("/")[0]
         status, target = record["status"], record["target"]
-        if status.startswith(("not run", "failed")):
+        if status.startswith(("not run", "failed", "too long")):
             failures.append([record["case"], target, status, _last_line(record.get("error", ""))])
             if target == "all":
                 continue
@@ -128,11 +134,21 @@ def summarize(records: Sequence[Record]) -> Record:
             decibels = [record.get("sqnr_db"), arm.get("sqnr_db")]
             less.append([record["case"], target, sorted(ids), *decibels, record.get("expected_failure", "")])
     return {
-        "groups": [[*key, dict(value)] for key, value in sorted(groups.items())],
-        "reasons": [[*key, dict(value)] for key, value in sorted(reasons.items())],
+        "groups": sorted(([*key, dict(value)] for key, value in groups.items()), key=str),
+        "reasons": sorted(([*key, dict(value)] for key, value in reasons.items()), key=str),
         "less": sorted(less, key=str),
         "failures": sorted(failures, key=str),
     }
+
+
+def merge(stored: Record, summary: Record) -> Record:
+    """Return ``stored`` with the rows of ``summary`` in place of its rows of the same folders."""
+    folders = {row[0].partition("/")[0] for rows in summary.values() for row in rows}
+    merged = {}
+    for kind, rows in summary.items():
+        kept = [row for row in stored.get(kind, ()) if row[0].partition("/")[0] not in folders]
+        merged[kind] = sorted(kept + rows, key=str)
+    return merged
 
 
 _HEAD = """# The Arm backend's own tests
@@ -199,7 +215,8 @@ def _decibels(value: float | None) -> str:
 def main(arguments: Sequence[str]) -> int:
     records = [record for path in arguments for record in read(Path(path))]
     latest = {(record["case"], record["target"]): record for record in records}
-    SUMMARY.write_text(json.dumps(summarize(list(latest.values())), indent=0) + "\n")
+    stored = json.loads(SUMMARY.read_text()) if SUMMARY.is_file() else {}
+    SUMMARY.write_text(json.dumps(merge(stored, summarize(list(latest.values()))), indent=0) + "\n")
     PAGE.write_text(page(json.loads(SUMMARY.read_text())))
     return 0
 

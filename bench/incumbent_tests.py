@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.incumbent_case import measure_arm, measure_arm_of_tosa, measure_own, record_settings
+from bench.incumbent_case import measure_arm, measure_own, record_settings
 from bench.incumbent_results import needs_comparison, page, read, read_states, summarize
 
 Record = dict[str, Any]
@@ -62,10 +62,11 @@ class Plugin:
     """A pytest plugin that selects the quantized cases, at most ``limit`` of each function, and measures them.
 
     Of a file with tests for Ethos-U, only those are cases. The quantized TOSA tests of other files are cases for every target.
+    Each implementation may spend ``seconds`` of CPU time on a case for a target; 0 is no limit.
     """
 
-    def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool):
-        self.path, self.targets, self.limit, self.compare = path, targets, limit, compare
+    def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool, seconds: float):
+        self.path, self.targets, self.limit, self.compare, self.seconds = path, targets, limit, compare, seconds
         self.finished, self.records = read_states(path)
         self.case, self.expected_failure, self.is_for_npu = "", "", True
         self.npu_files: set[Path] = set()
@@ -79,7 +80,7 @@ class Plugin:
             function = item.nodeid.partition("[")[0]
             if not (_names_npu(item) if item.path in self.npu_files else _is_quantized(item)):
                 continue
-            item.own_markers = [marker for marker in item.own_markers if marker.name != "skip"]
+            item.own_markers = [marker for marker in item.own_markers if marker.name not in ("skip", "skipif")]
             counts[function] += 1
             if counts[function] <= self.limit and not self._is_done(_case(item)):
                 selected.append(item)
@@ -125,13 +126,12 @@ class Plugin:
             families = ("u85",)
         arm: dict[str, Record] = {}
         for target in [target for target in self.targets if target.split("-")[1].startswith(families)]:
-            record = {"case": self.case, "target": target, **measure_own(pipeline, target)}
+            record = {"case": self.case, "target": target, **measure_own(pipeline, target, self.seconds)}
             if self.expected_failure:
                 record["expected_failure"] = self.expected_failure
             family = "u85" if "u85" in target else "u55"
             if self.compare and needs_comparison(record):
-                measure = measure_arm if "EthosU" in kind else functools.partial(measure_arm_of_tosa, family=family)
-                arm[family] = arm.get(family) or measure(pipeline)
+                arm[family] = arm.get(family) or measure_arm(pipeline, family, self.seconds)
                 record["arm"] = arm[family]
             _append(self.path, record)
 
@@ -171,8 +171,8 @@ class _BarePipeline:
         return 0
 
 
-def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: int, compare: bool) -> int:
-    """Run the cases of ``files`` in this process and append their records to ``path``; return pytest's exit status."""
+def run_here(files: Sequence[Path], plugin: Plugin) -> int:
+    """Run the cases of ``files`` in this process and let ``plugin`` record them; return pytest's exit status."""
     import pytest
     import torch
     from executorch.backends.arm.quantizer import TOSAQuantizer
@@ -184,7 +184,6 @@ def run_here(files: Sequence[Path], path: Path, targets: Sequence[str], limit: i
     torch.set_num_threads(1)
     record_settings(TOSAQuantizer)
     use_random_weights()
-    plugin = Plugin(path, targets, limit, compare)
     quantize = ArmTester.quantize
     is_comparing = [False]
 
@@ -229,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--per-function", type=int, default=16, help="cases of each test function")
     parser.add_argument("--no-arm", action="store_true", help="do not compile with the Arm backend beside")
+    parser.add_argument("--seconds", type=float, default=480, help="CPU time of one implementation for a case; 0: no limit")
     parser.add_argument("--timeout", type=int, default=1800, help="seconds of wall clock for a process")
     parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a process")
     parser.add_argument("-o", "--output", type=Path, default=Path("incumbent_tests.jsonl"))
@@ -241,13 +241,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     targets = options.targets.split(",")
     if options.here:
-        return run_here(options.here, options.output, targets, options.per_function, not options.no_arm)
+        plugin = Plugin(options.output, targets, options.per_function, not options.no_arm, options.seconds)
+        return run_here(options.here, plugin)
     limit = int(options.memory * 2**30)
     files = list_files(options.folders.split(","), options.files.split(","))
     for first in range(0, len(files), options.files_per_process):
         group = files[first : first + options.files_per_process]
         command = [sys.executable, "-m", "bench.incumbent_tests", "--here", *map(str, group), "--targets", options.targets]
-        command += ["--per-function", str(options.per_function), "-o", str(options.output)] + ["--no-arm"] * options.no_arm
+        command += ["--per-function", str(options.per_function), "--seconds", str(options.seconds)]
+        command += ["-o", str(options.output)] + ["--no-arm"] * options.no_arm
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         is_unfinished = True
         while is_unfinished:  # a case that ends the process is skipped by the next one

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,11 +16,17 @@ class _NoWeights(dict[str, torch.Tensor]):
     """The state of a network that keeps its random weights."""
 
 
+class _Download(str):
+    """The name of a file that is not downloaded."""
+
+
 def use_random_weights() -> None:
-    """Make torchvision, timm and transformers create pretrained networks with their random initial weights, in this process."""
+    """Make torchvision, timm, transformers and tests that download a state dict keep random initial weights, in this process."""
     _patch_torchvision()
+    _patch_torchaudio()
     _patch_timm()
     _patch_transformers()
+    _patch_hugging_face_hub()
 
 
 def _patch_torchvision() -> None:
@@ -36,12 +45,46 @@ def _patch_torchvision() -> None:
     torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign,assignment]
 
 
+def _patch_torchaudio() -> None:
+    """Import torchaudio without its compiled operators if they do not load; its networks do not use them."""
+    if find_spec("torchaudio") is None:
+        return
+    try:
+        import torchaudio  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        extension = ModuleType("torchaudio._extension")
+        extension.__dict__.update(
+            _IS_TORCHAUDIO_EXT_AVAILABLE=False,
+            _IS_ALIGN_AVAILABLE=False,
+            _check_cuda_version=lambda: None,
+            fail_if_no_align=lambda function: function,
+        )
+        sys.modules["torchaudio._extension"] = extension
+
+
 def _patch_timm() -> None:
     try:
         import timm.models._builder as builder
     except ImportError:
         return
     builder.load_pretrained = lambda *_, **__: None
+
+
+def _patch_hugging_face_hub() -> None:
+    """Let a download be the name of a file whose state dict keeps a network's random weights."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        return
+    load = torch.load
+
+    def load_nothing(file: Any, *arguments: Any, **settings: Any) -> Any:
+        return _NoWeights() if isinstance(file, _Download) else load(file, *arguments, **settings)
+
+    huggingface_hub.hf_hub_download = lambda *_, filename="", **__: _Download(filename)
+    torch.load = load_nothing
 
 
 #: Settings of Hugging Face models that the Arm backend's tests name, for their published sizes.

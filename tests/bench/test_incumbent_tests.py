@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import incumbent_results as results
+from bench.incumbent_case import TooLong, _settings, time_limit
 from bench.incumbent_tests import FOLDERS, TARGETS
 
 
@@ -63,6 +66,54 @@ def test_both_implementations_compile_a_case(tmp_path: Path) -> None:
     assert plain["cpu"] == {} and "arm" not in plain
     assert integers["reasons"] == ["aten.div.Tensor_mode (INTDIV.absent)"]
     assert integers["sqnr_db"] == float("inf") and integers["arm"]["sqnr_db"] < 30  # the Arm backend's integers are wrong
+
+
+def test_results_of_a_folder_replace_only_those_of_the_folder() -> None:
+    stored = results.summarize([ok("misc/test_a::x"), ok("ops/test_b::x"), ok("ops/test_b::y")])
+    stored["failures"] = [["misc/test_c", "all", "not run", ""], ["ops/test_d", "all", "not run", ""]]
+    merged = results.merge(stored, results.summarize([ok("misc/test_a::x"), ok("misc/test_a::y")]))
+    assert [(folder, counts["cases"]) for folder, _, counts in merged["groups"]] == [("misc", 2), ("ops", 2)]
+    assert merged["failures"] == [["ops/test_d", "all", "not run", ""]]
+    assert results.merge(stored, results.summarize([])) == stored
+
+
+def ok(case: str) -> results.Record:
+    return {"case": case, "target": "ethos-u55-128", "status": "ok", "cpu": {}, "differing": 0, "bytes": 4}
+
+
+@pytest.mark.parametrize(
+    ("status", "needs_it"), [("too long: quantize", True), ("too long: compile", True), ("too long: run", False)]
+)
+def test_a_case_that_takes_too_long_is_compared_if_it_was_not_compiled(status: str, needs_it: bool) -> None:
+    record = {**ok("models/test_a::x"), "status": status}
+    assert results.needs_comparison(record) == needs_it
+    assert results.has_more_on_cpu({**record, "arm": {"cpu": {}}}) == needs_it
+    assert results.summarize([record])["failures"] == [["models/test_a::x", "ethos-u55-128", status, ""]]
+
+
+def test_a_time_limit_ends_what_catches_exceptions() -> None:
+    with pytest.raises(TooLong, match=r"more than 0\.05 s"), time_limit(0.05):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+    with time_limit(0):
+        assert sum(range(1000)) == 499500
+
+
+def test_settings_are_read_from_a_stage_of_another_class_than_the_pipelines() -> None:
+    """``pipeline.quantizer`` of the Arm backend's pipelines accepts only its own class of stages."""
+
+    class Pipeline:
+        _stages = (SimpleNamespace(args=[SimpleNamespace(quantizer=SimpleNamespace(global_config="config"))]),)
+
+        def find_pos(self, name: str) -> int:
+            return 0
+
+        @property
+        def quantizer(self) -> object:
+            raise RuntimeError("First argument of quantize stage was Quantize, not Quantize as expected.")
+
+    assert _settings(Pipeline()) == [("set_global", ("config",))]
 
 
 def test_results_name_files_without_the_folders_of_a_machine() -> None:
