@@ -18,9 +18,9 @@ from torch._decomp import core_aten_decompositions
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.fx.aten_builder import MADE_FOR, AtenBuilder, value_of
-from ethorch.fx.node import arguments, first_value, is_float, is_in_place, makes_constant, op_name, shape_of_values
+from ethorch.fx.node import arguments, first_value, flat, is_float, is_in_place, makes_constant, mapped, op_name, shape_of_values
 from ethorch.open_sizes import OpenSize, is_dynamic, is_size
-from ethorch.ops.spec import find
+from ethorch.ops.spec import OpSpec, find
 from ethorch.tosa.limits import Limits
 
 aten = torch.ops.aten
@@ -39,6 +39,14 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
     while pending:
         node = pending.popleft()
         spec = find(node.target)
+        if (
+            spec is not None
+            and not keep(node)
+            and (respelled := _without_shape_operands(AtenBuilder(model, node, limits), node, spec))
+        ):
+            replace(node, respelled)
+            model.graph.erase_node(node)
+            node = respelled
         if is_in_place(node) or is_size(node) or (spec is not None and spec.decompose is None) or keep(node):
             continue
         if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
@@ -69,6 +77,24 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
         replace(node, made)
         model.graph.erase_node(node)
     _reshape_behind(model.graph, relaid)
+
+
+def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
+    """Draw the canonical spelling of a call that reads a tensor only for its shape, as ``expand_as`` does.
+
+    Such a tensor need not be quantized. Return None for other calls, and for open sizes.
+    """
+    name = op_name(node.target)
+    if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
+        return None
+    nodes = {id(value_of(each)): each for each in node.all_input_nodes}
+    args, kwargs = spec.canonical(name, *mapped(arguments(node), value_of))
+    args, kwargs = mapped((args, kwargs), lambda arg: nodes.get(id(arg), arg))
+    left = [arg for arg in flat([*args, *kwargs.values()]) if isinstance(arg, Node)]
+    if len(set(left)) == len(nodes):
+        return None
+    made: Node = s(operator.attrgetter(spec.name)(torch.ops), *args, **kwargs)
+    return made
 
 
 def _relaid(node: Node, made: Any) -> set[Node]:

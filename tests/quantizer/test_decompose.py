@@ -92,6 +92,23 @@ def test_a_copy_at_the_end_leaves_nothing_in_float(name: str) -> None:
     assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
 
 
+class Function(nn.Module):
+    """A function of the model's input."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("function", [lambda x: F.normalize(x, dim=1), lambda x: x.sum(-1, keepdim=True).expand_as(x)])
+def test_an_input_that_only_gives_a_shape_is_not_read(function: Callable[[Tensor], Tensor]) -> None:
+    q = quantized(Function(function), samples((2, 8)))
+    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+
+
 class ViewedAttention(nn.Module):
     """Attention whose result PyTorch lays out by positions, which ``view`` relies on."""
 
