@@ -10,6 +10,8 @@ the Arm backend's quantizer takes an operator. Nothing is compiled: only the par
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import logging
 import sys
 from collections import Counter
@@ -20,7 +22,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Node
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.ops import OPS
@@ -68,25 +71,38 @@ class Custom(OperatorSupportBase):
 
 
 @dataclass(frozen=True)
+class Split:
+    """Names of the operators on the CPU and on the NPU, without plumbing."""
+
+    cpu: tuple[str, ...] = ()
+    npu: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Row:
-    """One check of one operator; ``ours`` and ``theirs`` are operators on the CPU, or an error."""
+    """One check of one operator; ``ours`` and ``theirs`` are the partitions, or an error."""
 
     operator: str
     kind: str
     about: str
-    ours: tuple[str, ...] | str
-    theirs: tuple[str, ...] | str
+    ours: Split | str
+    theirs: Split | str
 
     @property
     def verdict(self) -> str:
-        """``same``, ``different``, or who failed."""
+        """``same``, ``in other parts``, ``different``, or who failed.
+
+        In other parts: nothing is on the NPU, and the two quantizers or decompositions split the operator differently.
+        """
         if self.kind == ONLY_THEIRS:
             return "not asked"
         if isinstance(self.theirs, str):
             return "the Arm backend fails"
         if isinstance(self.ours, str):
             return "ethorch fails"
-        return "same" if self.ours == self.theirs else "different"
+        if self.ours.cpu == self.theirs.cpu:
+            return "same"
+        return "different" if self.ours.npu or self.theirs.npu else "in other parts"
 
 
 def base_name(target: Any) -> str:
@@ -100,6 +116,28 @@ def is_plumbing(target: Any) -> bool:
     return any(word in str(getattr(target, "_op", target)) for word in _PLUMBING)
 
 
+@contextlib.contextmanager
+def remember_decompositions(known: dict[Any, Any]) -> Iterator[None]:
+    """Compute ``ExportedProgram.run_decompositions`` once for each graph and table; later calls return a copy of the result.
+
+    Args:
+        known: The results so far, of one program.
+    """
+    run = ExportedProgram.run_decompositions
+
+    def run_once(self: ExportedProgram, table: Any = None, **settings: Any) -> ExportedProgram:
+        key = (str(self.graph), None if table is None else frozenset(map(str, table)), *settings.items())
+        if key not in known:
+            known[key] = run(self, table, **settings)
+        return copy.deepcopy(known[key])
+
+    ExportedProgram.run_decompositions = run_once  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        ExportedProgram.run_decompositions = run  # type: ignore[method-assign]
+
+
 class Side:
     """One backend: a quantized program, partitioned with checks.
 
@@ -110,21 +148,26 @@ class Side:
     def __init__(self, names: Any, target: str):
         self.names, self.spec = names, names.EthosUCompileSpec(target)
         self._programs: dict[str, Any] = {}
+        self._decomposed: dict[Any, Any] = {}
 
-    def on_cpu(self, name: str, checks: Sequence[OperatorSupportBase]) -> tuple[str, ...] | str:
-        """Return the operators on the CPU without plumbing, or the error."""
+    def split(self, name: str, checks: Sequence[OperatorSupportBase]) -> Split | str:
+        """Return the partitions, or the error."""
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        from executorch.exir.lowered_backend_module import get_lowered_submodules
 
         try:
-            edge = to_edge_transform_and_lower(
-                self._quantized(name),
-                partitioner=[self.names.EthosUPartitioner(self.spec, additional_checks=list(checks))],
-                compile_config=EdgeCompileConfig(_check_ir_validity=False),
-            )
+            program = self._quantized(name)
+            with remember_decompositions(self._decomposed):
+                edge = to_edge_transform_and_lower(
+                    program,
+                    partitioner=[self.names.EthosUPartitioner(self.spec, additional_checks=list(checks))],
+                    compile_config=EdgeCompileConfig(_check_ir_validity=False),
+                )
         except Exception as error:
             return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"
-        calls = [node for node in edge.exported_program().graph.nodes if node.op == "call_function"]
-        return tuple(sorted({base_name(node.target) for node in calls if not is_plumbing(node.target)}))
+        program = edge.exported_program()
+        lowered = [module.original_module.graph for _, module, _ in get_lowered_submodules(program.graph_module)]
+        return Split(_operators([program.graph]), _operators(lowered))
 
     def _quantized(self, name: str) -> Any:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -136,7 +179,13 @@ class Side:
             graph = prepare_pt2e(torch.export.export(model, inputs).module(check_guards=False), quantizer)
             graph(*inputs)
             self._programs = {name: torch.export.export(convert_pt2e(graph), inputs)}
+            self._decomposed.clear()
         return self._programs[name]
+
+
+def _operators(graphs: Sequence[Graph]) -> tuple[str, ...]:
+    calls = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return tuple(sorted({base_name(target) for target in calls if not is_plumbing(target)}))
 
 
 def sides(target: str) -> tuple[Side, Side]:
@@ -159,15 +208,15 @@ def rows(names: Sequence[str], target: str) -> Iterator[Row]:
     ours, theirs = sides(target)
     for name in names:
         recorder = Recorder()
-        plain = theirs.on_cpu(name, [recorder])
+        plain = theirs.split(name, [recorder])
         if isinstance(plain, str):
-            yield Row(name, "none", "", ours.on_cpu(name, []), plain)
+            yield Row(name, "none", "", ours.split(name, []), plain)
             continue
         own = Recorder()
-        ours.on_cpu(name, [own])
+        ours.split(name, [own])
         everything = {t: node for node, t in reversed(recorder.nodes.items()) if not is_plumbing(t)}
         asked = {t: node for t, node in everything.items() if t in own.nodes.values()}
-        yield from (Row(name, ONLY_THEIRS, str(t), (), (base_name(t),)) for t in everything if t not in asked)
+        yield from (Row(name, ONLY_THEIRS, str(t), Split(), Split((base_name(t),))) for t in everything if t not in asked)
         checks: list[tuple[str, str, OperatorSupportBase]] = []
         for node_target, node in asked.items():
             checks += [
@@ -177,12 +226,12 @@ def rows(names: Sequence[str], target: str) -> Iterator[Row]:
             ]
         checks.append(("DontPartitionModule", "op", DontPartitionModule(instance_name="op")))
         for kind, about, check in checks:
-            yield Row(name, kind, about, ours.on_cpu(name, [check]), theirs.on_cpu(name, [check]))
+            yield Row(name, kind, about, ours.split(name, [check]), theirs.split(name, [check]))
 
 
 def page(found: Sequence[Row], target: str) -> str:
     """Return the table of counts and the list of differences as Markdown."""
-    verdicts = ("same", "different", "ethorch fails", "the Arm backend fails", "not asked")
+    verdicts = ("same", "in other parts", "different", "ethorch fails", "the Arm backend fails", "not asked")
     count = len({row.operator for row in found if row.kind != "none"})
     lines = [
         "# Exclusion checks",
@@ -190,6 +239,10 @@ def page(found: Sequence[Row], target: str) -> str:
         f"Operators that stay on the CPU of {target} because of a partitioner's `additional_checks`, with ethorch and with "
         f"ExecuTorch's Arm backend: the same check about each node of the first sample of {count} operators. "
         "`python -m bench.exclusion_checks` writes this page.",
+        "",
+        "- **in other parts**: all of the operator is on the CPU with both, as other operators. One quantizer takes it apart, or",
+        "  ethorch decomposes it for ExecuTorch's CPU kernels.",
+        f"- **{ONLY_THEIRS}**: not excluded here, because ethorch's partitioner is not asked about it.",
         "",
         f"| check | {' | '.join(verdicts)} |",
         "| --- |" + " ---: |" * len(verdicts),
@@ -205,7 +258,7 @@ def page(found: Sequence[Row], target: str) -> str:
     if groups:
         lines += ["", "| operator | checks | on the CPU with ethorch | with the Arm backend |", "| --- | --- | --- | --- |"]
     for (operator, mine, other), kinds in groups.items():
-        cells = (value if isinstance(value, str) else ", ".join(value) or "nothing" for value in (mine, other))
+        cells = (value if isinstance(value, str) else ", ".join(value.cpu) or "nothing" for value in (mine, other))
         lines.append(f"| `{operator}` | {', '.join(dict.fromkeys(kinds))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -214,11 +267,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.exclusion_checks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="ethos-u85-256")
     parser.add_argument("--operators", default="", help="parts of names, separated by commas")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th operator")
     parser.add_argument("--page", type=Path, help="write the table to this file")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # of samples that are no real inputs
     names = [spec.name for spec in dict.fromkeys(OPS.values()) if spec.samples]
-    names = [name for name in names if any(part in name for part in options.operators.split(","))]
+    names = [name for name in names if any(part in name for part in options.operators.split(","))][:: options.every]
     found = []
     for row in rows(names, options.target):
         found.append(row)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import incumbent_api
+from bench import exclusion_checks, incumbent_api
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -33,9 +33,17 @@ def test_imports_are_substituted_by_name() -> None:
 
 
 def test_a_check_keeps_the_same_operators_on_the_cpu() -> None:
-    text = output("exclusion_checks", "--operators", "aten.relu.default,aten.bmm.default")
+    text = output("exclusion_checks", "--operators", "aten.relu.default,aten.bmm.default,aten.hardswish.default")
     for kind in ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule"):
-        assert f"| `{kind}` | 2 | 0 | 0 | 0 | 0 |" in text
+        assert f"| `{kind}` | 2 | 1 | 0 | 0 | 0 | 0 |" in text
+
+
+def test_operators_that_are_taken_apart_differ_only_if_some_are_delegated() -> None:
+    whole, parts = exclusion_checks.Split(("hardswish",)), ("clamp", "mul")
+    verdicts = [
+        exclusion_checks.Row("x", "custom", "", exclusion_checks.Split(parts, npu), whole).verdict for npu in ((), ("add",))
+    ]
+    assert verdicts == ["in other parts", "different"]
 
 
 @pytest.mark.long
