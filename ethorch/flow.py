@@ -23,6 +23,7 @@ from ethorch.direct.build import Build
 from ethorch.errors import EthorchError, Unsupported, VelaError
 from ethorch.formats.pte_writer import write
 from ethorch.fx.export import check_module, check_outputs, described, exported
+from ethorch.fx.outputs import with_serializable_outputs
 from ethorch.fx.states import StateBuffer, with_codes
 from ethorch.garbage import collected_later
 from ethorch.model_files import Inputs, UserModel
@@ -230,7 +231,7 @@ def build(
     states: tuple[StateBuffer, ...] = ()
     with stage("compile"), collected_later():
         if isinstance(quantized, GraphModule):
-            quantized, states = with_codes(quantized, wide)
+            quantized, states = with_codes(with_serializable_outputs(quantized), wide)
         return replace(_built(quantized, example_inputs, spec, etrecord, shared, dynamic_shapes), states=states)
 
 
