@@ -212,13 +212,17 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def functional_of(target: Any) -> Any:
-    """``aten.relu_.default`` -> ``aten.relu.default``, or None; where overloads have other names, that of the same arguments."""
+    """Return the functional operator of an in-place one, or None: ``aten.relu_.default`` -> ``aten.relu.default``.
+
+    It is the overload with arguments of the same types. Its name may differ: ``aten.pow.Scalar`` raises a number to a tensor, so
+    that the functional form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
+    """
     packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
-    if packet is None or target._overloadname in packet.overloads():
-        return packet and getattr(packet, target._overloadname)
+    if packet is None:
+        return None
 
-    def takes(overload: Any) -> list[tuple[str, str]]:
-        return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+    def types(overload: Any) -> list[str]:
+        return [str(argument.type) for argument in overload._schema.arguments]
 
-    found = (getattr(packet, name) for name in packet.overloads())
-    return next((overload for overload in found if takes(overload) == takes(target)), None)
+    found = [getattr(packet, name) for name in packet.overloads() if types(getattr(packet, name)) == types(target)]
+    return next((overload for overload in found if overload._overloadname == target._overloadname), next(iter(found), None))

@@ -150,10 +150,23 @@ def floor_divided(x: Tensor) -> Tensor:
     return y
 
 
+def raised_to_a_power(x: Tensor) -> Tensor:
+    """The functional operator of the in-place form's name raises a number to a tensor."""
+    y = x.abs() + 1
+    y.pow_(-0.5)
+    return y
+
+
+def dropped_out_in_place(x: Tensor) -> Tensor:
+    """The arguments of both forms differ in their names."""
+    return nn.functional.dropout(x * 2, 0.5, training=False, inplace=True) + 1
+
+
 FUNCTIONS = [
     add_to_slice, relu_of_view, clamp_of_transposed, base_written_view_read, two_views_of_one, split_and_unbind,
     chunk_read_after_write, copied_value_is_not_shared, strided, indexed, broadcast_and_cast, diagonal, unsqueezed_in_place,
     lists_of_views_that_are_read, eval_dropout_is_a_view, chain_without_views, floor_divided,
+    raised_to_a_power, dropped_out_in_place,
 ]  # fmt: skip
 
 
