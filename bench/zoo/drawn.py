@@ -342,7 +342,8 @@ _TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], Sampler]] = {
     "udop": (
         _transformers("UdopModel", {"vocab_size": 120, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2,
                                     "num_decoder_layers": 2, "num_heads": 4, "image_size": SIDE, "max_2d_position_embeddings": 64},
-                      ("input_ids", "pixel_values", "decoder_input_ids"), bbox=torch.full((1, 24, 4), 0.5), use_cache=False),
+                      ("input_ids", "pixel_values", "decoder_input_ids"), bbox=torch.full((1, 24, 4), 0.5),
+                      attention_mask=torch.ones(1, 24, dtype=torch.long), use_cache=False),
         lambda rng: (*_tokens(110)(rng), *_picture(rng), *_tokens(110, 8)(rng)),
     ),
     "solar_open": (

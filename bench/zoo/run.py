@@ -23,6 +23,7 @@ from ethorch import get_symmetric_quantization_config as int8
 from ethorch.backend import Lowered
 from ethorch.errors import EthorchError
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
+from ethorch.fx.export import exported
 from ethorch.metrics import sqnr_db
 from ethorch.quantizer.preparing import prepare
 from ethorch.tosa import reference_model
@@ -125,7 +126,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
 def _quantized(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    prepared = prepare(torch.export.export(model, inputs).module(check_guards=False), quantizer)
+    prepared = prepare(exported(model, inputs).module(check_guards=False), quantizer)
     with torch.no_grad():
         for sample in calibration:
             prepared(*sample)

@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 from ethorch.errors import QuantizationError, UserCodeError
 from ethorch.exclusive import EXPORT_LOCK
+from ethorch.fx.constant_values import ConstantValues
+from ethorch.fx.node import shape_of_values
 from ethorch.fx.sequences import short_sequences
 from ethorch.open_sizes import in_structure
 from ethorch.user_code import at, explained, first_sentence
@@ -87,7 +89,7 @@ def exported(
     *,
     any_batch: bool = False,
 ) -> ExportedProgram:
-    """``torch.export.export(module, inputs)``.
+    """``torch.export.export(module, inputs)``, with fixed numbers and shapes where those depend on constants alone.
 
     Args:
         dynamic_shapes: the open dims of each input tensor, as ``open_sizes.dynamic_shapes_of`` returns them.
@@ -100,19 +102,50 @@ def exported(
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
             open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
-            return torch.export.export(module, inputs, dynamic_shapes=_any_batch(inputs) if any_batch else open_dims)
+            return _exported(module, inputs, _any_batch(inputs) if any_batch else open_dims)
     except QuantizationError:
         raise
     except Exception as error:
         with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
             module(*inputs)
-        if any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT):
+        if _is_data_dependent(error):
             raise UserCodeError(
                 f"the model's way depends on the values of a tensor{at(error)}, and an exported model has one way only. Compute "
                 "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
                 "index) has to be a constant."
             ) from error
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
+
+
+def _exported(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
+    """Export the module; once more with the values of constants if something depends on the values of tensors."""
+    program, failure = None, None
+    try:
+        program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+    except Exception as error:
+        if not _is_data_dependent(error):
+            raise
+        failure = error
+    if program is not None and not any(map(shape_of_values, program.graph.nodes)):
+        return program
+    variable: set[str] = set()
+    while True:
+        values = ConstantValues(module, variable)
+        try:
+            with values.inside_forward():
+                found = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+        except Exception:
+            if failure is not None:
+                raise failure from None
+            assert program is not None
+            return program
+        if not values.written:
+            return found
+        variable |= values.written
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    return any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT)
 
 
 def _not_printed(*_: object, **__: object) -> None:
@@ -129,4 +162,4 @@ def _any_batch(inputs: tuple[Any, ...]) -> Any:
 
 
 #: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
-_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow")
+_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow", "data is not allocated yet")
