@@ -31,6 +31,8 @@ def added_at(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> No
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
+    if not count:
+        return x
     if count * extent > _LARGEST or not x.meta["val"].dtype.is_floating_point:
         return None
     number = _int32(s, s(aten.reshape.default, index, [1, count]))

@@ -85,7 +85,9 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """A computed index makes it an index_put; of several rows where there is SCATTER."""
+    """A computed index makes it an index_put; of several rows where there is SCATTER. An index of no places leaves x."""
+    if not math.prod(shape_of(index)):
+        return x
     if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
         return None
     return s(aten.index_put.default, x, [*[None] * (dim % len(shape_of(x))), index], source)
@@ -137,6 +139,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
     """What becomes of an index_put, the first that applies:
 
+    - an index of no places: x;
     - values that accumulate: ``accumulated``;
     - indices of distant dims: x with those dims first;
     - one constant index of rank 1: it stays;
@@ -147,6 +150,8 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     """
     given = [k for k, one in enumerate(indices) if one is not None]
     first, shape = indices[given[0]], shape_of(x)
+    if not all(math.prod(shape_of(indices[k])) for k in given):
+        return x
     if accumulate:
         return accumulated(s, x, indices, values)
     if given[-1] - given[0] >= len(given) and not any(indices[k].meta["val"].dtype == torch.bool for k in given):

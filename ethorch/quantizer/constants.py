@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 from ethorch.fx.aten_builder import INHERITED, AtenBuilder, constant
 from ethorch.fx.node import LIKE, UNINITIALIZED, first_value, is_float, is_in_place, op_name, tensor_of
+from ethorch.open_sizes import has_open_size
 from ethorch.ops.cast import to
 from ethorch.ops.joining import cat
 from ethorch.ops.spec import find
 
+#: Operators that take a number out of a tensor.
+_NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+#: Operators that read the shape of one of their arguments, and not what it holds -> which one that is.
+_LIKE = dict.fromkeys(LIKE, 0) | {"aten.expand_as.default": 1, "aten.view_as.default": 1, "aten.reshape_as.default": 1}
 #: Elements of the largest constant that is folded. What makes a larger one (an expanded mask) stays an operator.
 _LARGEST_CONSTANT = 1 << 24
 
@@ -22,6 +27,7 @@ _LARGEST_CONSTANT = 1 << 24
 def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
     """Replace what depends on no input (masks, position tables, arange, a table of biases looked up) by a buffer that holds it.
 
+    A number taken out of a constant becomes a number, and a tensor without elements a constant.
     What is made of random numbers or of a buffer that the program writes to is no constant; with ``trains`` what is made of a
     parameter is none either.
     """
@@ -37,7 +43,12 @@ def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
                 continue  # a result of the program, which is quantized as what computes it
             known[node] = _evaluate(node, known)
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(known.get(node), torch.Tensor):
+        if node.op != "call_function" or node not in known:
+            continue
+        if isinstance(known[node], (bool, int, float)):
+            _put_number(node, known[node])
+            continue
+        if not isinstance(known[node], torch.Tensor):
             continue
         if all(user in known for user in node.users) or known[node].numel() > _LARGEST_CONSTANT:
             continue
@@ -103,8 +114,16 @@ def _promote_numbers(node: Node) -> None:
             node.update_arg(index, float(value))
 
 
+def _put_number(node: Node, number: float) -> None:
+    """Write ``number`` into the operators that read ``node``."""
+    for user in list(node.users):
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda arg: number if arg is node else arg)
+
+
 def _foldable(node: Node, known: dict[Node, Any]) -> bool:
     target = node.target
+    if op_name(target) in _NUMBERS:
+        return all(arg in known for arg in node.all_input_nodes)
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return False
     if target is not operator.getitem:
@@ -112,19 +131,33 @@ def _foldable(node: Node, known: dict[Node, Any]) -> bool:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten":
             return False
-    if op_name(target) in LIKE:
-        return isinstance(node.meta["val"], torch.Tensor)
+    if _is_empty(node):
+        return True
+    if (like := _like(node)) is not None:
+        return isinstance(node.meta["val"], torch.Tensor) and all(arg in known for arg in node.all_input_nodes if arg is not like)
     return all(arg in known for arg in node.all_input_nodes)
 
 
+def _like(node: Node) -> Node | None:
+    """Return the argument of which only the shape counts, if there is one and it has no open size."""
+    place = _LIKE.get(op_name(node.target))
+    like = node.args[place] if place is not None and place < len(node.args) else None
+    return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None
+
+
+def _is_empty(node: Node) -> bool:
+    """Return True if the result is one tensor without elements."""
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and not has_open_size(value) and 0 in value.shape
+
+
 def _evaluate(node: Node, known: dict[Node, Any]) -> Any:
-    if op_name(node.target) in LIKE:
-        like = node.args[0]
-        assert isinstance(like, Node)
-        value = like.meta["val"]
-        args, kwargs = (torch.empty(value.shape, dtype=value.dtype), *node.args[1:]), node.kwargs
-    else:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and _is_empty(node):
+        return torch.empty(value.shape, dtype=value.dtype)
+    like = _like(node)
+    given = known if like is None else {**known, like: torch.empty(like.meta["val"].shape, dtype=like.meta["val"].dtype)}
+    args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
     with torch.no_grad():
         value = node.target(*args, **kwargs)  # type: ignore[operator]
     # Memory may hold NaN, and numbers that calibration would take for some of the network's.

@@ -141,3 +141,43 @@ def test_an_interpolation_by_a_huge_matrix_is_refused() -> None:
     assert program.build is not None
     (refusal,) = program.build.partition.refusals
     assert refusal.reason.id == "upsample.matrix" and "20,000 places to 40,000" in refusal.reason.text
+
+
+class FilledWithAnItem(nn.Module):
+    """The strides of a detector's grid, as ultralytics writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("strides", torch.tensor([8.0, 16.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x * x.new_full((1, 4), stride.item()) for stride in self.strides])
+
+
+class Nothing(nn.Module):
+    """Rows of no places go through a layer, and are written to no places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("places", torch.zeros(0, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_copy(0, self.places, self.linear(x[self.places])).relu()
+
+
+@pytest.mark.parametrize("module", [FilledWithAnItem(), Nothing()], ids=["item", "nothing"])
+def test_what_holds_constants_is_one_delegate(module: nn.Module) -> None:
+    inputs = (torch.randn(3, 4),)
+    program = ethorch.compile(module, inputs, "ethos-u55-128", progress=False)
+    assert program.build is not None
+    assert len(program.build.delegates) == 1
+    assert not program.build.partition.refusals
+    assert ethorch.sqnr_db(module(*inputs), program(*inputs)) > 35
+
+
+def test_a_number_out_of_a_constant_is_folded() -> None:
+    graph = exported(FilledWithAnItem(), (torch.randn(3, 4),))
+    fold_constants(graph)
+    assert not any("aten.item" in str(node.target) for node in graph.graph.nodes if node.users)
+    torch.testing.assert_close(graph(torch.ones(3, 4)), FilledWithAnItem()(torch.ones(3, 4)))
