@@ -29,6 +29,7 @@ from ethorch.ops import (
     resize,
     rounding,
     scatter,
+    scatter_reduce,
     selection,
     shape,
     slicing,
