@@ -15,13 +15,15 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ethorch.open_sizes import unguarded
 from ethorch.quantizer.batch_norms import fold_batch_norms
+from ethorch.quantizer.vmapped import inline_vmapped
 
 
 def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
-    """What ``prepare_pt2e(graph, quantizer)`` returns, node by node, but for batch norms that it would fold wrongly.
+    """Return what ``prepare_pt2e(graph, quantizer)`` returns, but for torch.vmap and for batch norms that it would fold wrongly.
 
-    See ``fold_batch_norms``.
+    See ``fold_batch_norms`` and ``inline_vmapped``.
     """
+    inline_vmapped(graph)  # before dead code goes: nothing reads the nodes that enter and leave a torch.vmap
     with unguarded(graph.graph.nodes):
         fold_batch_norms(graph)
     with _numbered_on():
