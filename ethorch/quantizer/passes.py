@@ -22,6 +22,7 @@ from ethorch.quantizer.cleanup import freeze_parameters, lift_scalars, remove_as
 from ethorch.quantizer.complex_tensors import pair_complex
 from ethorch.quantizer.constants import fold_constants, promote_constants, promote_integers
 from ethorch.quantizer.decompose import decompose, hoist_clamps, settle_batch_norms
+from ethorch.quantizer.doubles import narrow_doubles
 from ethorch.quantizer.experts import draw_experts
 from ethorch.quantizer.functionalize import functionalize
 from ethorch.quantizer.hard_choices import draw_hard_choices
@@ -143,6 +144,11 @@ PASSES = (
         "fold constants",
         lambda model, scope: fold_constants(model, trains=scope.trains),
         "Before composites are decomposed: they ask whether an operand is constant, and which number it holds.",
+    ),
+    Pass(
+        "narrow doubles",
+        lambda model, scope: None if scope.trains else narrow_doubles(model, scope.keep),
+        "Behind the first folding, which computes constants as precisely as the model does. Before complex tensors become pairs.",
     ),
     Pass(
         "make complex tensors pairs",
