@@ -159,6 +159,8 @@ class AtenBuilder:
                 env[node] = self.constant(getattr(traced, node.target))
             elif node.target is operator.getitem:
                 env[node] = env[node.args[0]][node.args[1]]
+            elif node.target is torch.ops.aten._to_copy.default and isinstance(node.args[0], (int, float)):
+                env[node] = self._drawn(torch.ops.aten.scalar_tensor.default, node.args, {"dtype": node.meta["val"].dtype})
             elif node.op == "call_function":
                 env[node] = self._drawn(node.target, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
             else:

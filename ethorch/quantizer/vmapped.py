@@ -1,4 +1,4 @@
-"""Code under ``torch.vmap``: torch.export keeps the batched operators, which are replaced here by those of the whole tensors.
+"""Code under ``torch.vmap``, and ``flex_attention`` with its functions of one score: replaced by operators of whole tensors.
 
 Between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` an exported graph holds operators of one element of the batch,
 such as those of the attention masks that ``create_block_mask`` makes. They compute nothing outside that pair.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._functorch import predispatch
+from torch._higher_order_ops.flex_attention import math_attention
 from torch.fx import GraphModule, Node, map_arg
 
 from ethorch.fx.aten_builder import AtenBuilder
 
+_FLEX = torch.ops.higher_order.flex_attention
 _ENTER, _LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
 
 
@@ -31,7 +34,7 @@ def inline_vmapped(model: GraphModule) -> None:
 
 
 def _regions(model: GraphModule) -> list[list[Node]]:
-    """Return the nodes of each outermost ``torch.vmap``, in order."""
+    """Return the nodes of each outermost ``torch.vmap``, and of each ``flex_attention``, in order."""
     regions: list[list[Node]] = []
     depth = 0
     for node in model.graph.nodes:
@@ -40,6 +43,8 @@ def _regions(model: GraphModule) -> list[list[Node]]:
             depth += 1
         if depth:
             regions[-1].append(node)
+        elif node.target is _FLEX:
+            regions.append([node, *node.users])
         depth -= node.target is _LEAVE
     return regions
 
@@ -60,10 +65,11 @@ def _inline(model: GraphModule, region: list[Node]) -> None:
         values: dict[Node, Any] = graphs | dict(zip(inputs, tensors, strict=True))
         for node in operators:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            target: Any = math_attention if node.target is _FLEX else node.target
+            values[node] = target(*args, **kwargs)
         return tuple(values[node] for node in results)
 
-    made = AtenBuilder(model, results[-1]).inline(whole, *inputs) if results else ()
+    made = AtenBuilder(model, results[0 if region[0].target is _FLEX else -1]).inline(whole, *inputs) if results else ()
     for node, new in zip(results, made, strict=True):
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
     for node in reversed(operators):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ethorch
 from ethorch.quantizer.functionalize import functionalize
@@ -40,6 +41,33 @@ class OfInputs(nn.Module):
             return made * row.sum() + other
 
         return torch.vmap(scaled)(x[0], x[0] + 1) + 1
+
+
+class Flexible(nn.Module):
+    """flex_attention in a causal block mask, with a bias by distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        def nearer(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return score - 0.01 * (q - k)
+
+        found = flex_attention(x, x * 0.5, x + 1, score_mod=nearer, block_mask=self.mask)
+        assert isinstance(found, Tensor)
+        return found
+
+
+def test_flex_attention_is_one_delegate() -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, 2, 128, 8),)
+    module = Flexible().eval()
+    program = ethorch.compile(module, inputs, "ethos-u55-128", progress=False)
+    assert program.build is not None
+    assert len(program.build.delegates) == 1
+    assert not program.build.partition.refusals
+    assert ethorch.sqnr_db(module(*inputs), program(*inputs)) > 20
 
 
 @pytest.mark.parametrize("module", [MaskOfPositions(), OfInputs()], ids=["mask", "inputs"])
