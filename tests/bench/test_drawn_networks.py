@@ -18,10 +18,8 @@ _PACKAGES = {
 #: Networks that PyTorch itself cannot call with tensors or export, and why.
 NOT_EXPORTABLE = {
     "drawn/diffusers/MotionAdapter": "only holds modules for another network",
-    "drawn/pyg/HGTConv": "sorts edges by a type that torch.export cannot know",
     "drawn/pyg/WLConv": "a dictionary of hashes in Python",
     "drawn/transformers/longcat_flash": "loops over the experts that a batch selects",
-    "drawn/transformers/udop": "computes buckets of boxes from storage that torch.export does not have",
 }
 NAMES = [f"drawn/{library}/{name}" for library, names in DRAWN.items() for name in names]
 
