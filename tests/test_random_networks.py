@@ -124,6 +124,11 @@ SEEN = {
     "truth values that are an output and reduced": (
         Network(1265470778, (("x", "torch.randn(2, 2)"),), (), (("y", "x > 0.1"), ("z", "y.any(0, keepdim=True)")), ("z", "y")),
         "ethos-u85-128", "int8"),
+    "several results for each channel of a long map": (
+        Network(
+            12629, (("x", "torch.randn(1, 257, 300, 1)"),), (("l", "nn.Conv2d(257, 514, 3, padding=1, groups=257)"),),
+            (("y", "self.l(x)"),), ("y",)),
+        "ethos-u55-32", "int8"),
     "a slice of one step, read several times": (
         Network(
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),

@@ -48,6 +48,11 @@ class Window:
         """How many elements lie between the first that a result reads and the last, both included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
+    def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of windows along each axis of a map."""
+        ends = zip(extents, self.before, self.after, self.span, self.stride, strict=True)
+        return tuple((extent + before + after - span) // stride + 1 for extent, before, after, span, stride in ends)
+
     @property
     def pad(self) -> tuple[int, ...]:
         """TOSA's attribute: (top, bottom, left, right)."""

@@ -42,7 +42,7 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     each = channels // groups
     if groups > 1 and wide == 1:
         codes = filters.codes.transpose(2, 3, 1, 0).reshape(*window.kernel, groups, each)
-        result = filters.requantize(b, filters.with_codes(codes).depthwise(b, value, window), out.qparams)
+        result = filters.with_codes(codes).depthwise_conv2d(b, value, window, out.qparams)
     else:
         parts = []
         for group in range(groups):

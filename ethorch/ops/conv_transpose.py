@@ -102,7 +102,7 @@ def _phases(
     if depthwise:
         codes = codes[:, 0].transpose(1, 3, 0, 2, 4).reshape(*taps, i, phases)
         own = filters.with_codes(codes, np.repeat(np.arange(i), phases))
-        result = own.requantize(b, own.depthwise(b, value, None), out)
+        result = own.depthwise_conv2d(b, value, None, out)
         stored, dims = (*result.shape[:3], i, *stride), ((0,), (3,), (1, 4), (2, 5))
     else:
         codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,28 @@ class Filters:
         weight = b.const(np.ascontiguousarray(self.codes), name="weight")
         acc = b.conv2d(value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point)
         return self.requantize(b, acc, out)
+
+    def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
+        """A stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M], requantized. TOSA 1.0 DEPTHWISE_CONV2D.
+
+        Where M is above 1 and there are more results than Vela transposes, it is some of the channels at a time.
+        """
+        channels, each = self.codes.shape[2:]
+        places = math.prod((window or Window.of(self.codes.shape[:2])).counts(value.shape[1:3]))
+        largest = b.tuning.largest_multiplied_depthwise
+        most = channels if each == 1 or largest is None else min(max(largest // places, 1), channels)
+        parts = []
+        for first in range(0, channels, most):
+            count = min(most, channels - first)
+            own = self if count == channels else self._of_channels(first, count)
+            part = value if count == channels else b.sliced(value, 3, first, count)
+            parts.append(own.requantize(b, own.depthwise(b, part, window), out))
+        return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+
+    def _of_channels(self, first: int, count: int) -> Filters:
+        """Return the filters of some input channels, of codes [KH,KW,C,M]."""
+        each = self.codes.shape[3]
+        return self.with_codes(self.codes[:, :, first : first + count], slice(first * each, (first + count) * each))
 
     def depthwise(self, b: Builder, value: Value, window: Window | None) -> Value:
         """The accumulator of a stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M]. TOSA 1.0 DEPTHWISE_CONV2D."""

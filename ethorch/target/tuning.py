@@ -167,6 +167,9 @@ class Tuning:
 
     #: The NPUs whose rows apply. TOSA as such is written for whoever compiles it; if by Vela, then for U85, which has all of it.
     vela_family: Literal["u55", "u65", "u85"] = "u85"
+    #: Most results of a DEPTHWISE_CONV2D with several for each channel, divided by how many these are: Vela transposes them, and
+    #: refuses more ("Non-passthrough operation (Transpose) could not run on NPU", 5.2). None: any.
+    largest_multiplied_depthwise: int | None = None
     #: True if the NPU has 16 KB of SHRAM, of which Vela reserves nothing for tables.
     vela_small_shram: bool = False
 
