@@ -50,7 +50,10 @@ class Call(nn.Module):
         }
         named = dict(zip(self.names, inputs, strict=True))
         first = [named.pop("")] if "" in named else []
-        return tuple(_float_tensors(self.network(*first, **named, **constants)))
+        results = tuple(_float_tensors(self.network(*first, **named, **constants)))
+        if not results:
+            raise ValueError("the network returns no tensor of floats")
+        return results
 
 
 def _float_tensors(result: Any) -> list[Tensor]:
