@@ -215,15 +215,15 @@ def rows(names: Sequence[str], target: str) -> Iterator[Row]:
         own = Recorder()
         ours.split(name, [own])
         everything = {t: node for node, t in reversed(recorder.nodes.items()) if not is_plumbing(t)}
-        asked = {t: node for t, node in everything.items() if t in own.nodes.values()}
+        asked = [t for t in everything if t in own.nodes.values()]
+        shared = {t: node for node, t in reversed(recorder.nodes.items()) if own.nodes.get(node) == t}
         yield from (Row(name, ONLY_THEIRS, str(t), Split(), Split((base_name(t),))) for t in everything if t not in asked)
         checks: list[tuple[str, str, OperatorSupportBase]] = []
-        for node_target, node in asked.items():
-            checks += [
-                ("DontPartition", str(node_target), DontPartition(node_target)),
-                ("DontPartitionName", node, DontPartitionName(node)),
-                ("custom", str(node_target), Custom(node_target)),
-            ]
+        for node_target in asked:
+            checks.append(("DontPartition", str(node_target), DontPartition(node_target)))
+            checks.append(("custom", str(node_target), Custom(node_target)))
+            if node_target in shared:  # a name that only one program has excludes nothing from the other
+                checks.append(("DontPartitionName", shared[node_target], DontPartitionName(shared[node_target])))
         checks.append(("DontPartitionModule", "op", DontPartitionModule(instance_name="op")))
         for kind, about, check in checks:
             yield Row(name, kind, about, ours.split(name, [check]), theirs.split(name, [check]))
