@@ -49,6 +49,7 @@ class UserChecks:
     def __init__(self, checks: Sequence[OperatorSupportBase]):
         self.checks = list(checks)
         self._matched: set[int] = set()
+        self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
         """Return a reason for each operator that a check refuses, itself or a part that ExecuTorch would break it up into."""
@@ -116,9 +117,13 @@ class UserChecks:
             }
             self._matched |= by_itself | by_part
             for number in by_itself or by_part:
+                name = type(self.checks[number]).__name__
+                if (number, node.name) not in self._logged:  # partitioners are asked several times for one program
+                    self._logged.add((number, node.name))
+                    logger.info("Rejected by %s: %s", name, node.name)
                 reason = Reason(
                     "user.check",
-                    f"rejected by {type(self.checks[number]).__name__}",
+                    f"rejected by {name}",
                     "Take it out of the partitioner's additional_checks.",
                 )
                 found[node] = reason, bool(by_itself)

@@ -175,10 +175,11 @@ class BasePipeline(Generic[T]):
         def count_tosa_ops() -> None:
             graphs = lowered_graphs(self.tester.graph_module())
             found = [op.name for graph in graphs for part in graph.regions() for op in part.ops]
-            wrong = [f"{n} {name} (found {found.count(name)})" for name, n in expected_ops.items() if found.count(name) != n]
+            counts = [(name, n, found.count(name)) for name, n in expected_ops.items()]
+            wrong = [f"Expected {n} occurrences of TOSA op {name}, found {count}" for name, n, count in counts if count != n]
             if wrong:
                 there = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found))) or "none"
-                raise AssertionError(f"{self.tester.name}: expected the TOSA operators {', '.join(wrong)}; there are {there}.")
+                raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {there}.")
 
         return self.add_stage_after(self.lowering, count_tosa_ops, suffix="tosa_ops")
 

@@ -27,9 +27,11 @@ Partitioner = EthosUPartitioner | TOSAPartitioner
 Spec = EthosUCompileSpec | TosaCompileSpec
 
 
-def partitioner_for(spec: Spec) -> Partitioner:
-    """The partitioner of the spec's kind."""
-    return TOSAPartitioner(spec) if isinstance(spec, TosaCompileSpec) else EthosUPartitioner(spec)
+def partitioner_for(spec: Spec, additional_checks: Sequence[Any] | None = None) -> Partitioner:
+    """Return the partitioner of the spec's kind, which asks ``additional_checks`` about each node."""
+    if isinstance(spec, TosaCompileSpec):
+        return TOSAPartitioner(spec, additional_checks)
+    return EthosUPartitioner(spec, additional_checks)
 
 
 def _delegate_segments() -> ExecutorchBackendConfig:

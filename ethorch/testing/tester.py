@@ -123,9 +123,16 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         *,
         partitioners: Sequence[Any] | None = None,
         edge_compile_config: Any = None,
+        additional_checks: Sequence[Any] | None = None,
         transform_passes: Any = None,
     ) -> Self:
-        """Edge program and partition in one, as ``ethorch`` compiles."""
+        """Lower to the edge dialect and partition, as ``ethorch`` compiles.
+
+        Args:
+            additional_checks: ``OperatorSupportBase`` instances for the partitioner. Unused if ``partitioners`` are given.
+        """
+        if partitioners is None and additional_checks is not None:
+            partitioners = [stages.partitioner_for(self.compile_spec, additional_checks)]
         stage = to_edge_and_lower_stage or stages.ToEdgeTransformAndLower(
             self.compile_spec, partitioners, edge_compile_config, self.constant_methods, transform_passes or self.transform_passes
         )

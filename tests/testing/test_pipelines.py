@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import torch
 from executorch.backends.test.harness.stages import StageType
+from executorch.exir.backend.operator_support import DontPartition
 from torch import Tensor, nn
 
 from ethorch.errors import EthorchError
@@ -100,10 +102,25 @@ def test_what_stays_on_the_cpu_is_expected() -> None:
         OpNotSupportedPipeline(Topk(), image(), {TOPK: 2}, n_expected_delegates=2).run()
 
 
+@pytest.mark.parametrize("pipeline", [TosaPipelineFP, EthosU55PipelineINT])
+def test_checks_of_the_partitioner_keep_operators_on_the_cpu(
+    pipeline: type[BasePipeline[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    check = DontPartition("aten.add.Tensor")
+    test = pipeline(Add(), pair(), [], "executorch_exir_dialects_edge__ops_aten_add_Tensor")
+    test.change_args("to_edge_transform_and_lower", additional_checks=[check])
+    test.pop_stage("check_not.exir")
+    test.change_args("check_count.exir", {"executorch_exir_dialects_edge__ops_aten_add_Tensor": 1})
+    test.run()
+    assert check.has_rejected_node()
+    assert "Rejected by DontPartition: " in caplog.text
+
+
 def test_tosa_operators_are_counted() -> None:
     TosaPipelineFP(Add(), pair(), []).count_tosa_ops({"ADD": 1, "SUB": 0}).run()
     EthosU55PipelineINT(Net(), image(), []).count_tosa_ops({"CONV2D": 2}).run()
-    with pytest.raises(AssertionError, match=r"expected the TOSA operators 2 ADD \(found 1\); there are 1 ADD"):
+    with pytest.raises(AssertionError, match=r"Expected 2 occurrences of TOSA op ADD, found 1. All TOSA operators: 1 ADD"):
         TosaPipelineFP(Add(), pair(), []).count_tosa_ops({"ADD": 2}).run()
 
 
