@@ -15,6 +15,7 @@ from bench.implementation import BOUNDARY, memory_for
 
 Record = dict[str, Any]
 RECORDED = "recorded_settings"
+_FLOAT_MODULE = "float module"
 
 
 class TooLong(BaseException):
@@ -161,9 +162,11 @@ def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[A
 def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
     """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds.
 
-    After ``limit`` seconds of CPU time, the status is ``too long`` with the step that was interrupted.
+    After ``limit`` seconds of CPU time, the status is ``too long`` with the step that was interrupted. It is ``not run`` if the
+    float module fails or returns no tensors, as some do with other versions of the libraries they are from.
     """
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from bench.implementation import flat
     from bench.zoo.run import Watched, differing
@@ -181,8 +184,12 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
             model = copy.deepcopy(pipeline.tester.original_module).eval()
             inputs = tuple(copy.deepcopy(pipeline.test_data))
             quantizer = _own_quantizer(pipeline, spec)
+            step = _FLOAT_MODULE
             with torch.no_grad():
                 reference = copy.deepcopy(model)(*copy.deepcopy(inputs))
+            if any(isinstance(leaf, str) for leaf in tree_leaves(reference)):
+                raise TypeError(f"the module returns {reference}")
+            step = "quantize"
             quantized, record["calibration"] = _quantize(model, inputs, quantizer, pipeline)
             step = "compile"
             build = flow.build(quantized, inputs, spec)
@@ -212,7 +219,8 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
     except EthorchError as error:
         record |= {"status": f"refused: {step}", "error": str(error)[:800]}
     except Exception as error:
-        record |= {"status": f"failed: {step}", "error": f"{type(error).__name__}: {str(error)[:800]}"}
+        status = "not run" if step == _FLOAT_MODULE else f"failed: {step}"
+        record |= {"status": status, "error": f"{type(error).__name__}: {str(error)[:800]}"}
     return record | {"seconds": round(time.process_time() - start, 2)}
 
 
