@@ -52,8 +52,8 @@ test-long: $(VENV)/zoo.stamp
 	$(PYTEST) -m long $(ARGS)
 
 # tests/versions/NAME.txt has the releases of each; the environment is .venv-NAME.
-VERSION_TESTS := tests/test_flow.py tests/test_versions.py tests/backend/test_retry.py tests/backend/test_tosa_output.py \
-	tests/host/test_building.py tests/host/test_interrupts.py tests/host/test_programs.py tests/vela/test_compiler.py
+VERSION_TESTS := tests/backend/test_build.py tests/support/test_versions.py tests/backend/test_retry.py tests/backend/test_tosa_output.py \
+	tests/runtime/test_building.py tests/runtime/test_interrupts.py tests/runtime/test_programs.py tests/vela/test_compiler.py
 
 test-versions: test-oldest test-newest
 

@@ -68,13 +68,13 @@ def measure(
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    from ethorch.metrics import sqnr_db
+    from ethorch.support.metrics import sqnr_db
 
     torch.set_num_threads(1)
     label, improved, impl = impl, impl.endswith("+"), impl.removesuffix("+")
     api = load_api(impl)
     config = getattr(import_module(CONFIGS[impl]), FUNCTIONS[scheme])
-    prepare = import_module("ethorch.quantizer.preparing").prepare if impl == "ethorch" else prepare_pt2e
+    prepare = import_module("ethorch.quantization.prepare").prepare if impl == "ethorch" else prepare_pt2e
     system_config, memory_mode = memory_for(target)
     spec = api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
     record: Record = {"impl": label, "model": model, "scheme": scheme, "sqnr_db": [], "seconds": dict.fromkeys(STEPS, 0.0)}
@@ -123,7 +123,7 @@ def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: S
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
-    from ethorch.metrics import sqnr_db
+    from ethorch.support.metrics import sqnr_db
 
     edge = to_edge_transform_and_lower(
         torch.export.export(converted, samples[0]),
@@ -131,7 +131,7 @@ def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: S
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
     program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-    host = import_module("ethorch.host").load(program.buffer)  # after the backend's work: both have one name
+    host = import_module("ethorch.runtime").load(program.buffer)  # after the backend's work: both have one name
     with torch.no_grad():
         reference = torch.cat([flat(float_model(*x)) for x in samples])
         quantized = torch.cat([flat(converted(*x)) for x in samples])

@@ -2,7 +2,7 @@
 
 Weights are drawn from a Laplace distribution: cycles depend on shapes, and on how well weights compress, and uniform ones, as
 networks begin with, hardly do. Encoded megabytes are printed beside; where the publisher names a size, it can be compared. The
-boards' rows are those of ``ethorch boards``. ``ethorch.board.measured`` keeps the result.
+boards' rows are those of ``ethorch boards``. ``ethorch.targets.boards.measured`` keeps the result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import ethorch
-from ethorch.model_zoos import load
+from ethorch.models.zoos import load
 
 
 @dataclass(frozen=True)

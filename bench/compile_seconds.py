@@ -49,10 +49,10 @@ def measure_here(model: str, target: str) -> Record:
     recorder.watch_vela()
     started = time.process_time()
     api = load_api("ethorch")
-    flow = importlib.import_module("ethorch.flow")
+    flow = importlib.import_module("ethorch.backend.build")
     for late in ("ethorch.backend.through_executorch", "tosa_serializer"):  # what is imported where it is needed
         importlib.import_module(late)
-    importlib.import_module("ethorch.host.delegate").host_backend()
+    importlib.import_module("ethorch.runtime.delegate").host_backend()
     import_seconds = time.process_time() - started
     case = _case(model)
     module, inputs, samples = case.build(), case.example_inputs(), case.calibration(SAMPLES)
@@ -62,9 +62,9 @@ def measure_here(model: str, target: str) -> Record:
     )
     quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
     steps = Steps()
-    from ethorch.garbage import collected_later
-    from ethorch.lower import delegate, repair
-    from ethorch.quantizer.preparing import prepare
+    from ethorch.quantization.prepare import prepare
+    from ethorch.support.garbage import collected_later
+    from ethorch.vela import delegate, repair
 
     @contextmanager
     def step(name: str) -> Iterator[None]:  # as flow.quantize has them
@@ -78,7 +78,7 @@ def measure_here(model: str, target: str) -> Record:
         built = flow.build(converted, inputs, spec)
     compared = steps.seconds.pop("compare", 0.0)
     steps.seconds["build"] -= compared
-    from ethorch.model_files import UserModel
+    from ethorch.models.load import UserModel
     from ethorch.program.program import Program
     from ethorch.program.verification import verified
 
@@ -100,7 +100,7 @@ def measure_here(model: str, target: str) -> Record:
 
 
 def _repaired(steps: Steps, repaired: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``ethorch.lower.repair.repaired``, and add its CPU seconds to those of the step "compare"."""
+    """Call ``ethorch.vela.repair.repaired``, and add its CPU seconds to those of the step "compare"."""
     before = steps.seconds.get("compare", 0.0)
     with steps("compare"):
         result = repaired(*arguments)

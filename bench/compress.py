@@ -7,7 +7,7 @@ noise of 25 of 255 taken out of patches of 32x32 pixels; a network of 29,000 wei
 photographs and is judged on the other, by its PSNR.
 
 Each network is trained in float, quantized to int8, and compressed by each recipe: in one shot from calibration samples, and with
-training by ``ethorch.compress.constrain`` and ``ethorch.prepare``. The row "as-is" is trained with quantization for as long.
+training by ``ethorch.tuning.compress.constrain`` and ``ethorch.prepare``. The row "as-is" is trained with quantization for as long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from bench.compile import DEFAULT_TARGETS, markdown_row, provenance
 from bench.digits import BATCH, Data, Digits
 from bench.implementation import memory_for
 from bench.signals import _photographs
-from ethorch import compress, flow
+from ethorch.backend import build as flow
+from ethorch.tuning import compress
 
 RECIPES = ("32-values", "15-values", "8-values", "50%-zeros", "75%-zeros", "2:4", "2:4+15-values")
 AS_IS = "as-is"

@@ -3,7 +3,7 @@
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 
 Each operator is a small module. Each implementation quantizes it with four random inputs, in a process of its own, compiles it, and
-runs eight others in ``ethorch.host``. An element differs if it is another code than fake quantization gives it. The table also has
+runs eight others in ``ethorch.runtime``. An element differs if it is another code than fake quantization gives it. The table also has
 the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite, so a lowering that
 computes more precisely differs from it and gains accuracy.
 """
@@ -177,7 +177,7 @@ def measure(impl: str, target: str, scheme: str, names: Sequence[str]) -> Record
     torch.set_num_threads(1)
     api = load_api(impl)
     config = getattr(import_module(CONFIGS[impl]), FUNCTIONS[scheme])
-    prepare = import_module("ethorch.quantizer.preparing").prepare if impl == "ethorch" else prepare_pt2e
+    prepare = import_module("ethorch.quantization.prepare").prepare if impl == "ethorch" else prepare_pt2e
     system_config, memory_mode = memory_for(target)
     spec = api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
     records: Record = {}
@@ -196,7 +196,7 @@ def measure_case(api: Any, spec: Any, config: Any, prepare: Any, name: str) -> R
 
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
-    from ethorch.metrics import sqnr_db
+    from ethorch.support.metrics import sqnr_db
 
     case = CASES[name]
     torch.manual_seed(zlib.crc32(name.encode()))
@@ -211,7 +211,7 @@ def measure_case(api: Any, spec: Any, config: Any, prepare: Any, name: str) -> R
     )
     delegates = sum("executorch_call_delegate" in str(node.target) for node in edge.exported_program().graph.nodes)
     program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
-    host = import_module("ethorch.host").load(program.buffer)  # after the backend's work: both have one name
+    host = import_module("ethorch.runtime").load(program.buffer)  # after the backend's work: both have one name
     fresh = [case.inputs(seed) for seed in range(100, 108)]
     with torch.no_grad():
         wanted = torch.cat([flat(model(*x)) for x in fresh])

@@ -26,8 +26,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch.ops import OPS
-from ethorch.ops.sample_calls import Call, inputs_for
+from ethorch.lower.ops import OPS
+from ethorch.lower.ops.sample_calls import Call, inputs_for
 
 KINDS = ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule")
 ONLY_THEIRS = "a part that only the Arm backend has"

@@ -33,13 +33,13 @@ import ethorch
 from bench.compile import DEFAULT_TARGETS, geometric_mean, markdown_row, provenance
 from bench.implementation import memory_for, run_in_child
 from bench.models import ALL_MODELS, models_named
-from ethorch import compress
-from ethorch.model_files import UserModel
+from ethorch.models.load import UserModel
+from ethorch.program.budgets import fitted
 from ethorch.program.compile import compile_once, quantized_for
 from ethorch.program.facts import TensorInfo
-from ethorch.program.fitting import fitted
 from ethorch.program.program import Program
-from ethorch.program.settings import Settings
+from ethorch.targets.settings import Settings
+from ethorch.tuning import compress
 
 #: Bytes for weights that are read several times.
 _ROOM = 256 * 1024

@@ -332,7 +332,7 @@ def run(
         with step("to_executorch"):
             program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         if impl == "ethorch":
-            from ethorch import flow
+            from ethorch.backend import build as flow
 
             seen = recorder.vela_runs, recorder.vela_seconds
             with step("build"):  # the same .pte without the three steps above
@@ -365,7 +365,7 @@ def run(
         fresh = case.calibration(evaluation, seed=99)
         reference = torch.cat([flat(float_model(*x)) for x in fresh])
         quantized = torch.cat([flat(converted(*x)) for x in fresh])
-    from ethorch.metrics import sqnr_db  # here, since every step before is measured
+    from ethorch.support.metrics import sqnr_db  # here, since every step before is measured
 
     record["sqnr_db"] = sqnr_db(reference, quantized)
     record["distinct_outputs"] = len(quantized.unique())

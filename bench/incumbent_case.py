@@ -130,7 +130,7 @@ def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[A
     """
     import torch
 
-    from ethorch.errors import QuantizationError
+    from ethorch.support.errors import QuantizationError
 
     stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
     samples = list(copy.deepcopy(getattr(stage, "calibration_samples", None) or [inputs]))
@@ -170,10 +170,12 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
 
     from bench.implementation import flat
     from bench.zoo.run import Watched, differing
-    from ethorch import EthosUCompileSpec, flow, host
-    from ethorch.errors import EthorchError
+    from ethorch import EthosUCompileSpec
+    from ethorch import runtime as host
+    from ethorch.backend import build as flow
     from ethorch.formats.payload import DelegatePayload
-    from ethorch.metrics import sqnr_db
+    from ethorch.support.errors import EthorchError
+    from ethorch.support.metrics import sqnr_db
 
     start, step = time.process_time(), "quantize"
     record: Record = {"status": "ok"}
@@ -267,8 +269,8 @@ def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
     import torch
 
     from bench.implementation import flat
-    from ethorch import host
-    from ethorch.metrics import sqnr_db
+    from ethorch import runtime as host
+    from ethorch.support.metrics import sqnr_db
 
     delegates, cpu = cpu_operators(pte)
     record: Record = {"delegates": delegates, "cpu": cpu, "seconds": round(time.process_time() - start, 2)}

@@ -80,7 +80,7 @@ def several_methods() -> Iterator[PayloadCase]:
 
 def operators() -> Iterator[PayloadCase]:
     """Yield every sample of every operator in int8, and the first in both schemes for all extremes."""
-    from ethorch.ops import OPS
+    from ethorch.lower.ops import OPS
 
     samples = [(spec.name, index) for spec in dict.fromkeys(OPS.values()) for index in range(len(spec.samples))]
     for name, index in samples:
@@ -154,8 +154,8 @@ def _compile_model(model: str, target: str, scheme: str) -> bytes:
 
 
 def _compile_operator(name: str, index: int, target: str, scheme: str) -> bytes:
-    from ethorch.ops import OPS
-    from ethorch.ops.sample_calls import Call, inputs_for
+    from ethorch.lower.ops import OPS
+    from ethorch.lower.ops.sample_calls import Call, inputs_for
 
     sample = next(spec for spec in OPS.values() if spec.name == name).samples[index]
     calibration = [inputs_for(sample, seed) for seed in range(2)]
@@ -163,7 +163,7 @@ def _compile_operator(name: str, index: int, target: str, scheme: str) -> bytes:
 
 
 def _compile_random(seed: int, target: str, scheme: str) -> bytes:
-    from tests.support.random_networks import network
+    from tests.helpers.random_networks import network
 
     model, samples = network(seed).build()
     return _compile(model, samples[0], target, scheme, calibration=samples)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 
 class _NoWeights(dict[str, torch.Tensor]):

@@ -44,12 +44,13 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     import tosa_reference_model
 
     from bench.models import ALL_MODELS
-    from ethorch import flow, host
-    from ethorch.lower.verification import delegate_arrays
-    from ethorch.model_files import UserModel
+    from ethorch import runtime as host
+    from ethorch.backend import build as flow
+    from ethorch.models.load import UserModel
     from ethorch.npu import Machine, Program, staging_bytes
-    from ethorch.report.compare import Recorder
-    from ethorch.target.compile_spec import EthosUCompileSpec
+    from ethorch.program.measure.ladder import Recorder
+    from ethorch.targets.compile_spec import EthosUCompileSpec
+    from ethorch.vela.verification import delegate_arrays
 
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration(8))

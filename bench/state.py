@@ -23,14 +23,14 @@ from bench.compile import markdown_row, provenance
 from ethorch import (
     EthosUCompileSpec,
     QuantizationConfig,
-    flow,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
-    host,
 )
+from ethorch import runtime as host
+from ethorch.backend import build as flow
 from ethorch.backend.through_executorch import built_by_executorch
-from ethorch.embedded.plan import plan
-from ethorch.embedded.steps import Copied, Kernel, Plan
+from ethorch.deploy.firmware.plan import plan
+from ethorch.deploy.firmware.steps import Copied, Kernel, Plan
 from ethorch.figures.cpu_rates import RATES, estimate
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload

@@ -5,7 +5,7 @@
 ``executorch.backends.test.suite`` is in the wheel: one file per operator, each case a small module, quantized with its
 example inputs, lowered, run on random inputs and compared with the fake-quantized module (atol 0.1, rtol 0.04). It runs
 here as shipped; only its list of flows is replaced by the one asked for. The Arm backend's flow is the suite's own, except
-that its program runs in ``ethorch.host``, not in Arm's simulator, which no package registry has.
+that its program runs in ``ethorch.runtime``, not in Arm's simulator, which no package registry has.
 
 Suite SNR is the suite's own figure, of what the program computes against the fake-quantized module. Float SNR is against
 the float module, on the inputs that the module was calibrated with. A case with a CPU operator besides quantize and
@@ -41,7 +41,7 @@ CPU_SECONDS = 600  # for one case; the suite itself allows 120 of wall clock
 
 
 def flow(impl: str, target: str) -> Any:
-    """The suite's ``TestFlow`` of one implementation; its programs run in ``ethorch.host``.
+    """The suite's ``TestFlow`` of one implementation; its programs run in ``ethorch.runtime``.
 
     Raises:
         RuntimeError: the other implementation is in this process already.
@@ -60,7 +60,7 @@ def flow(impl: str, target: str) -> Any:
         """The .pte, run by the real runtime with the simulator behind its delegates."""
 
         def run_artifact(self, inputs: Any) -> list[Any]:
-            from ethorch import host
+            from ethorch import runtime as host
 
             return host.load(self.artifact)(*copy.deepcopy(inputs))
 
@@ -108,7 +108,7 @@ class Recorder:
         def watched(model: Any, inputs: Any, **named: Any) -> Any:
             import torch
 
-            from ethorch.metrics import sqnr_db
+            from ethorch.support.metrics import sqnr_db
 
             with torch.no_grad():
                 wanted = _floats(copy.deepcopy(model).eval()(*copy.deepcopy(inputs)))

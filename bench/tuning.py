@@ -26,12 +26,12 @@ from unittest.mock import patch
 
 from bench.implementation import memory_for
 from ethorch import EthosUCompileSpec
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QParams, QTensor
-from ethorch.lower.delegate import builder_for, compile_lowered
-from ethorch.ops.sums import sum_over
-from ethorch.target import TARGETS, TUNING, Target, Tuning
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor
+from ethorch.lower.ops.sums import sum_over
+from ethorch.targets import TARGETS, TUNING, Target, Tuning
 from ethorch.tosa.ir import Graph
+from ethorch.vela.delegate import builder_for, compile_lowered
 
 #: Fills the graph of a Builder of the target, as it is tuned.
 Fill = Callable[[Builder], Graph]
@@ -98,8 +98,8 @@ def cycles(target: Target, fill: Fill) -> int:
 def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int, int]:
     """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the other choice)."""
     from bench.models import ALL_MODELS
-    from ethorch import flow
-    from ethorch.model_files import UserModel
+    from ethorch.backend import build as flow
+    from ethorch.models.load import UserModel
 
     case, (system_config, memory_mode) = ALL_MODELS[model], memory_for(target)
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
@@ -107,7 +107,7 @@ def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int
     quantized, row = flow.quantize(user, spec), TARGETS[target]
     found = []
     for tuning in (row.tuning, replace(row.tuning, **{field: other})):
-        with patch("ethorch.target.compile_spec.lookup", return_value=replace(row, tuning=tuning)):
+        with patch("ethorch.targets.compile_spec.lookup", return_value=replace(row, tuning=tuning)):
             built = flow.build(quantized, user.example_inputs, EthosUCompileSpec(target, system_config, memory_mode))
         found.append(sum(delegate.compiled.performance.total_cycles for delegate in built.delegates))
     return found[0], found[1]

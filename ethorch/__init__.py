@@ -9,8 +9,8 @@ from typing import Any
 
 import lazy_loader
 
-from ethorch.garbage import collected_later
-from ethorch.quiet import quiet
+from ethorch.support.garbage import collected_later
+from ethorch.support.quiet import quiet
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

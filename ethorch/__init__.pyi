@@ -1,33 +1,36 @@
-from . import arm, backend, board, compress, host, language, nhwc, npu, target, tosa, vela
-from .accuracy.bias_and_rounding import correct_bias, round_weights
-from .accuracy.equalize import equalize
-from .accuracy.mixed_precision import mixed_precision
-from .accuracy.rotate import rotate
-from .accuracy.sensitivity import sensitivity
-from .accuracy.smooth import smooth
+from . import arm, backend, language, npu, runtime, targets, tosa, tuning, vela
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
-from .embedded.firmware import firmware
-from .errors import EthorchError
-from .metrics import sqnr_db
+from .deploy.firmware.firmware import firmware
+from .models import layouts
 from .program.compile import compile, quantize
 from .program.evaluate import Evaluation, evaluate
 from .program.explore import Exploration, explore
 from .program.program import Program, load
-from .program.settings import Settings
-from .program.training import convert, freeze, prepare
-from .quantizer.config import (
+from .quantization.config import (
     QuantizationConfig,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
 )
-from .quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
-from .target.compile_spec import EthosUCompileSpec
-from .target.compile_spec_builder import ArmCompileSpecBuilder
-from .target.tosa_spec import TosaCompileSpec
-from .target.tosa_specification import TosaSpecification
+from .quantization.quantizer import EthosUQuantizer, TOSAQuantizer
+from .support.errors import EthorchError
+from .support.metrics import sqnr_db
+from .targets import boards
+from .targets.compile_spec import EthosUCompileSpec
+from .targets.compile_spec_builder import ArmCompileSpecBuilder
+from .targets.settings import Settings
+from .targets.tosa_spec import TosaCompileSpec
+from .targets.tosa_specification import TosaSpecification
+from .tuning import compress
+from .tuning.bias_and_rounding import correct_bias, round_weights
+from .tuning.equalize import equalize
+from .tuning.mixed_precision import mixed_precision
+from .tuning.qat import convert, freeze, prepare
+from .tuning.rotate import rotate
+from .tuning.sensitivity import sensitivity
+from .tuning.smooth import smooth
 
 __version__: str
 
@@ -50,7 +53,7 @@ __all__ = [
     "TosaSpecification",
     "arm",
     "backend",
-    "board",
+    "boards",
     "compile",
     "compress",
     "convert",
@@ -64,20 +67,21 @@ __all__ = [
     "get_symmetric_a16w8_quantization_config",
     "get_symmetric_quantization_config",
     "get_uint8_io_quantization_config",
-    "host",
     "language",
+    "layouts",
     "load",
     "mixed_precision",
-    "nhwc",
     "npu",
     "prepare",
     "quantize",
     "rotate",
     "round_weights",
+    "runtime",
     "sensitivity",
     "smooth",
     "sqnr_db",
-    "target",
+    "targets",
     "tosa",
+    "tuning",
     "vela",
 ]

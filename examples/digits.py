@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import sqnr_db
-from ethorch.errors import EthorchError
-from ethorch.versions import check_installed
+from ethorch.support.errors import EthorchError
+from ethorch.support.versions import check_installed
 
 
 class SeparableBlock(nn.Module):

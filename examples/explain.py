@@ -7,7 +7,8 @@ followed. ``ethorch explain MODEL`` prints the same for a model in a file.
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, flow
+from ethorch import EthosUCompileSpec
+from ethorch.backend import build as flow
 
 
 class Tokens(nn.Module):

@@ -17,8 +17,8 @@ import torch
 from digits import DigitNet, load_digits, train
 
 import ethorch
-from ethorch.errors import EthorchError
-from ethorch.versions import check_installed
+from ethorch.support.errors import EthorchError
+from ethorch.support.versions import check_installed
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, flow, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.backend import build as flow
 
 
 class Spiky(nn.Module):

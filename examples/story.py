@@ -19,8 +19,8 @@ from ethorch.language import Choice, LanguageModel, Speaker, Tokenizer, from_fol
 from ethorch.language.cost import DecodeCost, decode_cost
 from ethorch.language.model import Session
 from ethorch.language.tokens import byte_pairs
-from ethorch.model_zoos import torchvision_models
-from ethorch.versions import check_installed
+from ethorch.models.zoos import torchvision_models
+from ethorch.support.versions import check_installed
 
 SYSTEM, MODE = "Ethos_U85_SYS_DRAM_High", "Dedicated_Sram_512KB"
 NPUS = ("ethos-u85-256", "ethos-u85-512", "ethos-u85-1024", "ethos-u85-2048")

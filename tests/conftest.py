@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.tools import require_tools
+from tests.helpers.tools import require_tools
 
 gc.set_threshold(50_000, 20, 25)  # of torch's objects, a look through all takes a third of a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tools
+from tests.helpers import tools
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The compiler with its binutils, make, git, and what a shell script takes for granted.
@@ -21,7 +21,7 @@ COMMANDS = (
     "uname",
 )  # fmt: skip
 #: Packages whose tests start programs or compile C and C++.
-TESTS = ["tests/board", "tests/embedded", "tests/host", "tests/npu/test_plan.py", "tests/report", "tests/test_native.py"]
+TESTS = ["tests/board", "tests/embedded", "tests/host", "tests/npu/test_plan.py", "tests/report", "tests/support/test_native.py"]
 
 
 def test_a_missing_tool_skips_a_test_and_fails_it_where_tools_are_required(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import ethorch.arm
-from ethorch import host
-from ethorch.model_zoos import torchvision_models
+from ethorch import runtime as host
+from ethorch.models.zoos import torchvision_models
 
 SCRIPTS = Path(__file__).parent / "documented"
 #: A pattern and its replacement.

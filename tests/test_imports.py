@@ -44,7 +44,7 @@ def hidden_imports(source: str) -> list[str]:
         ("import torch\nfrom ethorch import npu\n", 0),
         ("def f():\n    import torch\n", 0),
         ("def f():\n    from ethorch import npu\n", 1),
-        ("if TYPE_CHECKING:\n    from ethorch.ops.spec import OpSpec\n", 1),
+        ("if TYPE_CHECKING:\n    from ethorch.lower.ops.spec import OpSpec\n", 1),
         ("def f():\n    from ethorch import npu  # saves 0.3 s of `ethorch --help`\n", 0),
         ("def f():\n    # 2 seconds of torch, which only a quantized model needs\n    from ethorch import npu\n", 0),
         ("def f():\n    from ethorch import npu  # a circle otherwise\n", 1),

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from bench.models import MODELS
-from ethorch import EthosUCompileSpec, flow, host
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
-from ethorch.lower.verification import delegate_arrays
-from ethorch.report.compare import Recorder
-from tests.support.ladder import reference
+from ethorch import EthosUCompileSpec
+from ethorch import runtime as host
+from ethorch.backend import build as flow
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.program.measure.ladder import Recorder
+from ethorch.vela.verification import delegate_arrays
+from tests.helpers.ladder import reference
 
 #: Of the networks over 224x224, one in the default run: each takes 25 seconds.
 MARKS = {"mobilenet_v3_small": [pytest.mark.long], "resnet18": [pytest.mark.long], "ds_cnn": [pytest.mark.core]}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import ethorch
-from tests.support import examples
+from tests.helpers import examples
 
 REFERENCE = (Path(__file__).parent.parent / "docs" / "reference" / "api.md").read_text()
 #: Packages that the pages under "Inside" and "Targets" describe.

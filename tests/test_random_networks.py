@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 import torch
 
-from ethorch.lower import delegate
-from ethorch.target.npus import TARGETS
-from tests.support.random_networks import Network, network
-from tests.support.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
-from tests.support.random_networks.shrink import shrunk
-from tests.support.random_networks.sweeps import first_failures, sweep, without_row
+from ethorch.targets.npus import TARGETS
+from ethorch.vela import delegate
+from tests.helpers.random_networks import Network, network
+from tests.helpers.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
+from tests.helpers.random_networks.shrink import shrunk
+from tests.helpers.random_networks.sweeps import first_failures, sweep, without_row
 
 
 def seeds(first: int, count: int) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def test_what_once_failed(name: str) -> None:
 
 
 def test_a_seed_is_the_same_network_in_every_process() -> None:
-    script = "from tests.support.random_networks import network; print(*map(network, range(5)))"
+    script = "from tests.helpers.random_networks import network; print(*map(network, range(5)))"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == " ".join(str(network(seed)) for seed in range(5)).strip()
 

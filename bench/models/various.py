@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.case import Inputs, ModelCase, as_batch, picture
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 
 class SuperResolution(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.case import ModelCase, conv_bn, picture, unit_linear
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 
 def torchvision_model(name: str, **arguments: Any) -> Callable[[], nn.Module]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from bench.models.case import ModelCase
 from bench.zoo.images import begin, picture
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 #: Name: the module of ``timm.models``, the class, its settings, the side of the picture. A setting ``"module:name"`` is looked up.
 _NETWORKS: dict[str, tuple[str, str, dict[str, Any], int]] = {

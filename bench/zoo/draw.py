@@ -137,7 +137,7 @@ def draw() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    from ethorch.model_zoos import torchvision_models
+    from ethorch.models.zoos import torchvision_models
 
     torchvision_models()
     for library, names in draw().items():

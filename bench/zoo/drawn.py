@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bench import signals
 from bench.models.case import Inputs, ModelCase
 from bench.zoo.draw import DRAWN
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 Sampler = Callable[[np.random.Generator], Inputs]
 SIDE = 64

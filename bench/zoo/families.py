@@ -24,7 +24,7 @@ from bench.zoo.sequences import (
     _tokens,
     _wave,
 )
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 _GPT = {"vocab_size": _WORDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _STATES = {"vocab_size": _WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bench import signals
 from bench.models.case import Inputs, ModelCase
 from bench.models.vision import torchvision_model
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 #: timm's names and the side of the picture. What has a fixed grid of tokens gets ``img_size`` besides.
 _TIMM: dict[str, int] = {

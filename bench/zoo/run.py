@@ -17,15 +17,17 @@ from torch import Tensor
 
 from bench.implementation import flat, memory_for
 from bench.models.case import Inputs, ModelCase
-from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, host
+from ethorch import EthosUCompileSpec, EthosUQuantizer
 from ethorch import get_symmetric_a16w8_quantization_config as a16w8
 from ethorch import get_symmetric_quantization_config as int8
+from ethorch import runtime as host
 from ethorch.backend import Lowered
-from ethorch.errors import EthorchError
+from ethorch.backend import build as flow
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
-from ethorch.fx.export import exported
-from ethorch.metrics import sqnr_db
-from ethorch.quantizer.preparing import prepare
+from ethorch.lower.fx.export import exported
+from ethorch.quantization.prepare import prepare
+from ethorch.support.errors import EthorchError
+from ethorch.support.metrics import sqnr_db
 from ethorch.tosa import reference_model
 
 Record = dict[str, Any]

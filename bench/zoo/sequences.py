@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bench import signals
 from bench.models.case import Inputs, ModelCase
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 _WORDS = 120
 _SMALL = {"vocab_size": _WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}

@@ -24,7 +24,7 @@ from bench.zoo.sequences import (
     _tokens,
     _wave,
 )
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 
 Sample = Callable[[np.random.Generator], Inputs]
 

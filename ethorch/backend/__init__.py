@@ -2,8 +2,8 @@
 
 from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
-from ethorch.lower.delegate import builder_for
-from ethorch.lower.lowered import Lowered
+from ethorch.vela.delegate import builder_for
+from ethorch.vela.lowered import Lowered
 
 __all__ = [
     "EthosUBackend",

@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ethorch.fx.node import op_name, overload_of
-from ethorch.ops.spec import OPS
+from ethorch.lower.fx.node import op_name, overload_of
+from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:

@@ -9,10 +9,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.errors import EthorchError
 from ethorch.formats.payload import DelegatePayload, IoTensor
-from ethorch.fx.node import storage_order
-from ethorch.words import counted
+from ethorch.lower.fx.node import storage_order
+from ethorch.support.errors import EthorchError
+from ethorch.support.wording import counted
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, Converted, is_float, is_int64, op_name
-from ethorch.ops.spec import find
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, Converted, is_float, is_int64, op_name
+from ethorch.lower.ops.spec import find
 from ethorch.tosa.limits import Limits
 
 

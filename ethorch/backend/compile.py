@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from ethorch.lower.delegate import builder_for, compile_lowered, rewritten
-from ethorch.lower.lowered import Lowered
 from ethorch.lower.walk import lower_program
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Graph
+from ethorch.vela.delegate import builder_for, compile_lowered, rewritten
+from ethorch.vela.lowered import Lowered
 
 
 def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowered:

@@ -16,10 +16,10 @@ import torch
 from executorch.exir.operator.convert import to_out_variant
 from torch.fx import Node
 
-from ethorch.errors import Reason
-from ethorch.fx.node import ASSERTIONS, flat, op_name
+from ethorch.lower.fx.node import ASSERTIONS, flat, op_name
+from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
-from ethorch.ops.spec import find
+from ethorch.support.errors import Reason
 
 #: Operators whose kernels of ExecuTorch 1.5 take complex tensors, those of two tensors if the shapes are equal; a test runs each.
 TAKE_COMPLEX = frozenset(

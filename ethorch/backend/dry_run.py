@@ -33,9 +33,8 @@ from ethorch.backend.tagging import (
     without_asserted,
 )
 from ethorch.backend.user_checks import UserChecks
-from ethorch.errors import Reason
-from ethorch.fx.control_flow import is_control_flow, nodes_everywhere
-from ethorch.fx.node import (
+from ethorch.lower.fx.control_flow import is_control_flow, nodes_everywhere
+from ethorch.lower.fx.node import (
     CASTS,
     DEQUANTIZE,
     QUANTIZE,
@@ -47,15 +46,16 @@ from ethorch.fx.node import (
     origin_of,
     origin_of_codes,
 )
-from ethorch.lower.delegate import builder_for
-from ethorch.lower.diagnose import STREAM_TOO_LONG
 from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
-from ethorch.open_sizes import unguarded
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.models.open_sizes import unguarded
+from ethorch.support.errors import Reason
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Origin
+from ethorch.vela.delegate import builder_for
+from ethorch.vela.diagnose import STREAM_TOO_LONG
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.target.compile_spec import ArmCompileSpec
+from ethorch.targets.compile_spec import ArmCompileSpec
 
 SpecT = TypeVar("SpecT", bound=ArmCompileSpec)
 

@@ -12,11 +12,11 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend.partitioner import TOSAPartitioner
 from ethorch.backend.preprocess import TOSABackend, register_quantized_kernels
-from ethorch.errors import EthorchError
-from ethorch.fx.export import exported
+from ethorch.lower.fx.export import exported
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.target.tosa_spec import TosaCompileSpec
-from ethorch.words import counted
+from ethorch.support.errors import EthorchError
+from ethorch.support.wording import counted
+from ethorch.targets.tosa_spec import TosaCompileSpec
 
 Inputs = tuple[Any, ...]
 

@@ -11,8 +11,8 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ethorch.backend import preprocess, retry
 from ethorch.backend.dry_run import DryRunPartitioner
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 
 
 @final

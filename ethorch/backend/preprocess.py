@@ -15,12 +15,12 @@ from torch.fx import GraphModule
 from ethorch.backend.call_check import check_call
 from ethorch.backend.compile import compile_program, tosa_graph
 from ethorch.backend.handover import attached, is_attached
-from ethorch.lower.lowered import Lowered
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.vela import artifacts
+from ethorch.vela.lowered import Lowered
 
 #: Where ExecuTorch keeps, with a lowered module and out of the .pte, what ``preprocess`` gave as ``_delegate_info_meta``.
 _INFO = "_delegate_info_meta"
@@ -31,7 +31,7 @@ READY = "ethorch_lowered"
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's entry to ethorch: makes the delegate blob that Ethos-U firmware and ``ethorch.host`` read."""
+    """ExecuTorch's entry to ethorch: makes the delegate blob that Ethos-U firmware and ``ethorch.runtime`` read."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

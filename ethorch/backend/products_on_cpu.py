@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ethorch.errors import EthorchError, Reason
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Call, Instruction
 from ethorch.formats.pte_writer import write
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.support.errors import EthorchError, Reason
 
 #: Key of a node's ``meta``: why the partitioner leaves it to the CPU.
 LEFT_TO_CPU = "ethorch_left_to_cpu"

@@ -25,20 +25,20 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.backend.cpu_kernels import without_kernel
+from ethorch.backend.emit.mixed import DELEGATE
+from ethorch.backend.emit.partial_writes import at_their_places, write_parts
+from ethorch.backend.emit.whole import NotWhole, check_layouts, give_values
 from ethorch.backend.handover import attach
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import READY, EthosUBackend, register_quantized_kernels
 from ethorch.backend.root_causes import root_causes
-from ethorch.direct.mixed import DELEGATE
-from ethorch.direct.partial_writes import at_their_places, write_parts
-from ethorch.direct.whole import NotWhole, check_layouts, give_values
-from ethorch.fx.node import Converted, changes_in_place, constants_of, converts_input, op_name, origin_of
-from ethorch.lower.delegate import builder_for, compile_lowered
-from ethorch.lower.lowered import Lowered
+from ethorch.lower.fx.node import Converted, changes_in_place, constants_of, converts_input, op_name, origin_of
 from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.walk import Walk
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.verify import verify
+from ethorch.vela.delegate import builder_for, compile_lowered
+from ethorch.vela.lowered import Lowered
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from ethorch.backend.dry_run import DryRunPartitioner, refusal_of
-from ethorch.errors import Reason, Unsupported, VelaError
 from ethorch.lower.partition_report import PartitionReport
+from ethorch.support.errors import Reason, Unsupported, VelaError
 from ethorch.tosa.ir import Origin
 
 logger = logging.getLogger(__name__)

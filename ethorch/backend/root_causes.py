@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
-from ethorch.errors import Reason
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name, origin_of
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name, origin_of
+from ethorch.support.errors import Reason
 
 _INPUT, _OUTPUT = "graph.input_not_quantized", "graph.output_not_quantized"
 

@@ -8,8 +8,8 @@ from collections.abc import Container, Mapping
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
+from ethorch.lower.fx.control_flow import is_control_flow
+from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
 
 
 def plumbing(node: Node) -> bool:

@@ -17,23 +17,23 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from ethorch.backend.emit.build import Build
+from ethorch.backend.emit.mixed import program_of_calls
+from ethorch.backend.emit.whole import NotWhole, structure_of
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import with_kernels
 from ethorch.backend.reduced import ReadyPartitioner, Reduced, reduced
-from ethorch.direct.build import Build
-from ethorch.direct.mixed import program_of_calls
-from ethorch.direct.whole import NotWhole, structure_of
-from ethorch.errors import EthorchError
 from ethorch.formats.pte_writer import write
-from ethorch.fx.export import exported
-from ethorch.fx.states import with_reads_first
-from ethorch.lower.lowered import Lowered
+from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
-from ethorch.progress import stage
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.user_code import at, first_sentence, raised_in
+from ethorch.models.user_code import at, first_sentence, raised_in
+from ethorch.support.errors import EthorchError
+from ethorch.support.progress import stage
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
+from ethorch.vela.lowered import Lowered
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ethorch.backend.break_up import break_up, edge_operator, parts_of
 from ethorch.backend.products_on_cpu import LEFT_TO_CPU
 from ethorch.backend.tagging import plumbing
-from ethorch.errors import Reason
-from ethorch.fx.control_flow import nodes_everywhere
-from ethorch.fx.node import Converted, overload_of
+from ethorch.lower.fx.control_flow import nodes_everywhere
+from ethorch.lower.fx.node import Converted, overload_of
+from ethorch.support.errors import Reason
 
 logger = logging.getLogger(__name__)
 

@@ -58,6 +58,6 @@ def _print(text: RenderableType) -> None:
 
         Console(highlight=False, markup=False).print(text)
     else:
-        from ethorch.report.rendered import as_text
+        from ethorch.support.rendering import as_text
 
         print(as_text(text), flush=True)

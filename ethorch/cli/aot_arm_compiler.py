@@ -12,10 +12,10 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:
-    from ethorch.model_files import UserModel
+    from ethorch.models.load import UserModel
 
 PANEL = "A model"
 #: What may follow -q in some of the script's versions: the scheme.
@@ -89,9 +89,9 @@ def aot_arm_compiler(
     direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
     """Compile as ExecuTorch's Arm script does, with its options."""
-    from ethorch.model_zoos import zoo_of
+    from ethorch.models.user_code import find
+    from ethorch.models.zoos import zoo_of
     from ethorch.program.saving import check_folder, check_writable
-    from ethorch.user_code import find
 
     if target == "vgf":
         raise SpecError("VGF output is not supported; write TOSA instead with -t TOSA-1.0+INT or -t TOSA-1.0+FP.")
@@ -129,9 +129,9 @@ def aot_arm_compiler(
     else:
         check_writable(path)
     find(name)
+    from ethorch.cli.model_options import inputs_from, loaded
     from ethorch.program.compile import compile as compiled
     from ethorch.program.compile import user_model
-    from ethorch.program.model_options import inputs_from, loaded
 
     if so_library is not None:
         import torch
@@ -173,8 +173,8 @@ def _other(
     """Compile for what is not an NPU, and write the program."""
     from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
     from ethorch.program.other_targets import quantized_for, save
-    from ethorch.target.compile_spec import EthosUCompileSpec
-    from ethorch.target.tosa_spec import TosaCompileSpec
+    from ethorch.targets.compile_spec import EthosUCompileSpec
+    from ethorch.targets.tosa_spec import TosaCompileSpec
 
     inputs, with_record = user.example_inputs, record is not None
     if target.startswith("cortex-m"):

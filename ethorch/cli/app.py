@@ -20,10 +20,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from ethorch.cli.answers import Answer, Status, give
-from ethorch.errors import EthorchError, SpecError
-from ethorch.garbage import collected_seldom
-from ethorch.progress import Silence, listening
-from ethorch.quiet import quiet
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.garbage import collected_seldom
+from ethorch.support.progress import Silence, listening
+from ethorch.support.quiet import quiet
 
 app = typer.Typer(
     name="ethorch",
@@ -140,7 +140,7 @@ def _print_graph(error: BaseException) -> None:
 def sentence(error: Exception, with_traceback: bool = False) -> str:
     """What is said of an error, in a sentence or two."""
     if not isinstance(error, (EthorchError, OSError)):
-        from ethorch.user_code import first_sentence
+        from ethorch.models.user_code import first_sentence
 
         return f"{first_sentence(error)} This is a bug of ethorch; please report it with what --traceback shows."
     said = str(error)
@@ -159,7 +159,7 @@ def _progress(quietly: bool) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from ethorch.program.progress_bar import shown
+    from ethorch.support.progress_bar import shown
 
     with shown(True):
         yield
@@ -193,7 +193,7 @@ def messages(level: int) -> Iterator[None]:
 
 def _versions(wanted: bool) -> None:
     if wanted:
-        from ethorch.versions import versions
+        from ethorch.support.versions import versions
 
         print("\n".join(f"{name} {found}" for name, found in versions().items()))
         raise typer.Exit

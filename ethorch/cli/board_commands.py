@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ethorch import tables
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
-from ethorch.words import counted
+from ethorch.support import tables
+from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from ethorch.board import Board as BoardType
-    from ethorch.board import Run
-    from ethorch.program.calibration import Calibration
+    from ethorch.program.calibrate_board import Calibration
+    from ethorch.targets.boards import Board as BoardType
+    from ethorch.targets.boards import Run
 
 PANEL = "Firmware"
 Board = Annotated[
@@ -34,7 +34,7 @@ def boards(
     ] = None,
 ) -> Answer:
     """The boards ethorch knows: NPUs, memories, what the NPU sees of them, and where each number comes from."""
-    from ethorch.board import load, names
+    from ethorch.targets.boards import load, names
 
     found = [load(name) for name in ([board] if board else names())]
     return Answer([_described(each, board is not None) for each in found], lambda: _listed(found, board is not None))
@@ -53,8 +53,8 @@ def _described(board: BoardType, whole: bool) -> dict[str, Any]:
 def _listed(found: list[BoardType], whole: bool) -> Group:
     from rich.console import Group
 
-    from ethorch.board.measured import MEASURED
-    from ethorch.board.memory_roles import roles
+    from ethorch.targets.boards.measured import MEASURED
+    from ethorch.targets.boards.memory_roles import roles
 
     parts: list[Any] = []
     for board in found:
@@ -100,7 +100,7 @@ def run_firmware(
     trace: Annotated[Path | None, typer.Option(help="Write the run for Perfetto or Chrome.", metavar="FILE.json")] = None,
 ) -> Answer:
     """Run firmware on a virtual board, the NPU simulated bit for bit; what silicon would punish is named."""
-    from ethorch.board import run
+    from ethorch.targets.boards import run
 
     if trace is not None:
         from ethorch.program.saving import check_folder
@@ -150,10 +150,10 @@ def calibrate_board(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new board.", metavar="FILE.toml")],
 ) -> Answer:
     """Fit a board's bandwidths to times that you measured on it, and write it as a board of your own."""
-    from ethorch.board import load
-    from ethorch.board.loading import parse
     from ethorch.formats.files import write_whole
-    from ethorch.program.calibration import calibrate, read_measured
+    from ethorch.program.calibrate_board import calibrate, read_measured
+    from ethorch.targets.boards import load
+    from ethorch.targets.boards.loading import parse
 
     found = calibrate(load(board), read_measured(measured))
     text = found.to_toml(output.stem.lower()).encode()

@@ -11,7 +11,7 @@ from ethorch.cli import options
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import PANEL, user_model
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +49,7 @@ def compress(
 ) -> Answer:
     """Fewer weight bytes and cycles: a recipe for each weight, planned with Vela's encoder, before anything is trained."""
     from ethorch.program.saving import check_writable
-    from ethorch.program.settings import bytes_of
+    from ethorch.targets.settings import bytes_of
 
     chosen = options.settings_of(quantization, compiler)
     if chosen.nhwc_io:
@@ -59,12 +59,12 @@ def compress(
         raise SpecError("nothing says how much to compress: give --max-flash, --max-cycles or --min-sqnr-db.")
     if output is not None:
         check_writable(output)
-    from ethorch.user_code import find
+    from ethorch.models.user_code import find
 
     find(model)
-    from ethorch.compress import apply, plan
     from ethorch.program.compile import compile as compile_model
-    from ethorch.program.schemes import quantizer_for
+    from ethorch.quantization.schemes import quantizer_for
+    from ethorch.tuning.compress import apply, plan
 
     user = user_model(model, samples)
     inputs = list(user.calibration) or [user.example_inputs]

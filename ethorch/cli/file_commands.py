@@ -11,7 +11,7 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
-from ethorch.errors import EthorchError
+from ethorch.support.errors import EthorchError
 
 PANEL = "A program"
 
@@ -30,8 +30,8 @@ def run(
 
     if output is not None:
         check_folder(output)
-    from ethorch import model_files
-    from ethorch.program.model_options import inputs_for
+    from ethorch.cli.model_options import inputs_for
+    from ethorch.models import load as model_files
 
     loaded = options.load_program(program, method, dump)
     taken = inputs_for(loaded, inputs) if inputs else model_files.random_inputs(loaded.description, seed)

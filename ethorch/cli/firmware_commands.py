@@ -11,8 +11,8 @@ from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
-from ethorch.errors import SpecError
-from ethorch.words import counted
+from ethorch.support.errors import SpecError
+from ethorch.support.wording import counted
 
 PANEL = "Firmware"
 
@@ -52,11 +52,11 @@ def firmware(
         program = options.load_program(Path(model), method[0] if method else None)
     else:
         program = compiled(chosen, model, samples)
-    from ethorch.embedded.firmware import firmware as write
+    from ethorch.deploy.firmware.firmware import firmware as write
 
     samples_given = None
     if inputs:
-        from ethorch.program.model_options import inputs_for
+        from ethorch.cli.model_options import inputs_for
 
         chosen_methods = method or program.methods
         if len(chosen_methods) > 1:
@@ -80,7 +80,7 @@ def delegate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the sources go.", metavar="DIR")],
 ) -> Answer:
     """Sources of the delegate that runs programs in full ExecuTorch on a Cortex-M, for your own build of ExecuTorch."""
-    from ethorch.embedded.delegate import write_delegate
+    from ethorch.deploy.firmware.delegate import write_delegate
 
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}

@@ -10,7 +10,7 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
 from ethorch.cli.app import command
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 PANEL = "A program"
 

@@ -10,14 +10,14 @@ import typer
 from ethorch.cli import options
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ethorch.model_files import UserModel
+    from ethorch.models.load import UserModel
     from ethorch.program.program import Program
-    from ethorch.program.settings import Settings
+    from ethorch.targets.settings import Settings
 
 PANEL = "A model"
 
@@ -32,9 +32,9 @@ def user_model(model: str | UserModel, samples: options.Samples, several: bool =
         raise SpecError(
             "--shape is given several times, and this command is for one method. Give it once, inputs separated by commas."
         )
+    from ethorch.cli.model_options import loaded
     from ethorch.program.compile import user_model as checked
-    from ethorch.program.model_options import loaded
-    from ethorch.program.settings import shapes_from
+    from ethorch.targets.settings import shapes_from
 
     files = [str(path) for path in samples.calibrate] if samples.calibrate else None
     transform = samples.transform()
@@ -46,12 +46,12 @@ def compiled(
     chosen: Settings, model: str, samples: options.Samples, *, dump: Path | None = None, etrecord: Path | None = None
 ) -> Program:
     """The program of the model that is named."""
-    from ethorch.user_code import find
+    from ethorch.models.user_code import find
 
     find(model)  # what is wrong is said before the seconds that the imports below take
-    from ethorch.model_files import UserMethods
+    from ethorch.cli.model_options import loaded
+    from ethorch.models.load import UserMethods
     from ethorch.program.compile import compile as compile_model
-    from ethorch.program.model_options import loaded
 
     user = loaded(model, samples.weights)
     chosen = chosen.with_(shapes=samples.shape)
@@ -97,15 +97,15 @@ def compile_(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the summary in GitHub's Markdown.")] = False,
 ) -> Answer:
     """Make a .pte of a PyTorch model: quantize it, compile it for the NPU, and say what became of it."""
+    from ethorch.models.user_code import find
     from ethorch.program.saving import check_writable
-    from ethorch.user_code import find
 
     if (quantization.target or "").startswith("TOSA"):
         return _compile_to_tosa(model, samples, quantization, output, dump)
     chosen = options.settings_of(quantization, compiler, budget)
     described = None
     if mlops is not None:
-        from ethorch.embedded import mlops as cbuild
+        from ethorch.deploy.firmware import mlops as cbuild
 
         described = cbuild.read_mlops(mlops)
         given = {"target": quantization.target, "vela_flags": compiler.vela_flag, **vars(compiler)}
@@ -121,7 +121,7 @@ def compile_(
     if output is not None:
         program.save(output)
     if ai_layer is not None:
-        from ethorch.embedded import mlops as cbuild
+        from ethorch.deploy.firmware import mlops as cbuild
 
         cbuild.write_ai_layer(program, ai_layer, described or cbuild.unnamed(program.target))
     if keep is not None:
@@ -152,9 +152,9 @@ def _compile_to_tosa(
     model: str, samples: options.Samples, quantization: options.Quantization, output: Path | None, dump: Path | None
 ) -> Answer:
     """The answer of ``compile`` for a TOSA specification as the target."""
+    from ethorch.models.user_code import find
     from ethorch.program.saving import check_writable
-    from ethorch.target.tosa_spec import TosaCompileSpec
-    from ethorch.user_code import find
+    from ethorch.targets.tosa_spec import TosaCompileSpec
 
     spec = TosaCompileSpec(quantization.target or "").dump_intermediate_artifacts_to(dump)
     find(model)
@@ -206,7 +206,7 @@ def compare(
     assert program.model is not None
     taken = program.model.example_inputs
     if inputs:
-        from ethorch.program.model_options import inputs_from
+        from ethorch.cli.model_options import inputs_from
 
         taken = inputs_from(inputs, program.model.example_inputs, program.open_dims)
     found = program.compare(*taken)
@@ -223,12 +223,12 @@ def sensitivity(
 ) -> Answer:
     """Which modules lose the accuracy? Each quantized alone, and each left in float alone, on the calibration samples."""
     chosen = options.settings_of(options.Quantization(settings=settings, target=target, scheme=scheme))
-    from ethorch.user_code import find
+    from ethorch.models.user_code import find
 
     find(model)
-    from ethorch.accuracy.sensitivity import sensitivity as measured
-    from ethorch.program.schemes import quantizer_for
-    from ethorch.progress import stage
+    from ethorch.quantization.schemes import quantizer_for
+    from ethorch.support.progress import stage
+    from ethorch.tuning.sensitivity import sensitivity as measured
 
     user = user_model(model, samples)
     if user.quantized:
@@ -284,7 +284,7 @@ def explore(
         "arena": _values(arenas),
     }
     if axes["target"] == ["all"]:
-        from ethorch.target.npus import TARGETS
+        from ethorch.targets.npus import TARGETS
 
         axes["target"] = list(TARGETS)
     if not any(axes.values()):
@@ -293,7 +293,7 @@ def explore(
         check_folder(output)
         if output.suffix not in (".html", ".htm", ".json"):
             raise SpecError(f"--output is {output}; it has to end in .html or .json.")
-    from ethorch.user_code import find
+    from ethorch.models.user_code import find
 
     find(model)
     from ethorch.program.explore import explore as explored

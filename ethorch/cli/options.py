@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ethorch.program.program import Program
-    from ethorch.program.settings import Settings
+    from ethorch.targets.settings import Settings
 
 FILES, QUANTIZATION, COMPILER, BUDGET = "Inputs", "Quantization", "Compiler", "Budget"
 
@@ -197,7 +197,7 @@ class Samples:
             return None
         if self.mean is None or self.std is None:
             raise SpecError("--mean and --std belong together: give both, or neither.")
-        from ethorch.data.transforms import Normalize
+        from ethorch.models.transforms import Normalize
 
         try:
             numbers = [[float(word) for word in text.split(",")] for text in (self.mean, self.std)]
@@ -249,7 +249,7 @@ class Budget:
 
     def latency(self) -> float | None:
         """Milliseconds that one inference may take, by either option; SpecError where they are wrong."""
-        from ethorch.program.settings import latency_of
+        from ethorch.targets.settings import latency_of
 
         return latency_of(self.latency_ms, self.fps)
 
@@ -263,7 +263,7 @@ def settings_of(quantization: Quantization, compiler: Compiler = _COMPILER, budg
     Raises:
         SpecError: a name, size or file is wrong.
     """
-    from ethorch.program.settings import FLOAT, Settings
+    from ethorch.targets.settings import FLOAT, Settings
 
     kept = Settings()
     if quantization.settings is not None:
@@ -315,7 +315,7 @@ def load_program(path: Path, method: str | None = None, dump: Path | None = None
 
 def _check_no_model(name: str) -> None:
     """SpecError for what `ethorch compile` takes, where a compiled program is wanted."""
-    from ethorch.user_code import ZOOS, names_in
+    from ethorch.models.user_code import ZOOS, names_in
 
     file = name.rpartition(":")[0] or name
     if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:

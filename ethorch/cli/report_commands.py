@@ -12,9 +12,9 @@ from ethorch.cli import options
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
 from ethorch.cli.model_commands import compiled
-from ethorch.errors import SpecError
 from ethorch.report.reproduce import MODEL
-from ethorch.words import counted
+from ethorch.support.errors import SpecError
+from ethorch.support.wording import counted
 
 PANEL = "Reports"
 
@@ -77,7 +77,7 @@ def report(
         _ = program.accuracy  # measured now, so that to_json has it
         data = program.to_json()
         if inputs:
-            from ethorch.program.model_options import inputs_from
+            from ethorch.cli.model_options import inputs_from
 
             assert program.model is not None
             comparison = program.compare(*inputs_from(inputs, program.model.example_inputs, program.open_dims)).to_json()

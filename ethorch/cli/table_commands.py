@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ethorch import tables
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.app import command
-from ethorch.errors import SpecError
-from ethorch.words import did_you_mean
+from ethorch.support import tables
+from ethorch.support.errors import SpecError
+from ethorch.support.wording import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ethorch.errors import FormatError
 from ethorch.figures.typed import check_types
+from ethorch.support.errors import FormatError
 
 NPU, CPU = "NPU", "CPU"
 COMPUTE, TRANSPOSES = "compute", "transposes"  #: what can bound a layer, beside a memory

@@ -14,11 +14,11 @@ from ethorch.figures.stream_layers import stream_layers
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats.pte_types import Call, Value
 from ethorch.npu import Sources
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Origin
 
 if TYPE_CHECKING:
-    from ethorch.direct.build import Build  # 1 second of torch, for a type
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 #: Where a CPU operator's traffic goes: the plan of ExecuTorch's runtime does not say in which memory it lies.
 RAM = "Ram"

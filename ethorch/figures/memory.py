@@ -24,10 +24,10 @@ from ethorch.figures.stream_layers import stream_tensors
 from ethorch.figures.subject import REGIONS, Part, Subject, subject
 from ethorch.formats.payload import SCRATCH_REGION
 from ethorch.npu.staging import STAGING_REGION
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 
 if TYPE_CHECKING:
-    from ethorch.direct.build import Build  # 1 second of torch, for a type
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 
 def memory(

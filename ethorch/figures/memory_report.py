@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from ethorch.errors import EthorchError, FormatError
 from ethorch.figures.typed import check_types
+from ethorch.support.errors import EthorchError, FormatError
 
 RAM, FLASH, SRAM, DRAM = "Ram", "Flash", "Sram", "Dram"
 

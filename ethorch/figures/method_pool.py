@@ -2,7 +2,7 @@
 
 Loading makes structures in C++ of what the .pte says, by a method allocator that only ever grows, and looks each kernel up with a
 list from the temporary allocator. Which structures, in which order, is that of ``Method::init`` in executorch 1.4 and 1.5, so that
-the bytes, padding included, are the runtime's own; ``host.measure`` shows it for 64 bits.
+the bytes, padding included, are the runtime's own; ``runtime.measure`` shows it for 64 bits.
 """
 
 from __future__ import annotations

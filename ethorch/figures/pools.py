@@ -57,7 +57,7 @@ class Pools:
 
 
 def _delegate(payload: DelegatePayload) -> int:
-    """``Delegate`` of host/cpp/ethosu_backend.cpp on 32 bits, with a pointer for each tensor."""
+    """``Delegate`` of runtime/cpp/ethosu_backend.cpp on 32 bits, with a pointer for each tensor."""
     return 48 + 4 * (len(payload.inputs) + len(payload.outputs))
 
 

@@ -12,7 +12,7 @@ from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp
 
 if TYPE_CHECKING:
-    from ethorch.lower.lowered import Lowered  # 2 seconds of torch, for a type
+    from ethorch.vela.lowered import Lowered  # 2 seconds of torch, for a type
 
 _KINDS = ("FeatureMap", "Weights", "Scales", "Lut")
 _QUANTIZE = ("quantized_decomposed.",)  # operators that the quantizer put there, not the user

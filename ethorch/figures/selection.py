@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ethorch.errors import HostError
 from ethorch.formats.pte_types import Chain, Method, Program, Value
+from ethorch.support.errors import HostError
 from ethorch.tosa.layout import nhwc_axis
 
 #: The shapes of a method's inputs.

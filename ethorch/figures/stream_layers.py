@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ethorch.errors import MachineFault
 from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.stream_tensors import StreamTensor, StreamTensors, accesses
 from ethorch.figures.subject import Part
 from ethorch.npu import Source
 from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.stream import Operation
+from ethorch.support.errors import MachineFault
 
 
 class _Work:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ethorch.errors import SpecError
 from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_tensors import highest
 from ethorch.formats import pte
@@ -17,14 +16,15 @@ from ethorch.formats.pte_types import Method, Move, Program, Value
 from ethorch.npu import Program as NpuProgram
 from ethorch.npu import Sources
 from ethorch.npu.staging import STAGING_REGION
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.npus import TARGETS, Target
-from ethorch.target.vela_ini import MemorySystem
+from ethorch.support.errors import SpecError
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.npus import TARGETS, Target
+from ethorch.targets.vela_ini import MemorySystem
 
 if TYPE_CHECKING:  # their types; a file is read without them
-    from ethorch.direct.build import Build  # 1 second of torch, for a type
-    from ethorch.lower.lowered import Lowered  # 2 seconds of torch
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
     from ethorch.lower.partition_report import PartitionReport  # 2 seconds of torch, by its package
+    from ethorch.vela.lowered import Lowered  # 2 seconds of torch
 
 #: Regions of an NPU by number: constants, feature maps, staging memory.
 REGIONS: Mapping[int, str] = {0: "constants", SCRATCH_REGION: "scratch", STAGING_REGION: "staging"}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ethorch.errors import EthorchError
 from ethorch.figures.layer import CPU, NPU, Layer
+from ethorch.support.errors import EthorchError
 
 DMA = "DMA"
 LANES = (NPU, DMA, CPU)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ethorch.errors import FormatError
+from ethorch.support.errors import FormatError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,7 +8,7 @@ characters: its data are what the program has under that name.
 
 The blob is what ``executorch.backends.arm`` 1.4 and 1.5 write, byte for byte. It does not say how much staging memory
 (region 2, in Dedicated_Sram modes) the commands use: firmware has one buffer of its own for all delegates.
-``host/cpp/payload.cpp`` mirrors this file.
+``runtime/cpp/payload.cpp`` mirrors this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from ethorch.errors import PayloadError
+from ethorch.support.errors import PayloadError
 
 ALIGNMENT = 16
 RANK = 6

@@ -15,7 +15,6 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from ethorch.errors import HostError, ProgramError
 from ethorch.formats.flatbuffer import Buffer, Table
 from ethorch.formats.pte_types import (
     DELEGATE,
@@ -37,7 +36,8 @@ from ethorch.formats.pte_types import (
     Program,
     Value,
 )
-from ethorch.words import did_you_mean
+from ethorch.support.errors import HostError, ProgramError
+from ethorch.support.wording import did_you_mean
 
 IDENTIFIER = b"ET12"
 EXTENDED_MAGIC = b"eh00"  #: runtime/executor's extended header: where the flatbuffer ends and segments begin

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ethorch.errors import ProgramError
 from ethorch.formats.pte_types import Extra, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
+from ethorch.support.errors import ProgramError
 
 #: Planned memories of a method from this one on hold buffers that methods share; memory 1 holds a method's own tensors
 #: (executorch/exir/passes/memory_planning_pass.py of 1.5).

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import flatbuffers
 
-from ethorch.errors import ProgramError
 from ethorch.formats.pte import EXTENDED_MAGIC, IDENTIFIER
 from ethorch.formats.pte_types import (
     DELEGATE,
@@ -32,6 +31,7 @@ from ethorch.formats.pte_types import (
     Program,
     Value,
 )
+from ethorch.support.errors import ProgramError
 
 TENSOR_ALIGNMENT = 16  # of constants in their segment, and of the plan's tensors: what kernels and NPUs ask for
 _BLOB_ALIGNMENT = 16  # of a delegate's blob in the file: ``ethosu`` firmware reads it where it lies

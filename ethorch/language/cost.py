@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule, Node
 
-from ethorch import tables
-from ethorch.errors import EthorchError
 from ethorch.figures import Layer
-from ethorch.fx.node import Converted, constants_of, op_name, origin_of
 from ethorch.language.speaker import states
+from ethorch.lower.fx.node import Converted, constants_of, op_name, origin_of
 from ethorch.program.program import Program
-from ethorch.report.rendered import as_html, as_text
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError
+from ethorch.support.rendering import as_html, as_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

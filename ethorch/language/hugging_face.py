@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ethorch.errors import EthorchError
 from ethorch.language.model import LanguageModel, picked
-from ethorch.model_zoos import SAVE_AGAIN, torchvision_models
-from ethorch.ops.attention import MASKED
-from ethorch.text_files import read_json
-from ethorch.user_code import first_sentence
+from ethorch.lower.ops.attention import MASKED
+from ethorch.models.user_code import first_sentence
+from ethorch.models.zoos import SAVE_AGAIN, torchvision_models
+from ethorch.support.errors import EthorchError
+from ethorch.support.text_files import read_json
 
 torchvision_models(needed=False)  # transformers imports it
 

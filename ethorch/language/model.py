@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ethorch.errors import EthorchError
-from ethorch.model_zoos import torchvision_models
-from ethorch.words import counted
+from ethorch.models.zoos import torchvision_models
+from ethorch.support.errors import EthorchError
+from ethorch.support.wording import counted
 
 #: Calls of methods in order: what calibrates a program with state.
 Session = list[tuple[str, tuple[Tensor, ...]]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ethorch import tables
-from ethorch.errors import EthorchError
 from ethorch.language.sampling import Choice
 from ethorch.language.speaker import Speaker
-from ethorch.report.rendered import as_html, as_text
-from ethorch.words import counted
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError
+from ethorch.support.rendering import as_html, as_text
+from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ethorch.errors import EthorchError
 from ethorch.formats.pte_types import Value
 from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
 from ethorch.program.program import Program
-from ethorch.words import counted
+from ethorch.support.errors import EthorchError
+from ethorch.support.wording import counted
 
 _PUT = "aten::index_put_"
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ethorch.errors import EthorchError, FormatError
 from ethorch.formats.files import write_whole
-from ethorch.model_zoos import SAVE_AGAIN
-from ethorch.text_files import read_json
-from ethorch.words import shown
+from ethorch.models.zoos import SAVE_AGAIN
+from ethorch.support.errors import EthorchError, FormatError
+from ethorch.support.text_files import read_json
+from ethorch.support.wording import shown
 
 
 class Tokenizer(Protocol):

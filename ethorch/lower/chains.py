@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch.fx import Node
 
-from ethorch.builder.qparams import QTensor
-from ethorch.fx.node import as_tensor, aten_call, flat
-from ethorch.ops.spec import OpSpec
+from ethorch.lower.builder.qparams import QTensor
+from ethorch.lower.fx.node import as_tensor, aten_call, flat
+from ethorch.lower.ops.spec import OpSpec
 
 
 @dataclass(frozen=True)

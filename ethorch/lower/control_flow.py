@@ -14,14 +14,14 @@ import numpy.typing as npt
 import torch
 from torch.fx import GraphModule, Node
 
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QParams, QTensor
-from ethorch.errors import Unsupported
-from ethorch.fx.control_flow import Subgraph, held
-from ethorch.fx.node import QUANTIZE, TOSA_DTYPE, as_array, attribute, is_int64, op_name, origin_of
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.lower.chains import OnCpu, PointwiseChain
 from ethorch.lower.frame import Constants, Frame, constant_tensor
+from ethorch.lower.fx.control_flow import Subgraph, held
+from ethorch.lower.fx.node import QUANTIZE, TOSA_DTYPE, as_array, attribute, is_int64, op_name, origin_of
 from ethorch.lower.reasons import DIFFERENT_SCALES, FLOAT_LOOP, INT64_INPUT, NOT_OUTPUT_QUANTIZED, holds_refused, no_condition
+from ethorch.support.errors import Unsupported
 from ethorch.tosa.ir import REGIONS, Value
 from ethorch.tosa.layout import contiguous
 

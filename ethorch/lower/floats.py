@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ethorch.builder.floats import FloatTensor
-from ethorch.builder.qparams import QTensor, float_qparams
-from ethorch.errors import Unsupported
-from ethorch.fx.aten_builder import AtenBuilder
-from ethorch.fx.node import (
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QTensor, float_qparams
+from ethorch.lower.chains import OnCpu, PointwiseChain
+from ethorch.lower.frame import Frame, constant_tensor, dequantized_constant, result_of
+from ethorch.lower.fx.aten_builder import AtenBuilder
+from ethorch.lower.fx.node import (
     arguments,
     as_array,
     as_tensor,
@@ -31,10 +32,9 @@ from ethorch.fx.node import (
     origin_of,
     overload_of,
 )
-from ethorch.lower.chains import OnCpu, PointwiseChain
-from ethorch.lower.frame import Frame, constant_tensor, dequantized_constant, result_of
+from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.reasons import no_dtype, no_float_form, no_table, not_decomposed
-from ethorch.ops.spec import OpSpec, find
+from ethorch.support.errors import Unsupported
 from ethorch.tosa.ir import FLOATS, Value
 from ethorch.tosa.layout import contiguous
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch.fx import Graph, Node
 
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QParams, QTensor, Result, float_qparams
-from ethorch.errors import Reason, Unsupported
-from ethorch.fx.node import (
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor, Result, float_qparams
+from ethorch.lower.chains import OnCpu, PointwiseChain, entries
+from ethorch.lower.fx.node import (
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
@@ -32,11 +32,11 @@ from ethorch.fx.node import (
     shape_of_values,
     storage_order,
 )
-from ethorch.lower.chains import OnCpu, PointwiseChain, entries
+from ethorch.lower.ops.spec import OpSpec, find
+from ethorch.lower.ops.weights import weight_array
 from ethorch.lower.reasons import no_tensor
-from ethorch.open_sizes import has_open_size
-from ethorch.ops.spec import OpSpec, find
-from ethorch.ops.weights import weight_array
+from ethorch.models.open_sizes import has_open_size
+from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 

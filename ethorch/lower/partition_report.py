@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ethorch.errors import Reason
+from ethorch.support.errors import Reason
+from ethorch.support.wording import counted
 from ethorch.tosa.ir import Origin
-from ethorch.words import counted
 
 
 def placed(npu: int, cpu: int, target: str, delegates: int) -> str:

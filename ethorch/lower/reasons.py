@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import PLAIN_INTEGERS, QTensor
-from ethorch.errors import Reason
-from ethorch.fx.control_flow import Subgraph
-from ethorch.fx.node import first_value, flat, op_name
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import PLAIN_INTEGERS, QTensor
+from ethorch.lower.fx.control_flow import Subgraph
+from ethorch.lower.fx.node import first_value, flat, op_name
+from ethorch.lower.ops.spec import OpSpec
 from ethorch.lower.replacements import BETWEEN, instead_of
-from ethorch.open_sizes import open_shape
-from ethorch.ops.spec import OpSpec
-from ethorch.target.u55 import NO_LOOP_ON_CPU
+from ethorch.models.open_sizes import open_shape
+from ethorch.support.errors import Reason
+from ethorch.targets.u55 import NO_LOOP_ON_CPU
 from ethorch.tosa.ir import FLOATS, Origin
 
 # --- what it reads ----------------------------------------------------------------------------------------------------------

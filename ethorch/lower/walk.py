@@ -18,11 +18,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QTensor, Result
-from ethorch.errors import Reason, Unsupported
-from ethorch.fx.control_flow import is_control_flow
-from ethorch.fx.node import (
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
+from ethorch.lower.control_flow import Regions
+from ethorch.lower.floats import Floats
+from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of, signed
+from ethorch.lower.fx.control_flow import is_control_flow
+from ethorch.lower.fx.node import (
     ASSERTIONS,
     DEQUANTIZE,
     INTEGERS,
@@ -43,10 +46,8 @@ from ethorch.fx.node import (
     storage_order,
     writes_back,
 )
-from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
-from ethorch.lower.control_flow import Regions
-from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of, signed
+from ethorch.lower.ops.rounding import TOO_MANY_STEPS
+from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
     FLOAT_CONSTANT,
@@ -68,9 +69,8 @@ from ethorch.lower.reasons import (
     not_quantized,
     unknown_operator,
 )
-from ethorch.open_sizes import is_dynamic, is_size
-from ethorch.ops.rounding import TOO_MANY_STEPS
-from ethorch.ops.spec import OpSpec, find
+from ethorch.models.open_sizes import is_dynamic, is_size
+from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa import ir as tosa
 from ethorch.tosa.verify import verify
 

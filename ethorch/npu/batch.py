@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.machine import Machine
 from ethorch.npu.plan import Images
 from ethorch.npu.program import Program
+from ethorch.support.errors import MachineFault
 
 IMAGES_AT_ONCE = 16  # that compiled code runs before Python looks whether somebody wants to stop
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ethorch.errors import MachineFault
 from ethorch.npu import registers, stream
 from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, FeatureMap
 from ethorch.npu.memory import INTERNAL, Span
@@ -18,6 +17,7 @@ from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.program import Program
 from ethorch.npu.source_map import Source, Sources
 from ethorch.npu.stream import Operation, kernel_stride
+from ethorch.support.errors import MachineFault
 
 WINDOWS = ("NPU_OP_CONV", "NPU_OP_DEPTHWISE", "NPU_OP_POOL")
 COMPUTING = (*WINDOWS, "NPU_OP_ELEMENTWISE", "NPU_OP_RESIZE")

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array, Bytes, Dtype
 from ethorch.npu.stream import Operation
+from ethorch.support.errors import MachineFault
 
 BRICK = 16  # channels of an NHCWB16 brick (npu-reference 3.3)
 FORMAT_NHCWB16 = 1

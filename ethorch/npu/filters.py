@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arithmetic import SAME_ROUNDING, Scaling
 from ethorch.npu.arrays import Array, Bytes, Ints
 from ethorch.npu.feature_map import FeatureMap
@@ -24,6 +23,7 @@ from ethorch.npu.stream import Operation, kernel_stride
 from ethorch.npu.weights import decode
 from ethorch.npu.weights import order as traversal
 from ethorch.npu.weights.order import Order
+from ethorch.support.errors import MachineFault
 
 FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
 STREAM_ALIGNMENT = 16  # bytes, of a weight or scale stream's address and length (npu-reference 4)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.memory import Access, Memory, Span
 from ethorch.npu.output import ACC_IFM2
 from ethorch.npu.prepared import Prepared, Step
+from ethorch.support.errors import MachineFault
 
 
 def check_overlap(m: Memory, step: Step) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Bytes
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.forms import Transfer
@@ -23,6 +22,7 @@ from ethorch.npu.program import Program
 from ethorch.npu.runs import Run, read_by, written_by
 from ethorch.npu.stream import COP1
 from ethorch.npu.stream_writer import Bits, with_registers
+from ethorch.support.errors import MachineFault
 
 #: Addresses move by multiples of this: bricks and transfers lie on them (npu-reference 3.2, 7).
 IN_PLACE_ALIGNMENT = 16

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ethorch.errors import MachineFault
 from ethorch.npu import registers
 from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.blas import one_thread
@@ -20,6 +19,7 @@ from ethorch.npu.prepared import COMMAND_WORK, Step
 from ethorch.npu.program import Program
 from ethorch.npu.source_map import Source, Sources
 from ethorch.npu.stream import Operation
+from ethorch.support.errors import MachineFault
 
 # The default budget, in work units (``prepared``) per byte of memory. Most networks take some hundreds. Those whose deep
 # layers keep an image's size take up to ten thousand. MOST_WORK is reached with 32 MiB and takes about ten minutes.

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array, Bytes, Ints
 from ethorch.npu.feature_map import STORAGE_CHAINED, FeatureMap, View, read_rows, write_rows
 from ethorch.npu.memo import Memo
+from ethorch.support.errors import MachineFault
 
 SCRATCH, SCRATCH_FAST = 1, 2  # regions (npu-reference 1.4)
 MOST_REGION_BYTES = 1 << 28  # to allocate: sizes come from files, and boards have far less. A caller may bring more.

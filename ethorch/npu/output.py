@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic, registers
 from ethorch.npu.arithmetic import Scaling
 from ethorch.npu.arrays import Array, Bytes, Dtype, Ints
@@ -23,6 +22,7 @@ from ethorch.npu.memory import Memory
 from ethorch.npu.registers import U5X, U85
 from ethorch.npu.stream import Operation
 from ethorch.npu.tanh_table import tanh_table
+from ethorch.support.errors import MachineFault
 
 ACC_RESET, ACC_KEEP, ACC_IFM2 = 0, 1, 2  # ACC_FORMAT.input (npu-reference 2.5)
 

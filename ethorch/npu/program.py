@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu import ops, stream
 from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.memo import Memo
 from ethorch.npu.prepared import PREPARE, Step
 from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Command, Operation
+from ethorch.support.errors import MachineFault
 
 assert ops  # importing it fills PREPARE
 

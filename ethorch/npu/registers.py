@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from ethorch.errors import MachineFault
+from ethorch.support.errors import MachineFault
 
 U55, U65, U85 = "u55", "u65", "u85"
 U5X = (U55, U65)

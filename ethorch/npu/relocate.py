@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ethorch.errors import MachineFault
 from ethorch.npu import stream
 from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
 from ethorch.npu.runs import READ_BASES, Run, read_by
 from ethorch.npu.stream_writer import with_commands, written
+from ethorch.support.errors import MachineFault
 
 CONSTANTS_REGION = 0
 #: Constants lie on multiples of this: weight streams and bricks do (npu-reference 3.2, 4.2), other constants by Vela's choice.

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
-from ethorch.errors import FormatError
-from ethorch.text_files import parse_json
-from ethorch.words import counted, shown
+from ethorch.support.errors import FormatError
+from ethorch.support.text_files import parse_json
+from ethorch.support.wording import counted, shown
 
 
 class Scheduled(Protocol):

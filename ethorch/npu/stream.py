@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ethorch.errors import MachineFault
 from ethorch.npu import registers
 from ethorch.npu.registers import Npu, Register
+from ethorch.support.errors import MachineFault
 
 COP1, COP2 = b"COP1", b"COP2"
 _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occur (npu-reference 1.2)

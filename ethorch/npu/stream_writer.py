@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ethorch.errors import MachineFault
 from ethorch.npu import stream
 from ethorch.npu.program import Program
 from ethorch.npu.registers import Npu, Register, table
+from ethorch.support.errors import MachineFault
 
 _ACTION_STREAM = 2  # driver action of a COP1 header in front of the commands (npu-reference 1.2)
 _CMD1 = 1 << 14

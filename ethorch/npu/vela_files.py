@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.errors import FormatError
 from ethorch.formats.flatbuffer import Buffer, Table
 from ethorch.npu.arrays import Array, Dtype
 from ethorch.npu.machine import Machine
 from ethorch.npu.memory import MOST_REGION_BYTES, SCRATCH, SCRATCH_FAST
 from ethorch.npu.program import Program
-from ethorch.words import counted
+from ethorch.support.errors import FormatError
+from ethorch.support.wording import counted
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by element size
 _TYPES = {0: "float32", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}  # TFLite's TensorType

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arithmetic import ceil_div
 from ethorch.npu.arrays import Array
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.memory import Memory
 from ethorch.npu.stream import Operation, Pair, kernel_stride
+from ethorch.support.errors import MachineFault
 
 UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
 

@@ -13,13 +13,9 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from ethorch import flow
-from ethorch.data.samples import samples
-from ethorch.errors import EthorchError, SpecError
-from ethorch.exclusive import exclusive
+from ethorch.backend import build as flow
 from ethorch.figures.selection import Shapes
-from ethorch.metrics import Metric
-from ethorch.model_files import (
+from ethorch.models.load import (
     KeywordInputs,
     UserMethods,
     UserModel,
@@ -30,18 +26,22 @@ from ethorch.model_files import (
     of_exported,
     user_methods,
 )
-from ethorch.program.fitting import fitted
+from ethorch.models.samples import samples
+from ethorch.program.budgets import fitted
 from ethorch.program.methods import built, check_modules, compile_methods, in_layout
 from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
-from ethorch.program.progress_bar import shown
 from ethorch.program.saving import check_file, save_etrecord
-from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import FLOAT, Settings, latency_of, shapes_from
 from ethorch.program.shapes import elements, methods_of, of_shapes, samples_like
 from ethorch.program.verification import verified
-from ethorch.progress import stage
-from ethorch.quantizer.config import QuantizationConfig
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.schemes import quantizer_for
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.exclusive import exclusive
+from ethorch.support.metrics import Metric
+from ethorch.support.progress import stage
+from ethorch.support.progress_bar import shown
+from ethorch.targets.settings import FLOAT, Settings, latency_of, shapes_from
 from ethorch.vela.arena import arena_bytes
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def compile(
             own. Of several methods: their inputs by name.
         target: name of the NPU, see ``ethorch targets``; the board's first by default, or ``ethos-u55-128``.
         calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
-            folder (see ``ethorch.data.samples``). The ranges of all activations come from them. None: the example inputs alone.
+            folder (see ``ethorch.models.samples``). The ranges of all activations come from them. None: the example inputs alone.
             Of several methods: sessions, each a list of calls in order, ``("decode", inputs)``; a session begins with the buffers'
             initial contents.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``.
@@ -118,7 +118,7 @@ def compile(
             calibration stay as the model has them.
         io_layout: ``nhwc`` is ``nhwc_io``; ``nchw`` (default) leaves axes as the model has them; ``auto`` compiles both and takes
             channels last where they save time, which costs a second compilation. ``Program.inputs`` and ``outputs`` have the
-            shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.nhwc.nhwc_inputs`` turns inputs for such a program.
+            shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.models.layouts.nhwc_inputs`` turns inputs for such a program.
         partition: ``cost`` leaves products of two int8 activations (attention) to the CPU where ExecuTorch's int8 kernels are
             estimated to be faster, as on U55; ``cpu-matmul`` does so in any case; ``npu`` (default) does not.
             ``Program.explain`` says it.
@@ -133,7 +133,7 @@ def compile(
         min_metric, metric: least figure of a metric of yours: a function of two lists, the model's outputs and those of the
             simulated NPU for each calibration sample in order, which returns a number; larger is better. Where one of
             these limits does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
-            (``ethorch.program.fitting``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
+            (``ethorch.program.budgets``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
         board: a board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file of yours: its clocks and bandwidths go to Vela,
             its NPU is the target unless you name one, and its RAM and flash are the limits unless you set some.
         settings: all of these as one value; the arguments above change it.

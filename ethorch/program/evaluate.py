@@ -16,22 +16,23 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ethorch import host, tables
-from ethorch.data.samples import Sample, samples
-from ethorch.errors import EthorchError, SpecError
-from ethorch.host.many import keeps_state
-from ethorch.metrics import sqnr_db
-from ethorch.model_files import KeywordInputs, in_eval_mode
-from ethorch.program.measured_accuracy import fresh_host
-from ethorch.program.meters import meter
+from ethorch import runtime as host
+from ethorch.models.load import KeywordInputs, in_eval_mode
+from ethorch.models.samples import Sample, samples
+from ethorch.program.measure.accuracy import fresh_host
+from ethorch.program.measure.meters import meter
 from ethorch.program.program import Program, load
-from ethorch.program.progress_bar import shown
-from ethorch.program.worker import Task
-from ethorch.progress import stage
-from ethorch.quantizer.shared_buffers import at_the_beginning
-from ethorch.quiet import quiet
-from ethorch.report.rendered import as_html, as_text
-from ethorch.words import counted
+from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.runtime.many import keeps_state
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.metrics import sqnr_db
+from ethorch.support.progress import stage
+from ethorch.support.progress_bar import shown
+from ethorch.support.quiet import quiet
+from ethorch.support.rendering import as_html, as_text
+from ethorch.support.wording import counted
+from ethorch.support.worker import Task
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -126,7 +127,7 @@ def evaluate(
 
     Args:
         program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
-        dataset: samples with labels, in any form of ``ethorch.data.samples``: a Dataset, a DataLoader, a folder of classes, ...
+        dataset: samples with labels, in any form of ``ethorch.models.samples``: a Dataset, a DataLoader, a folder of classes, ...
         metric: None takes top-1 and top-5 where there are labels; ``"map"`` is torchmetrics' mean average precision of detections;
             a function of (list of outputs, list of labels) returns a number or a dict of numbers; an object of torchmetrics has
             ``update`` and ``compute``.

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ethorch import tables
-from ethorch.embedded.in_place import is_kept, reads_in_place
-from ethorch.errors import SpecError
 from ethorch.figures import Layer
 from ethorch.figures.layer import CPU
+from ethorch.figures.persistent_buffers import is_kept, reads_in_place
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
-from ethorch.fx.states import StateBuffer
+from ethorch.lower.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal, placed, refusal_texts
 from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES, STATE_AMONG_TENSORS, STATE_COPIED
-from ethorch.report.rendered import as_html, as_text
-from ethorch.words import counted, did_you_mean
+from ethorch.support import tables
+from ethorch.support.errors import SpecError
+from ethorch.support.rendering import as_html, as_text
+from ethorch.support.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

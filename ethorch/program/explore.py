@@ -19,24 +19,24 @@ import torch
 from joblib.parallel import get_active_backend
 from torch.fx import GraphModule
 
-from ethorch import tables
-from ethorch.errors import EthorchError, SpecError, unknown_name
-from ethorch.exclusive import exclusive
 from ethorch.formats.files import write_whole
-from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.models.load import UserModel, in_eval_mode
+from ethorch.program.budgets import fitted
 from ethorch.program.compile import Model, compile_once, quantized_for, user_model
-from ethorch.program.fitting import fitted
 from ethorch.program.program import Program
-from ethorch.program.progress_bar import shown
-from ethorch.program.settings import Settings
-from ethorch.program.worker import Task
-from ethorch.progress import stage
-from ethorch.quantizer.calibration_checks import said_already
-from ethorch.quiet import quiet
+from ethorch.quantization.calibration_checks import said_already
 from ethorch.report.page.exploration import exploration_page
-from ethorch.report.rendered import as_html, as_text
-from ethorch.target.npus import TARGETS, lookup
-from ethorch.versions import versions
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError, SpecError, unknown_name
+from ethorch.support.exclusive import exclusive
+from ethorch.support.progress import stage
+from ethorch.support.progress_bar import shown
+from ethorch.support.quiet import quiet
+from ethorch.support.rendering import as_html, as_text
+from ethorch.support.versions import versions
+from ethorch.support.worker import Task
+from ethorch.targets.npus import TARGETS, lookup
+from ethorch.targets.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ethorch.figures.boundary import Codes
+from ethorch.formats.boundary import Codes
 
 
 @dataclass(frozen=True)

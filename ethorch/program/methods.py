@@ -11,9 +11,8 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from ethorch import flow
-from ethorch.direct.build import Build
-from ethorch.errors import EthorchError, SpecError, unknown_name
+from ethorch.backend import build as flow
+from ethorch.backend.emit.build import Build
 from ethorch.figures.selection import Padding
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
@@ -21,16 +20,17 @@ from ethorch.formats.pte_merge import merged
 from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
-from ethorch.fx.states import narrow_counters
-from ethorch.model_files import UserMethods, UserModel, in_eval_mode, mention_training
-from ethorch.nhwc import nhwc_inputs
-from ethorch.program.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.lower.fx.states import narrow_counters
+from ethorch.models.layouts import nhwc_inputs
+from ethorch.models.load import UserMethods, UserModel, in_eval_mode, mention_training
 from ethorch.program.program import Program
-from ethorch.program.schemes import quantizer_for
-from ethorch.program.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.program.shapes import with_selection
-from ethorch.quantizer.config import QuantizationConfig
-from ethorch.quantizer.shared_buffers import names_in_whole, state_buffers
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.schemes import quantizer_for
+from ethorch.quantization.shared_buffers import names_in_whole, state_buffers
+from ethorch.runtime.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.support.errors import EthorchError, SpecError, unknown_name
+from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.vela import artifacts
 from ethorch.vela.shared_constants import sharing
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from torch import nn
 
-from ethorch import flow
+from ethorch.backend import build as flow
 from ethorch.backend.bundled import bundled_program
 from ethorch.backend.other_programs import OtherProgram, lower_to_tosa
-from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
-from ethorch.model_files import UserModel, in_eval_mode
+from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.saving import save_etrecord
-from ethorch.program.schemes import CONFIGS
-from ethorch.quantizer.quantizer import TOSAQuantizer
-from ethorch.quiet import quiet
-from ethorch.target.compile_spec import ArmCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.quantization.quantizer import TOSAQuantizer
+from ethorch.quantization.schemes import CONFIGS
+from ethorch.support.errors import EthorchError
+from ethorch.support.quiet import quiet
+from ethorch.targets.compile_spec import ArmCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 
 
 def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, record: bool = False) -> OtherProgram:

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ethorch.board.measured import spread
-from ethorch.board.memory_roles import assumptions
 from ethorch.figures.layer import CPU
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.versions import versions
+from ethorch.support.versions import versions
+from ethorch.targets.boards.measured import spread
+from ethorch.targets.boards.memory_roles import assumptions
+from ethorch.targets.compile_spec import EthosUCompileSpec
 
 if TYPE_CHECKING:
     from ethorch.program.program import Program  # the 2 seconds of torch, for a type

@@ -15,44 +15,48 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ethorch import figures, host
-from ethorch.board import Board
-from ethorch.board.memory_roles import roles
-from ethorch.data.samples import samples as read_samples
-from ethorch.errors import EthorchError, HostError
-from ethorch.exclusive import exclusive
+from ethorch import figures
+from ethorch import runtime as host
 from ethorch.figures import Estimate, Layer, MemoryReport
-from ethorch.figures.boundary import boundary_of
+from ethorch.figures.memory_use import MEMORY, MemoryUse, uses
 from ethorch.figures.selection import Selection, shapes_of
 from ethorch.formats import pte
+from ethorch.formats.boundary import boundary_of
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
-from ethorch.fx.macs import macs_of_graph
-from ethorch.metrics import Metric
-from ethorch.model_files import UserModel
+from ethorch.lower.fx.macs import macs_of_graph
+from ethorch.models.load import UserModel
+from ethorch.models.samples import samples as read_samples
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
-from ethorch.program.board_fit import MEMORY, MemoryUse, uses
 from ethorch.program.explanation import Explanation, State, explanation, states_of
 from ethorch.program.facts import Accuracy, Budget, TensorInfo
-from ethorch.program.inspection import Inspection, cpu_cycles_of, cycles_of
-from ethorch.program.integer_io import as_codes
-from ethorch.program.measured_accuracy import accuracy_in_sessions, accuracy_of_samples, figure_of_samples, fresh_host
+from ethorch.program.measure.accuracy import accuracy_in_sessions, accuracy_of_samples, figure_of_samples, fresh_host
+from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles_of
+from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
-from ethorch.program.profile import Profile, import_profile
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
-from ethorch.program.settings import Settings
 from ethorch.program.transfer import DEFERRED, Methods, method_of
 from ethorch.report.page import page
-from ethorch.report.rendered import as_html, as_text
 from ethorch.report.summary import summary
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.runtime.integer_io import as_codes
+from ethorch.support.errors import EthorchError, HostError
+from ethorch.support.exclusive import exclusive
+from ethorch.support.metrics import Metric
+from ethorch.support.rendering import as_html, as_text
+from ethorch.support.wording import counted
+from ethorch.targets.boards import Board
+from ethorch.targets.boards.memory_roles import roles
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
-from ethorch.words import counted
 
 if TYPE_CHECKING:
-    from ethorch.direct.build import Build  # 1 second of torch, for a type
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
+
+    # the same 2 seconds
+    from ethorch.program.measure.ladder import Comparison
 
     # the same 2 seconds
     from ethorch.program.suggestions import Suggestions
@@ -61,10 +65,7 @@ if TYPE_CHECKING:
     from ethorch.program.verification import Verification
 
     # 2 seconds of torchao and ExecuTorch, which a file needs not
-    from ethorch.quantizer.config import QuantizationConfig
-
-    # the same 2 seconds
-    from ethorch.report.compare import Comparison
+    from ethorch.quantization.config import QuantizationConfig
 
 _BUNDLED_SAMPLES = 8
 
@@ -372,7 +373,7 @@ class Program:
             EthorchError: the float model is not known, or a sample does not fit.
             HostError: the inputs are not the program's.
         """
-        from ethorch.program.comparison import compared  # 2 seconds of torchao and ExecuTorch
+        from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
 
         example = inputs if self.model is None else self.model.example_inputs
         given = [self._positional(inputs, keywords)] if inputs or keywords else [example]

@@ -9,15 +9,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ethorch.board.loading import FOLDER
-from ethorch.errors import EthorchError
 from ethorch.formats.files import write_folder, write_whole
-from ethorch.program.settings import Settings
+from ethorch.support.errors import EthorchError
+from ethorch.support.wording import counted
+from ethorch.targets.boards.loading import FOLDER
+from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
-from ethorch.words import counted
 
 if TYPE_CHECKING:
-    from ethorch.direct.build import Build  # 1 second of torch, for a type
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 ENDINGS = (".pte", ".bpte", ".tosa")
 

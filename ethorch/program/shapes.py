@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch.errors import SpecError
 from ethorch.figures.selection import SHAPES, Padding, Selection, Shapes, input_shapes
 from ethorch.formats.pte_types import Program
-from ethorch.fx.export import described, exported
-from ethorch.model_files import Inputs, UserMethods, UserModel
-from ethorch.model_zoos import made_up
-from ethorch.words import counted
+from ethorch.lower.fx.export import described, exported
+from ethorch.models.load import Inputs, UserMethods, UserModel
+from ethorch.models.zoos import made_up
+from ethorch.support.errors import SpecError
+from ethorch.support.wording import counted
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:

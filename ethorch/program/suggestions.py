@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ethorch import tables
-from ethorch.errors import EthorchError
 from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.memory_report import TensorPlace
-from ethorch.model_files import UserModel
-from ethorch.nhwc import NhwcIo, from_nhwc
-from ethorch.program.board_fit import MEMORY
-from ethorch.program.narrower import narrowed
+from ethorch.figures.memory_use import MEMORY
+from ethorch.models.layouts import NhwcIo, from_nhwc
+from ethorch.models.load import UserModel
+from ethorch.models.narrower import narrowed
 from ethorch.program.program import Program
-from ethorch.program.settings import FLASH, SRAM, Settings
-from ethorch.progress import stage
-from ethorch.quantizer.calibration_checks import said_already
-from ethorch.report.rendered import as_text
+from ethorch.quantization.calibration_checks import said_already
 from ethorch.report.summary import kib
-from ethorch.target.compile_spec import FAST
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError
+from ethorch.support.progress import stage
+from ethorch.support.rendering import as_text
+from ethorch.targets.compile_spec import FAST
+from ethorch.targets.settings import FLASH, SRAM, Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

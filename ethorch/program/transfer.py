@@ -30,7 +30,7 @@ class Deferred:
     @cached_property
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         """Method -> name of DEFERRED -> value."""
-        from ethorch.fx import pickles  # 2 seconds of torch, which a process that runs programs may not need
+        from ethorch.lower.fx import pickles  # 2 seconds of torch, which a process that runs programs may not need
 
         found: Mapping[str, Mapping[str, Any]] = pickles.loads(self.content)
         return found
@@ -43,7 +43,7 @@ class Methods(dict[str, "Program"]):
     """The programs of one file by method, which share what is kept from call to call."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ethorch.fx import pickles  # 2 seconds of torch, which is there in a process that compiles
+        from ethorch.lower.fx import pickles  # 2 seconds of torch, which is there in a process that compiles
 
         states = {name: _state(program) for name, program in self.items()}
         deferred = next((found for program in self.values() if (found := program.__dict__.get("_deferred")) is not None), None)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch import host
-from ethorch.direct.program import CAST_KERNEL, QUANTIZE_KERNEL
-from ethorch.errors import EthorchError, MachineFault, VerificationError
+from ethorch import runtime as host
+from ethorch.backend.emit.program import CAST_KERNEL, QUANTIZE_KERNEL
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, Method
-from ethorch.host.many import keeps_state
-from ethorch.host.session import together
-from ethorch.lower.lowered import Lowered
-from ethorch.lower.verification import check_outputs
-from ethorch.model_files import Inputs
+from ethorch.models.load import Inputs
 from ethorch.program.program import Program
-from ethorch.progress import stage
+from ethorch.runtime.many import keeps_state
+from ethorch.runtime.session import together
+from ethorch.support.errors import EthorchError, MachineFault, VerificationError
+from ethorch.support.progress import stage
+from ethorch.vela.lowered import Lowered
+from ethorch.vela.verification import check_outputs
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +58,7 @@ class Verification:
         delegates: How many the program has, over all methods.
         equal: How many gave the bytes of the reference.
         unchecked: The others, with the reason. A delegate that differs is an error.
-        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.lower.repair``).
+        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.vela.repair``).
     """
 
     delegates: int
@@ -142,7 +142,7 @@ class _Check:
 
 
 class _Checking:
-    """A machine for ``ethorch.host`` that compares each run."""
+    """A machine for ``ethorch.runtime`` that compares each run."""
 
     def __init__(self, check: _Check):
         self._check = check

@@ -8,11 +8,11 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from ethorch.errors import FormatError
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.summary import kib
-from ethorch.words import counted
+from ethorch.support.errors import FormatError
+from ethorch.support.wording import counted
 
 Data = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ethorch.direct.build import Build
+from ethorch.backend.emit.build import Build
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.vela.compiled_model import Performance
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
-from ethorch import tables
-from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.report import markdown
-from ethorch.report.rendered import as_text
-from ethorch.words import counted
+from ethorch.support import tables
+from ethorch.support.errors import FormatError
+from ethorch.support.rendering import as_text
+from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

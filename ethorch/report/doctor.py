@@ -13,8 +13,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from ethorch.errors import HostError
-from ethorch.native import cache_folder, compiler_command, distrust
+from ethorch.support.errors import HostError
+from ethorch.support.native import cache_folder, compiler_command, distrust
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from ethorch.backend.emit.whole import give_values
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import plumbing
-from ethorch.direct.whole import give_values
-from ethorch.errors import Reason
-from ethorch.exclusive import exclusive
-from ethorch.fx.node import Converted, constants_of
-from ethorch.lower.delegate import builder_for
+from ethorch.lower.fx.node import Converted, constants_of
 from ethorch.lower.walk import Walk
-from ethorch.quantizer.config import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.quantizer.quantizer import EthosUQuantizer
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.quantization.config import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.quantization.quantizer import EthosUQuantizer
+from ethorch.support.errors import Reason
+from ethorch.support.exclusive import exclusive
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+from ethorch.vela.delegate import builder_for
 
 _CONFIGS: dict[str, Any] = {"int8": get_symmetric_quantization_config, "int16": get_symmetric_a16w8_quantization_config}
 _ONLY_CONSTANTS = {"CONST", "CONST_SHAPE", "IDENTITY", "RESHAPE"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ethorch.target.npus import FAMILIES
+from ethorch.targets.npus import FAMILIES
 from ethorch.tosa.limits import Limits, Range
 
 #: Feature of a TOSA operator -> what a model may have; ``{high}`` is the largest value allowed.

@@ -9,9 +9,9 @@ from typing import Any
 
 from ethorch.report import support
 from ethorch.report.limit_words import limits_of, words
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.npus import TARGETS, Target, lookup
-from ethorch.target.tuning import Tuning
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.npus import TARGETS, Target, lookup
+from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ def operators(pattern: str = "*") -> list[Row]:
 
     A pattern may be PyTorch's name of it: ``torch.softmax``, ``nn.Softmax``, ``F.softmax``.
     """
-    from ethorch.ops.spec import OPS  # `ethorch targets` does without it and so without 2 seconds of torch
+    from ethorch.lower.ops.spec import OPS  # `ethorch targets` does without it and so without 2 seconds of torch
     from ethorch.report import pytorch_names  # 2 seconds of torch
 
     specs = list({id(spec): spec for spec in OPS.values()}.values())
@@ -41,7 +41,7 @@ def operators(pattern: str = "*") -> list[Row]:
 
 def operator_names() -> list[str]:
     """What an operator may be asked for by: PyTorch's names of it and those in graphs, and their parts without a module."""
-    from ethorch.ops.spec import OPS  # 2 seconds of torch
+    from ethorch.lower.ops.spec import OPS  # 2 seconds of torch
     from ethorch.report import pytorch_names  # 2 seconds of torch
 
     found: dict[str, None] = {}

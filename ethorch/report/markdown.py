@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ethorch.errors import FormatError
 from ethorch.figures.layer import Layer
 from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
 from ethorch.report.summary import head, rows
 from ethorch.report.verdict import verdicts
-from ethorch.words import counted
+from ethorch.support.errors import FormatError
+from ethorch.support.wording import counted
 
 Data = Mapping[str, Any]
 _LARGEST = 10  # layers that are listed

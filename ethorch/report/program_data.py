@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ethorch.errors import FormatError
-from ethorch.text_files import read_json
+from ethorch.support.errors import FormatError
+from ethorch.support.text_files import read_json
 
 IN_FOLDER = "program.json"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ethorch.ops.samples import I8, Bools, Ints, Sample, W
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 
 
 def names(aten: Iterable[str]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ethorch import tables
 from ethorch.figures.estimate import CALLS, COPIES, END_TRANSPOSES
 from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import placed, refusal_texts
-from ethorch.words import counted
+from ethorch.support import tables
+from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ethorch.errors import EthorchError, QuantizationError, Reason
 from ethorch.formats.files import write_whole
+from ethorch.support.errors import EthorchError, QuantizationError, Reason
 
 PATH = Path(__file__).with_name("support.json")
 #: One NPU of each family: what one can run, all of its family can.
@@ -95,7 +95,7 @@ def tried(spec: Any) -> dict[str, Any]:
 
 def _outcome(name: str, sample: Any, case: str) -> tuple[Reason | None, list[str]]:
     """Why a call stays on the CPU, or None; and the TOSA operators it becomes, in order of first use."""
-    from ethorch.ops.sample_calls import Call, inputs_for  # 2 seconds of PyTorch, which a reader of the table does without
+    from ethorch.lower.ops.sample_calls import Call, inputs_for  # 2 seconds of PyTorch, which a reader of the table does without
     from ethorch.report.dry_run import dry_run  # 2 seconds of PyTorch
 
     module, inputs = Call(name, sample), [inputs_for(sample, seed) for seed in range(2)]
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", nargs="*", help="canonical names, such as aten.softmax.int")
     parser.add_argument("--all", action="store_true", help="every operator")
     options = parser.parse_args(arguments)
-    from ethorch.ops.spec import OPS  # 2 seconds of PyTorch, which a reader of the table does without
+    from ethorch.lower.ops.spec import OPS  # 2 seconds of PyTorch, which a reader of the table does without
 
     logging.disable(logging.WARNING)
     specs = {spec.name: spec for spec in sorted({id(s): s for s in OPS.values()}.values(), key=lambda spec: spec.name)}

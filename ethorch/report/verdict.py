@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ethorch.report.summary import kib
-from ethorch.words import counted
+from ethorch.support.wording import counted
 
 Data = Mapping[str, Any]
 YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"

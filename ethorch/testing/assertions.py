@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ethorch import host
-from ethorch.errors import EthorchError, HostError
+from ethorch import runtime as host
 from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.partition_report import refusal_texts
-from ethorch.lower.verification import delegate_arrays
 from ethorch.program.compile import Model
 from ethorch.program.compile import compile as compile_model
+from ethorch.program.measure.ladder import Recorder
 from ethorch.program.program import Program
-from ethorch.program.settings import bytes_of
-from ethorch.report.compare import Recorder
+from ethorch.support.errors import EthorchError, HostError
+from ethorch.support.wording import counted
+from ethorch.targets.settings import bytes_of
 from ethorch.testing.recording import record
 from ethorch.tosa.reference_model import run as run_tosa
-from ethorch.words import counted
+from ethorch.vela.verification import delegate_arrays
 
 
 def assert_runs_on_npu(

@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ethorch.fx.node import DEQUANTIZE, op_name, origin_of
-from ethorch.metrics import sqnr_db
-from ethorch.words import counted
+from ethorch.lower.fx.node import DEQUANTIZE, op_name, origin_of
+from ethorch.support.metrics import sqnr_db
+from ethorch.support.wording import counted
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from rich.console import Group
 from rich.table import Table
 from torch.fx import GraphModule, Node
 
-from ethorch import tables
 from ethorch.backend.preprocess import lowered_graphs
-from ethorch.fx.node import first_value, op_name
+from ethorch.lower.fx.node import first_value, op_name
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.report.rendered import as_text
+from ethorch.support import tables
+from ethorch.support.rendering import as_text
 
 Row = dict[str, Any]
 

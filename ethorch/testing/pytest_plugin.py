@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ethorch import tables
-from ethorch.errors import EthorchError
+from ethorch.support import tables
+from ethorch.support.errors import EthorchError
 from ethorch.testing.recording import record, recording
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def targets(config: pytest.Config) -> list[str]:
     Raises:
         pytest.UsageError: one is unknown.
     """
-    from ethorch.target.npus import lookup  # saves 5 ms of pytest runs without it
+    from ethorch.targets.npus import lookup  # saves 5 ms of pytest runs without it
 
     option = config.getoption("--ethorch-targets")
     names = option.split(",") if option else list(config.getini("ethorch_targets"))
@@ -117,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = [(report.nodeid, figures) for report in reports for name, figures in report.user_properties if name == _PROPERTY]
     if not rows:
         return
-    from ethorch.report.rendered import as_text  # 20 ms of Rich
+    from ethorch.support.rendering import as_text  # 20 ms of Rich
 
     table = tables.table()
     table.add_column("test")

@@ -13,13 +13,13 @@ from torch import nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import host
+from ethorch import runtime as host
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
-from ethorch.fx.export import exported
+from ethorch.lower.fx.export import exported
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.quantizer.quantizer import TOSAQuantizer
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
+from ethorch.quantization.quantizer import TOSAQuantizer
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.testing.tosa_delegates import run_program
 
 Inputs = tuple[Any, ...]

@@ -18,19 +18,19 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from typing_extensions import Self
 
-from ethorch.data.samples import samples
-from ethorch.errors import EthorchError
-from ethorch.exclusive import exclusive
 from ethorch.formats.files import write_whole
-from ethorch.fx.export import exported
-from ethorch.fx.node import op_name
+from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.node import op_name
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.metrics import sqnr_db
-from ethorch.quantizer.config import QuantizationConfig, get_symmetric_quantization_config
-from ethorch.quantizer.quantizer import EthosUQuantizer, TOSAQuantizer
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.tosa_spec import TosaCompileSpec
-from ethorch.target.tosa_specification import TosaSpecification
+from ethorch.models.samples import samples
+from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
+from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
+from ethorch.support.errors import EthorchError
+from ethorch.support.exclusive import exclusive
+from ethorch.support.metrics import sqnr_db
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+from ethorch.targets.tosa_specification import TosaSpecification
 from ethorch.testing import stages
 from ethorch.testing.comparison import Tolerance, differences, norms, outputs_of, tensors
 from ethorch.testing.distribution import distribution

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
-from ethorch.errors import EthorchError
-from ethorch.fx.node import as_array, as_tensor, storage_order
+from ethorch.lower.fx.node import as_array, as_tensor, storage_order
+from ethorch.support.errors import EthorchError
 from ethorch.tosa.reference_model import run
 
 CALL_DELEGATE = "executorch_call_delegate"

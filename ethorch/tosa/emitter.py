@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.errors import Reason, Unsupported
+from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.fold import evaluate, foldable
 from ethorch.tosa.ir import DTYPES, NOWHERE, Graph, Op, Origin, Value
 from ethorch.tosa.limits import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ethorch.errors import Reason
+from ethorch.support.errors import Reason
 
 Features = Mapping[str, int]
 

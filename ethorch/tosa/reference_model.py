@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.errors import EthorchError
+from ethorch.support.errors import EthorchError
 
 _CHILD = """
 import sys, numpy, tosa_reference_model

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from ethorch.errors import VelaError
-from ethorch.orphans import end_child_with
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.support.errors import VelaError
+from ethorch.support.orphans import end_child_with
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.child import to_files
 from ethorch.vela.compiler import compile
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from ethorch.errors import VelaError
 from ethorch.formats.files import write_whole
-from ethorch.native import cache_folder
-from ethorch.target.compile_spec import FAST, FREE, EthosUCompileSpec
+from ethorch.support.errors import VelaError
+from ethorch.support.native import cache_folder
+from ethorch.targets.compile_spec import FAST, FREE, EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile, options_text, system_text
 

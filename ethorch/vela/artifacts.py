@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ethorch.errors import EthorchError
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Sources
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.text_files import read_text
+from ethorch.support.errors import EthorchError
+from ethorch.support.text_files import read_text
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.text import to_text
 from ethorch.vela import compiler

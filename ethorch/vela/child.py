@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ethorch.errors import VelaError
 from ethorch.formats.payload import IoTensor
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.support.errors import VelaError
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, Tables
 
 

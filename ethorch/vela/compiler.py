@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ethorch.errors import VelaError
 from ethorch.formats.payload import RANK, IoTensor
-from ethorch.redirect import COUT_LOCK, without_lines
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.support.errors import VelaError
+from ethorch.support.redirect import COUT_LOCK, without_lines
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.child import compile_apart
 from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance
 from ethorch.vela.declared import Declared, Shape
@@ -66,7 +66,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
         raise VelaError(f"the TOSA flatbuffer is {len(tosa)} bytes long; Vela reads at most {_MAX_TOSA_BYTES}.")
     if timeout_seconds is not None:
         return compile_apart(tosa, spec, timeout_seconds)
-    from ethorch.rewrite.vela_bugs import BY_ID  # with NumPy, of which `import ethorch.vela` is 0.1 s quicker
+    from ethorch.lower.rewrite.vela_bugs import BY_ID  # with NumPy, of which `import ethorch.vela` is 0.1 s quicker
 
     model = compile_as_it_stands(tosa, spec)
     declared = Declared.of(tosa)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ethorch.errors import VelaError
 from ethorch.formats.flatbuffer import Buffer, Table
+from ethorch.support.errors import VelaError
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Commands that read an input in planes (NCHW) as a map in the NPU's brick format (see ``ethorch.rewrite.planes``).
+"""Commands that read an input in planes (NCHW) as a map in the NPU's brick format (see ``ethorch.lower.rewrite.planes``).
 
 Vela takes the input for a map whose channels lie together. Each command that reads it is given the strides of planes, and what
 the registers held is put back behind it.
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.formats.payload import IoTensor
+from ethorch.lower.rewrite.planes import BRICK, Planes
 from ethorch.npu import Program, stream
 from ethorch.npu.stream import Operation
 from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers
-from ethorch.rewrite.planes import BRICK, Planes
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets

@@ -18,7 +18,7 @@ from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Operation
 from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers, written
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
 _CONSTANTS, _SCRATCH = 0, 1  # regions (npu-reference 1.4)

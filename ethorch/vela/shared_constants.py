@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ethorch.errors import MachineFault
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.relocate import CONSTANTS_ALIGNMENT, constants_of, relocated
+from ethorch.support.errors import MachineFault
 
 logger = logging.getLogger(__name__)
 

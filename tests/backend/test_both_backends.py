@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import ethorch
-from tests.support.both_backends import ARM, facts, programs
+from tests.helpers.both_backends import ARM, facts, programs
 
 CORTEX_M = "executorch.backends.cortex_m.quantizer.quantizer"  # imports the operators
 #: ``ethorch.backend`` defines the class EthosUBackend; ``import ethorch`` alone defines nothing.
@@ -19,7 +19,7 @@ ORDERS = [(CORTEX_M, ARM, "ethorch.backend"), ("ethorch.backend", "product_on_cp
 def test_programs_do_not_depend_on_the_other_backends_of_the_process() -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.support.both_backends", *order],
+            [sys.executable, "-W", "ignore", "-m", "tests.helpers.both_backends", *order],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

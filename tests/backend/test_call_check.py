@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ethorch import EthosUPartitioner
-from ethorch.errors import EthorchError
 from ethorch.formats.payload import IoTensor
+from ethorch.support.errors import EthorchError
 from ethorch.vela import CompiledModel, arena
 from tests.backend.test_partitioner import SPEC
-from tests.support.quantized import lower, quantized
+from tests.helpers.quantized import lower, quantized
 
 
 def wider(tensor: IoTensor) -> IoTensor:

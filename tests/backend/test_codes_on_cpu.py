@@ -9,10 +9,11 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
 
-from ethorch import EthosUPartitioner, QuantizationConfig, get_symmetric_a16w8_quantization_config, host
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch import EthosUPartitioner, QuantizationConfig, get_symmetric_a16w8_quantization_config
+from ethorch import runtime as host
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from tests.backend.test_partitioner import SPEC
-from tests.support.quantized import quantized
+from tests.helpers.quantized import quantized
 
 IDS = torch.tensor([[3, 0, 31], [7, 7, 2]])
 

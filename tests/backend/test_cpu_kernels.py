@@ -13,15 +13,16 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
 
-from ethorch import flow, host
+from ethorch import runtime as host
+from ethorch.backend import build as flow
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.cpu_kernels import TAKE_COMPLEX, kernel_of, registered, without_kernel
-from ethorch.fx.node import op_name
+from ethorch.lower.fx.node import op_name
+from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
-from ethorch.model_files import UserModel
-from ethorch.ops.spec import find
+from ethorch.models.load import UserModel
 from ethorch.report import build as report
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import EthosUCompileSpec
 
 
 class Call(nn.Module):

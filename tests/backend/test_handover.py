@@ -9,7 +9,7 @@ import torch
 
 from ethorch import EthosUCompileSpec, TosaCompileSpec
 from ethorch.backend.handover import attach, attached
-from ethorch.errors import SpecError
+from ethorch.support.errors import SpecError
 
 
 @pytest.fixture

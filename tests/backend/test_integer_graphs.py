@@ -11,10 +11,12 @@ import warnings
 import pytest
 import torch
 
-from ethorch import EthosUCompileSpec, flow, host
-from ethorch.model_files import UserModel
-from tests.support.integer_graphs import has_floats, integer_network
-from tests.support.random_networks.network import Network
+from ethorch import EthosUCompileSpec
+from ethorch import runtime as host
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel
+from tests.helpers.integer_graphs import has_floats, integer_network
+from tests.helpers.random_networks.network import Network
 
 TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 

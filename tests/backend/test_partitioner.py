@@ -15,18 +15,12 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 import ethorch
-from ethorch import (
-    ArmCompileSpecBuilder,
-    EthosUCompileSpec,
-    EthosUPartitioner,
-    EthosUQuantizer,
-    get_symmetric_quantization_config,
-    host,
-)
-from ethorch.fx.node import DEQUANTIZE, QUANTIZE, op_name
-from ethorch.target.npus import LIMITS, TARGETS
+from ethorch import ArmCompileSpecBuilder, EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch import runtime as host
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.targets.npus import LIMITS, TARGETS
 from ethorch.tosa.limits import Limits, upto
-from tests.support.quantized import lower, prepared, quantized
+from tests.helpers.quantized import lower, prepared, quantized
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 PER_CHANNEL = get_symmetric_quantization_config(is_per_channel=True)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.backend.products_on_cpu import on_cpu, products
-from ethorch.errors import EthorchError, SpecError
 from ethorch.figures.layer import CPU
-from ethorch.program.settings import Settings
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.targets.settings import Settings
 
 KERNEL = "cortex_m::quantized_batch_matmul.out"
 

@@ -16,16 +16,18 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, flow, get_symmetric_a16w8_quantization_config, host, vela
+from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, vela
+from ethorch import runtime as host
+from ethorch.backend import build as flow
 from ethorch.backend import retry
-from ethorch.errors import VelaError
-from ethorch.rewrite import pipeline
-from ethorch.target.npus import LIMITS
+from ethorch.lower.rewrite import pipeline
+from ethorch.support.errors import VelaError
+from ethorch.targets.npus import LIMITS
 from ethorch.tosa.limits import Limits
 from ethorch.vela import arena, compiler
 from ethorch.vela.compiled_model import CompiledModel
 from tests.backend.test_partitioner import SPEC, steps
-from tests.support.quantized import lower, quantized
+from tests.helpers.quantized import lower, quantized
 
 
 class Pooled(nn.Module):

@@ -11,7 +11,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch.tosa
 from ethorch import TosaCompileSpec, TOSAPartitioner, TOSAQuantizer, TosaSpecification, get_symmetric_quantization_config
-from ethorch.errors import EthorchError, SpecError
+from ethorch.support.errors import EthorchError, SpecError
 
 
 @pytest.mark.parametrize("text", ["TOSA-1.0+INT", "TOSA-1.0+INT+int16", "TOSA-1.0+FP+bf16", "TOSA-1.1+INT+FP", "TOSA-1.0+INT+u55"])

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, host
+from ethorch import EthosUCompileSpec, EthosUPartitioner
+from ethorch import runtime as host
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.user_checks import UserChecks
-from ethorch.fx.node import Converted
-from ethorch.ops.sample_calls import INPUTS, Call
-from ethorch.ops.samples import Bools, W
-from tests.support.ladder.samples import SPECS
-from tests.support.quantized import Quantized, lower, quantized, samples
+from ethorch.lower.fx.node import Converted
+from ethorch.lower.ops.sample_calls import INPUTS, Call
+from ethorch.lower.ops.samples import Bools, W
+from tests.helpers.ladder.samples import SPECS
+from tests.helpers.quantized import Quantized, lower, quantized, samples
 
 aten, edge = torch.ops.aten, exir_ops.edge.aten
 SPEC = EthosUCompileSpec("ethos-u85-256")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ethorch import board, cli
-from tests.board.support import compiled
+from ethorch import cli
+from ethorch.targets import boards as board
+from tests.deploy.virtual_board.support import compiled
 
 
 @pytest.fixture(scope="module")

@@ -318,7 +318,9 @@ def test_run_names_the_operator_it_stops_at(
 
 def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
     (conv,) = answer(capsys, "ops", "aten.conv2d.default")
-    assert conv["source"].startswith("ops/conv.py:") and conv["support"]["U85 int16"] == "all" and "nn.Conv2d" in conv["pytorch"]
+    assert (
+        conv["source"].startswith("lower/ops/conv.py:") and conv["support"]["U85 int16"] == "all" and "nn.Conv2d" in conv["pytorch"]
+    )
     assert len(answer(capsys, "targets")) == 11
     found = answer(capsys, "targets", "--diff", "u55-64", "U55-128")
     assert found["targets"] == ["ethos-u55-64", "ethos-u55-128"] and found["facts"]["MACs per cycle"] == ["64", "128"]

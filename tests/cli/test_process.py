@@ -129,7 +129,7 @@ def interrupted(command: list[str], folder: Path) -> tuple[int, str, str]:
     ("command", "place", "words"),
     [
         ("eval", ("ethorch.program.evaluate", "_Closeness", "add", 3), "2 samples in"),
-        ("sensitivity", ("ethorch.accuracy.switched_graph", "Switched", "run", 5), "Interrupted: the modules so far."),
+        ("sensitivity", ("ethorch.tuning.switched_graph", "Switched", "run", 5), "Interrupted: the modules so far."),
         ("explore", ("ethorch.program.explore", "_Log", "add", 2), "Interrupted"),
         ("compare", ("ethorch.program.program", "Program", "compare", 1), ""),
     ],

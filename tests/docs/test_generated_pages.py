@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from ethorch.cli import reference
-from ethorch.report import docs
-from ethorch.report.messages import messages
+from tools import docs
+from tools.messages import messages
 
 pytestmark = pytest.mark.core
 FOLDER = Path(__file__).parent.parent.parent / "docs"
 
 
 def test_pages_are_current() -> None:
-    hint = "run `python -m ethorch.report.docs`"
+    hint = "run `python -m tools.docs`"
     assert (FOLDER / "ops.md").read_text() == docs.operators_page(), hint
     assert (FOLDER / "targets.md").read_text() == docs.targets_page(), hint
     assert (FOLDER / "boards.md").read_text() == docs.boards_page(), hint

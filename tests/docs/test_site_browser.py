@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ethorch.ops.spec import OPS
+from ethorch.lower.ops.spec import OPS
 from tests.docs.test_site import FOLDER
-from tests.support.tools import find_tool
+from tests.helpers.tools import find_tool
 
 BROWSER = find_tool("browser")
 pytestmark = [pytest.mark.long, pytest.mark.tools("browser")]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.models import VARIOUS
-from ethorch import EthosUCompileSpec, flow
-from ethorch.model_files import Inputs, UserModel
-from ethorch.quantizer.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.backend import build as flow
+from ethorch.models.load import Inputs, UserModel
+from ethorch.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 
 
 class Picture(nn.Module):

@@ -10,16 +10,7 @@ from torch import nn
 
 import ethorch
 from ethorch import figures
-from ethorch.figures.estimate import (
-    CALL_CYCLES,
-    CALLS,
-    CONVERSIONS,
-    COPIES,
-    CPU_OPERATORS,
-    END_TRANSPOSES,
-    NPU_OPERATORS,
-    Estimate,
-)
+from ethorch.figures.estimate import CALL_CYCLES, CALLS, CONVERSIONS, COPIES, CPU_OPERATORS, END_TRANSPOSES, NPU_OPERATORS, Estimate
 from ethorch.figures.layer import CPU, NPU, TRANSPOSES
 
 

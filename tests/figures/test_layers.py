@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ethorch.errors import FormatError
 from ethorch.figures import RATES, Layer, layers
 from ethorch.formats import pte
 from ethorch.npu import Machine, Program
-from ethorch.target.npus import TARGETS
+from ethorch.support.errors import FormatError
+from ethorch.targets.npus import TARGETS
 from tests.figures.programs import CASES, built
 
 NPU_CASES = [name for name in CASES if name != "on_cpu"]

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, flow
-from ethorch.errors import EthorchError, FormatError, HostError
+from ethorch import EthosUCompileSpec
+from ethorch.backend import build as flow
 from ethorch.figures import MemoryReport, memory
 from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, looked_up_bytes
 from ethorch.formats import pte
-from ethorch.host.measure import measure
-from ethorch.model_files import UserModel
-from ethorch.target.vela_ini import shipped_root
+from ethorch.models.load import UserModel
+from ethorch.runtime.measure import measure
+from ethorch.support.errors import EthorchError, FormatError, HostError
+from ethorch.targets.vela_ini import shipped_root
 from tests.figures.programs import CASES, built
 
 

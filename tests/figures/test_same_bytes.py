@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ethorch import EthosUCompileSpec, flow
-from ethorch.model_files import UserModel
-from ethorch.target.vela_ini import shipped_root
+from ethorch import EthosUCompileSpec
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel
+from ethorch.targets.vela_ini import shipped_root
 from tests.figures.programs import CASES
 
 ROOT = Path(__file__).resolve().parents[2]

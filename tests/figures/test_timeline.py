@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ethorch.errors import EthorchError
 from ethorch.figures import layers, timeline, trace_events
+from ethorch.support.errors import EthorchError
 from tests.figures.programs import CASES, built
 
 

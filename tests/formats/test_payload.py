@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ethorch.errors import PayloadError
 from ethorch.formats.payload import DelegatePayload, IoTensor, external_key
+from ethorch.support.errors import PayloadError
 
 pytestmark = pytest.mark.core
 

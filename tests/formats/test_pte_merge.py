@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ethorch.errors import ProgramError
 from ethorch.formats import pte
 from ethorch.formats.pte_merge import SHARED_MEMORY, merged
 from ethorch.formats.pte_types import Chain, Extra, Method, Program, Value
 from ethorch.formats.pte_writer import write
+from ethorch.support.errors import ProgramError
 
 CONSTANT = Value("tensor", "int8", (4,), (0,), data=1)
 INPUT = Value("tensor", "int8", (4,), (0,), place=(1, 0))

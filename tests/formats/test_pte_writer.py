@@ -12,12 +12,12 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge,
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner
-from ethorch.errors import ProgramError
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Call, Method, Program, Value
 from ethorch.formats.pte_writer import write
-from tests.support.pte_files import check_round_trip
-from tests.support.quantized import Small, lower, quantized, samples
+from ethorch.support.errors import ProgramError
+from tests.helpers.pte_files import check_round_trip
+from tests.helpers.quantized import Small, lower, quantized, samples
 
 
 class Constants(nn.Module):
@@ -114,7 +114,7 @@ def test_the_runtime_computes_the_same(name: str) -> None:
 
 
 def test_a_delegate_runs_from_the_written_file() -> None:
-    from ethorch import host
+    from ethorch import runtime as host
 
     data = by_ethorch()
     (x,) = samples((1, 3, 8, 8))[0]

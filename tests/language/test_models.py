@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ethorch import language
-from ethorch.errors import EthorchError
 from ethorch.language import Speaker, from_folder, language_model
-from tests.support.decoders import CONTEXT, FAMILIES, PROMPT, VOCABULARY, WINDOW, Rotary
+from ethorch.support.errors import EthorchError
+from tests.helpers.decoders import CONTEXT, FAMILIES, PROMPT, VOCABULARY, WINDOW, Rotary
 
 IDS = [(k * 7 + k * k) % VOCABULARY for k in range(CONTEXT)]
 

@@ -12,13 +12,13 @@ import torch
 
 import ethorch
 from ethorch.cli import main
-from ethorch.errors import EthorchError
 from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, language_model
-from ethorch.model_zoos import torchvision_models
+from ethorch.models.zoos import torchvision_models
 from ethorch.program.program import Program
-from tests.support.decoders import CONTEXT, FAMILIES, SIZES, Rotary
-from tests.support.pte_files import check_round_trip
-from tests.support.spoken import equals_reference_model, recorded
+from ethorch.support.errors import EthorchError
+from tests.helpers.decoders import CONTEXT, FAMILIES, SIZES, Rotary
+from tests.helpers.pte_files import check_round_trip
+from tests.helpers.spoken import equals_reference_model, recorded
 
 GENERATED = 32
 #: What a family leaves to the CPU besides dequantized logits and rows written to caches.

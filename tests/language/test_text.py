@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import ethorch
-from ethorch.errors import EthorchError, SpecError
 from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer, perplexity, scores, token_perplexity
 from ethorch.language.score import predictions, surprise
 from ethorch.language.tokens import byte_pairs
+from ethorch.support.errors import EthorchError, SpecError
 
 TEXT = "the cat sat on the mat, and the rat sat on the cat."
 

@@ -24,16 +24,16 @@ from ethorch import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
-    host,
 )
+from ethorch import runtime as host
+from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.npu import Program, Sources, disassembly
-from ethorch.report.compare import Recorder
-from ethorch.rewrite.pipeline import rewrite
+from ethorch.program.measure.ladder import Recorder
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import from_text, to_text
 from ethorch.tosa.verify import verify
-from tests.support.ladder import machine, reference
-from tests.support.quantized import lower
+from tests.helpers.ladder import machine, reference
+from tests.helpers.quantized import lower
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 Inputs = tuple[Tensor, ...]
@@ -352,7 +352,7 @@ def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
 
 def test_what_a_condition_sees_is_one_truth_value() -> None:
     """A graph whose regions do not fit its operator is no graph."""
-    from ethorch.builder.builder import Builder
+    from ethorch.lower.builder.builder import Builder
 
     b = Builder()
     x = b.input("x", (2, 3), "INT8")
@@ -378,7 +378,7 @@ def test_what_a_condition_sees_is_one_truth_value() -> None:
 
 def looped() -> ethorch.tosa.ir.Graph:
     """x = table of an input; x beside what two rounds of another table make of it."""
-    from ethorch.builder.builder import Builder
+    from ethorch.lower.builder.builder import Builder
 
     rng = np.random.default_rng(1)
     b = Builder()

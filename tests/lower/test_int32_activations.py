@@ -14,11 +14,11 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import ethorch
-from ethorch.errors import QuantizationError
-from ethorch.quantizer.config import QuantizationConfig
-from ethorch.target.npus import TARGETS
-from tests.support.ladder import climbed
-from tests.support.quantized import quantized
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.support.errors import QuantizationError
+from ethorch.targets.npus import TARGETS
+from tests.helpers.ladder import climbed
+from tests.helpers.quantized import quantized
 
 
 class Gates(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.networks import TARGETS, checked
+from tests.helpers.networks import TARGETS, checked
 
 
 class Unrolled(nn.Module):

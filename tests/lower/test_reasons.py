@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import ethorch
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QParams, QTensor
-from ethorch.errors import Reason
-from ethorch.fx.control_flow import held
 from ethorch.lower import reasons
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor
+from ethorch.lower.fx.control_flow import held
+from ethorch.lower.ops.spec import OPS
 from ethorch.lower.replacements import CUSTOM, OTHERS, REPLACEMENTS, instead_of
-from ethorch.ops.spec import OPS
-from ethorch.target.npus import TARGETS
+from ethorch.support.errors import Reason
+from ethorch.targets.npus import TARGETS
 from ethorch.tosa.ir import Origin, Value
 from ethorch.tosa.limits import WAYS_OUT
 

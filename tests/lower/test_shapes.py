@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, flow, host
-from ethorch.model_files import UserModel
+from ethorch import EthosUCompileSpec
+from ethorch import runtime as host
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 

@@ -28,13 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ethorch.errors import EthorchError, MachineFault
 from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.registers import NPUS, Field, table
 from ethorch.npu.vela_files import read_vela
 from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_standard_numpy
-from tests.support.both_ways import run_both_ways
+from ethorch.support.errors import EthorchError, MachineFault
+from tests.helpers.both_ways import run_both_ways
 
 SECONDS = 10.0  # of CPU, for any one input; a run's budget is BUDGET
 HANG_SECONDS = 600  # for 64 inputs, by the clock: something does not listen to signals, and the process is ended
@@ -59,8 +59,8 @@ def payload(*commands: list[int], target: str = "u55-128") -> bytes:
 @cache
 def corpus() -> list[DelegatePayload]:
     """Payloads that run."""
+    from tests.helpers.npu_graphs import Graph, compile_graph
     from tests.npu.cases import CASES
-    from tests.support.npu_graphs import Graph, compile_graph
 
     payloads = []
     for target, names in CORPUS.items():
@@ -79,8 +79,8 @@ def corpus() -> list[DelegatePayload]:
 @cache
 def files() -> list[bytes]:
     """.tflite files of Vela's that run."""
+    from tests.helpers.npu_graphs import compile_graph
     from tests.npu.test_files import TFLITE, network
-    from tests.support.npu_graphs import compile_graph
 
     return [bytes(compile_graph(network(), t, TFLITE, fmt="TFLITE").model) for t in ("u55-128", "u85-256")]
 
@@ -257,7 +257,7 @@ def damaged_weights(rnd: random.Random) -> None:
 
 def damaged_payload(rnd: random.Random) -> None:
     """The delegate blob, as the runtime hands it over: parsed twice, staging memory sized, run."""
-    from ethorch import host
+    from ethorch import runtime as host
 
     blob = rnd.choice(blobs())
     header = blob.find(b"weight_data\0\0\0\0\0")

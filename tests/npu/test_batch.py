@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ethorch.errors import MachineFault
 from ethorch.npu import Machine, Place, run_many
+from ethorch.support.errors import MachineFault
 from tests.npu.test_plan import compiled
 
 IMAGES = 40

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from ethorch.npu import Program
+from tests.helpers import npu_coverage as coverage
+from tests.helpers.npu_graphs import Graph, compile_graph, draw, reference, run_machine
 from tests.npu.fuzzing import STOP, payload
-from tests.support import npu_coverage as coverage
-from tests.support.npu_graphs import Graph, compile_graph, draw, reference, run_machine
 
 
 def test_the_page_lists_what_the_streams_hold():
     values = coverage.gather(coverage.programs(("u55-128", "u65-512", "u85-256")))
-    assert coverage.named(values) <= coverage.on_page(coverage.PAGE.read_text()), "run `python -m tests.support.npu_coverage`"
+    assert coverage.named(values) <= coverage.on_page(coverage.PAGE.read_text()), "run `python -m tests.helpers.npu_coverage`"
 
 
 @pytest.mark.long
 def test_the_page_is_current():
     text = coverage.page(coverage.gather(coverage.programs()))
-    assert coverage.PAGE.read_text() == text, "run `python -m tests.support.npu_coverage`"
+    assert coverage.PAGE.read_text() == text, "run `python -m tests.helpers.npu_coverage`"
 
 
 def test_a_value_that_is_not_exercised_is_noticed():

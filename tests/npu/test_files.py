@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from ai_edge_litert import interpreter
 
-from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import run_vela
 from ethorch.npu.vela_files import read_vela
+from ethorch.support.errors import FormatError, MachineFault
+from tests.helpers.npu_graphs import TARGETS as EVERY_TARGET
+from tests.helpers.npu_graphs import Graph, Refused, compile_graph, draw, reference, run_machine
+from tests.helpers.tflite import O, T, write
 from tests.npu.cases import CASES
-from tests.support.npu_graphs import TARGETS as EVERY_TARGET
-from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, reference, run_machine
-from tests.support.tflite import O, T, write
 
 pytestmark = pytest.mark.core
 

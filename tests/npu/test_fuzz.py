@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.weights.decode import decode_fast, decode_standard
+from ethorch.support.errors import FormatError, MachineFault
 from tests.npu import fuzzing
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,10 +12,10 @@ from torch import nn
 
 import ethorch
 from ethorch import npu
-from ethorch.errors import MachineFault
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.in_place import Inputs, Window
 from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_registers, written
+from ethorch.support.errors import MachineFault
 
 TARGETS = ["ethos-u55-128", "ethos-u85-256"]
 

@@ -11,27 +11,16 @@ import numpy as np
 import pytest
 
 from ethorch import vela
-from ethorch.errors import FormatError, MachineFault
 from ethorch.npu import Machine, Program, Sources, disassembly
 from ethorch.npu.counters import AXI0_WRITE_BEATS, AXI1_READ_BEATS, CYCLE, MAC_ACTIVE, NPU_ACTIVE
 from ethorch.npu.machine import PREPARE_WORK
 from ethorch.npu.prepared import COMMAND_WORK
 from ethorch.npu.registers import REGISTERS, table
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.support.errors import FormatError, MachineFault
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from tests.helpers.npu_graphs import TARGETS, Graph, Refused, check, compile_graph, draw, make_machine, reference, run_machine, ts
 from tests.npu.cases import CASES
 from tests.npu.fuzzing import payload
-from tests.support.npu_graphs import (
-    TARGETS,
-    Graph,
-    Refused,
-    check,
-    compile_graph,
-    draw,
-    make_machine,
-    reference,
-    run_machine,
-    ts,
-)
 
 pytestmark = pytest.mark.core
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from bench.simulate import memory
-from ethorch.errors import MachineFault
 from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.npu import Machine, Program
 from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE, STORAGE_TILE2X2, FeatureMap
 from ethorch.npu.machine import MOST_ARRAY
 from ethorch.npu.memo import Memo
 from ethorch.npu.memory import MOST_REGION_BYTES, Memory, Span
+from ethorch.support.errors import MachineFault
+from tests.helpers.npu_graphs import Graph, compile_graph
 from tests.npu.fuzzing import STOP, payload
-from tests.support.npu_graphs import Graph, compile_graph
 
 
 def memory_of(size: int) -> Memory:

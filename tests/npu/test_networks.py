@@ -12,7 +12,7 @@ import pytest
 
 from bench.implementation import memory_for
 from bench.models import ALL_MODELS
-from tests.support import npu_coverage as coverage
+from tests.helpers import npu_coverage as coverage
 
 TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-1024")
 MODES = {"performance": ("--optimise Performance",), "size": ("--optimise Size",)}
@@ -21,7 +21,7 @@ MODES = {"performance": ("--optimise Performance",), "size": ("--optimise Size",
 @lru_cache(maxsize=1)
 def user_and_quantized(model: str, target: str):
     """(the user's model, quantized for the target); made once for both modes."""
-    from ethorch import flow
+    from ethorch.backend import build as flow
 
     case = ALL_MODELS[model]
     user = flow.UserModel(case.build(), case.example_inputs(), case.calibration(4))
@@ -29,7 +29,7 @@ def user_and_quantized(model: str, target: str):
 
 
 def _spec(target: str, flags: tuple[str, ...]):
-    from ethorch.target.compile_spec import EthosUCompileSpec
+    from ethorch.targets.compile_spec import EthosUCompileSpec
 
     system_config, memory_mode = memory_for(target)
     return EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode, extra_flags=list(flags) or None)
@@ -79,10 +79,11 @@ def reference(model: str, tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndar
 
 def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
     """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
-    from ethorch import flow, host
-    from ethorch.lower.verification import delegate_arrays
+    from ethorch import runtime as host
+    from ethorch.backend import build as flow
     from ethorch.npu import Machine, Program, staging_bytes
-    from ethorch.report.compare import Recorder
+    from ethorch.program.measure.ladder import Recorder
+    from ethorch.vela.verification import delegate_arrays
 
     user, ready = user_and_quantized(model, target)
     build = flow.build(ready, user.example_inputs, _spec(target, flags))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.npu_graphs import TARGETS, Refused, check
 from tests.npu.cases import CASES
-from tests.support.npu_graphs import TARGETS, Refused, check
 
 # Always: on one configuration of each family one case of each handler, mode, data type and layout. The others, and other
 # arenas, in the long run.

@@ -17,9 +17,9 @@ import pytest
 
 from ethorch.npu.plan import layout, library
 from ethorch.npu.weights import compiled as weights
+from tests.helpers.npu_graphs import fill, make_machine
 from tests.npu.replay import write_plan
 from tests.npu.test_plan import EVERY_KIND, ROOT, compiled_cases
-from tests.support.npu_graphs import fill, make_machine
 
 ARM, QEMU, CLANG = "aarch64-linux-gnu-g++", "qemu-aarch64", "clang++"
 REPLAY = Path(__file__).parent / "replay.cpp"

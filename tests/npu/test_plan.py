@@ -1,6 +1,6 @@
 """The plan: the same bytes as NumPy on every instruction set of this CPU, and what it must not be trusted with.
 
-``tests.support.both_ways`` compares plan and NumPy wherever tests run a stream; here is what that does not reach.
+``tests.helpers.both_ways`` compares plan and NumPy wherever tests run a stream; here is what that does not reach.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ethorch.errors import HostError, MachineFault
 from ethorch.npu import Machine, Program
 from ethorch.npu.memory import Span
 from ethorch.npu.plan import layout, library
 from ethorch.npu.plan.constants import Constants
 from ethorch.npu.plan.ranges import exact_in_double, scaled
+from ethorch.support.errors import HostError, MachineFault
+from tests.helpers.both_ways import run_both_ways
+from tests.helpers.npu_graphs import Graph, Refused, compile_graph, draw, fill, make_machine
 from tests.npu.cases import CASES
-from tests.support.both_ways import run_both_ways
-from tests.support.npu_graphs import Graph, Refused, compile_graph, draw, fill, make_machine
 
 ROOT = Path(__file__).parent.parent.parent
 needs_compiler = pytest.mark.tools("c++")

@@ -11,9 +11,9 @@ from torch import nn
 
 import ethorch
 from ethorch import npu
-from ethorch.errors import MachineFault
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.relocate import constants_of, relocated
+from ethorch.support.errors import MachineFault
 
 
 class Net(nn.Module):

@@ -1,6 +1,6 @@
 """Every operator's every sample on all eleven configurations: machine equals TOSA reference model, bit for bit.
 
-``tests/ops/test_samples.py`` climbs from PyTorch to the machine on one NPU of each family; here it is the streams that
+``tests/lower/ops/test_samples.py`` climbs from PyTorch to the machine on one NPU of each family; here it is the streams that
 matter. They are run as a plan, in NumPy and with the optional checks, and every command and register value in them has to be on the
 coverage page. ``tests/ops`` runs all samples both ways on one NPU; here a share of them, on each configuration, is run always.
 """
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from ethorch import EthosUCompileSpec, vela
-from ethorch.errors import Unsupported
 from ethorch.npu import Program
-from ethorch.target.npus import TARGETS
+from ethorch.support.errors import Unsupported
+from ethorch.targets.npus import TARGETS
 from ethorch.tosa.serialize import serialize
-from tests.support import ladder
-from tests.support import npu_coverage as coverage
+from tests.helpers import ladder
+from tests.helpers import npu_coverage as coverage
 
 STEP = 13  # of so many samples one is run on one configuration in the default tests: all configurations, both precisions
 SHARE = [(*case, list(TARGETS)[n % len(TARGETS)], list(ladder.CONFIGS)[n % 2]) for n, case in enumerate(ladder.CASES[::STEP])]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.npu_graphs import compile_graph, run_machine
-from tests.support.tflite import unary_model
+from tests.helpers.npu_graphs import compile_graph, run_machine
+from tests.helpers.tflite import unary_model
 
 ALL_INPUTS = np.arange(-32768, 32768).astype(np.int16).reshape(1, 16, 64, 64)
 TARGETS = ("u55-32", "u55-128", "u65-512", "u85-256", "u85-1024")

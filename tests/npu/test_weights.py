@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from ethosu import mlw_codec
 
-from ethorch.errors import MachineFault
 from ethorch.npu.weights import compiled
 from ethorch.npu.weights.decode import decode_fast, decode_standard, decode_standard_numpy
 from ethorch.npu.weights.order import Order, entries, positions
+from ethorch.support.errors import MachineFault
 
 pytestmark = pytest.mark.core
 

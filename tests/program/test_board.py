@@ -11,12 +11,12 @@ from torch import nn
 
 import ethorch
 from ethorch import cli
-from ethorch.board.loading import FOLDER
-from ethorch.board.measured import FVP, LINUX, MEASURED, SILICON, UNESTIMATED, Measured, in_order, spread
-from ethorch.errors import BoardError, SpecError
 from ethorch.program.program import Program
-from ethorch.program.settings import Settings
 from ethorch.report.verdict import verdicts
+from ethorch.support.errors import BoardError, SpecError
+from ethorch.targets.boards.loading import FOLDER
+from ethorch.targets.boards.measured import FVP, LINUX, MEASURED, SILICON, UNESTIMATED, Measured, in_order, spread
+from ethorch.targets.settings import Settings
 
 INPUT = torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import ethorch
-from ethorch import board, cli
-from ethorch.board.loading import FOLDER, parse
-from ethorch.errors import BoardError, SpecError
-from ethorch.program.calibration import _Model, calibrate, read_measured
+from ethorch import cli
+from ethorch.program.calibrate_board import _Model, calibrate, read_measured
+from ethorch.support.errors import BoardError, SpecError
+from ethorch.targets import boards as board
+from ethorch.targets.boards.loading import FOLDER, parse
 
 NETS = {
     "dense": (nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 256)), torch.linspace(-1, 1, 512).reshape(1, 512)),

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.builder.qparams import QTensor
-from ethorch.errors import EthorchError, HostError
-from ethorch.ops.spec import OPS
-from ethorch.report.compare import Comparison
+from ethorch.lower.builder.qparams import QTensor
+from ethorch.lower.ops.spec import OPS
+from ethorch.program.measure.ladder import Comparison
+from ethorch.support.errors import EthorchError, HostError
 
 
 @pytest.fixture(scope="module")

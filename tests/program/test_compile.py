@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch
-from ethorch.errors import EthorchError, HostError, QuantizationError, SpecError, UserCodeError
+from ethorch.support.errors import EthorchError, HostError, QuantizationError, SpecError, UserCodeError
 
 pytestmark = pytest.mark.core
 

@@ -13,11 +13,11 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch
 from ethorch.backend.partitioner import EthosUPartitioner
-from ethorch.errors import EthorchError, HostError
-from ethorch.nhwc import to_nhwc
-from ethorch.open_sizes import dynamic_shapes_of
-from ethorch.quantizer.config import get_symmetric_quantization_config
-from ethorch.quantizer.quantizer import EthosUQuantizer
+from ethorch.models.layouts import to_nhwc
+from ethorch.models.open_sizes import dynamic_shapes_of
+from ethorch.quantization.config import get_symmetric_quantization_config
+from ethorch.quantization.quantizer import EthosUQuantizer
+from ethorch.support.errors import EthorchError, HostError
 
 
 class Frames(nn.Module):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.data.transforms import Normalize
-from ethorch.errors import EthorchError, SpecError
+from ethorch.models.transforms import Normalize
+from ethorch.support.errors import EthorchError, SpecError
 
 
 @pytest.fixture(scope="module")

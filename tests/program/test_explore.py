@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import cli
-from ethorch.errors import FormatError, SpecError
 from ethorch.program import explore as module
 from ethorch.program.explore import Exploration, Variant
-from ethorch.program.settings import Settings
 from ethorch.report.page.exploration import exploration_page
+from ethorch.support.errors import FormatError, SpecError
+from ethorch.targets.settings import Settings
 
 TARGETS = ["ethos-u55-64", "ethos-u55-128"]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ethorch
-from ethorch.errors import HostError
 from ethorch.program.program import Program
+from ethorch.support.errors import HostError
 from tests.testing.networks import Topk, image
 
 

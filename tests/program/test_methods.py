@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import cli, flow, npu
+from ethorch import cli, npu
+from ethorch.backend import build as flow
+from ethorch.backend.emit.build import Build
 from ethorch.backend.through_executorch import built_by_executorch
-from ethorch.direct.build import Build
-from ethorch.errors import EthorchError, SpecError
 from ethorch.formats import pte
-from tests.support.pte_files import check_round_trip
+from ethorch.support.errors import EthorchError, SpecError
+from tests.helpers.pte_files import check_round_trip
 
 TARGET = "ethos-u85-256"
 

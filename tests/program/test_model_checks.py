@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 import ethorch
-from ethorch.errors import QuantizationError
+from ethorch.support.errors import QuantizationError
 
 X = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
 

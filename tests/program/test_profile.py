@@ -9,10 +9,10 @@ import pytest
 
 import ethorch
 from ethorch import cli
-from ethorch.errors import FormatError, SpecError
 from ethorch.figures.commands import command_maps
 from ethorch.figures.layer import NPU
 from ethorch.figures.subject import subject
+from ethorch.support.errors import FormatError, SpecError
 
 RUNNER = """\x1bI [executorch:arm_executor_runner.cpp:1] starting
 I [executorch:arm_perf_monitor.cpp:190] NPU Inferences : 2

@@ -15,15 +15,15 @@ from torch.export import Dim, export
 
 import ethorch
 from ethorch import cli
-from ethorch.errors import EthorchError, HostError, SpecError
 from ethorch.figures.selection import Padding, Selection
 from ethorch.formats import pte
-from ethorch.model_files import UserModel
-from ethorch.nhwc import from_nhwc, to_nhwc
+from ethorch.models.layouts import from_nhwc, to_nhwc
+from ethorch.models.load import UserModel
 from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
-from ethorch.program.settings import Settings, shapes_from
 from ethorch.program.shapes import samples_like
+from ethorch.support.errors import EthorchError, HostError, SpecError
+from ethorch.targets.settings import Settings, shapes_from
 
 
 class Encoder(nn.Module):

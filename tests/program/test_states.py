@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.backend.through_executorch import built_by_executorch
-from ethorch.errors import SpecError
-from ethorch.fx.states import with_codes
+from ethorch.lower.fx.states import with_codes
 from ethorch.program.program import Program
-from ethorch.quantizer.shared_buffers import at_the_beginning
-from tests.support.states import CASES, run
+from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.support.errors import SpecError
+from tests.helpers.states import CASES, run
 
 
 class Mixed(nn.Module):

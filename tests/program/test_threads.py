@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.exclusive import EXPORT_LOCK
+from ethorch.support.exclusive import EXPORT_LOCK
 
 X = torch.linspace(-1, 1, 3 * 12 * 12).sin().reshape(1, 3, 12, 12)
 SPEC = ethorch.EthosUCompileSpec("ethos-u55-128")
@@ -66,7 +66,7 @@ def test_twelve_threads_do_different_things() -> None:
         lambda model: torch.testing.assert_close(program(X), wanted, rtol=0, atol=0),
         trained,
         lambda model: ethorch.mixed_precision(model, SPEC, [(X,)], target_sqnr_db=20.0),
-        lambda model: ethorch.compress.plan(model, SPEC, [(X,)], min_sqnr_db=10.0),
+        lambda model: ethorch.tuning.compress.plan(model, SPEC, [(X,)], min_sqnr_db=10.0),
         lambda model: ethorch.compile({"a": model, "b": model}, {"a": X, "b": X}, "ethos-u55-128"),
     ]
     with ThreadPoolExecutor(12) as threads:

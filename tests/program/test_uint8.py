@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, EthosUQuantizer, flow, host
-from ethorch.model_files import UserModel
-from ethorch.program.integer_io import boundary_codes
+from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch import runtime as host
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel
+from ethorch.runtime.integer_io import boundary_codes
 
 TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"]
 

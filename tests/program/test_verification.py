@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import host
+from ethorch import runtime as host
 from ethorch.cli.options import Compiler, Quantization, settings_of
-from ethorch.errors import MachineFault, SpecError, VerificationError
-from ethorch.lower import delegate
-from ethorch.lower.lowered import Lowered
 from ethorch.npu import stream
 from ethorch.program import verification
-from ethorch.program.settings import Settings
 from ethorch.program.verification import Verification
 from ethorch.report.page import page
+from ethorch.support.errors import MachineFault, SpecError, VerificationError
+from ethorch.targets.settings import Settings
 from ethorch.tosa.ir import Graph
-from ethorch.vela import arena
+from ethorch.vela import arena, delegate
 from ethorch.vela.compiled_model import CompiledModel
+from ethorch.vela.lowered import Lowered
 
 
 class Small(nn.Module):

@@ -16,9 +16,9 @@ import pytest
 
 import ethorch
 from ethorch.report.page import page
+from tests.helpers.tools import find_tool
 from tests.report.conftest import repeated
 from tests.report.test_page import HOSTILE
-from tests.support.tools import find_tool
 
 BROWSER = find_tool("browser")
 pytestmark = pytest.mark.tools("browser")

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.cli import options
-from ethorch.errors import EthorchError, FormatError
-from ethorch.program.settings import Settings
 from ethorch.report.advice import advice
 from ethorch.report.builds import compare_builds
 from ethorch.report.markdown import markdown
 from ethorch.report.program_data import is_program_data, read_program_data
 from ethorch.report.reproduce import options as words_of
 from ethorch.report.verdict import verdicts
+from ethorch.support.errors import EthorchError, FormatError
+from ethorch.targets.settings import Settings
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import ethorch
-from ethorch.errors import EthorchError, FormatError
 from ethorch.report.markdown import markdown
 from ethorch.report.page import page
+from ethorch.support.errors import EthorchError, FormatError
 from tests.report.conftest import repeated
 
 SECTIONS = ("verdict", "summary", "advice", "cycles", "timeline", "memory", "roofline", "map", "accuracy", "layers", "reproduce")

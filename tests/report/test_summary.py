@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import ethorch
-from ethorch.errors import Reason
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.program.explanation import explanation
 from ethorch.report.build import partition_text
 from ethorch.report.markdown import markdown
 from ethorch.report.page.page import page
-from ethorch.report.rendered import as_text
 from ethorch.report.summary import summary
+from ethorch.support.errors import Reason
+from ethorch.support.rendering import as_text
 from ethorch.tosa.ir import Origin
 
 INDEX = Reason("GATHER.absent", "there is no GATHER on ethos-u55-128", "Use an ethos-u85 target.")

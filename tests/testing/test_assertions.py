@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import ethorch
-from ethorch.errors import EthorchError
 from ethorch.program.program import Program
+from ethorch.support.errors import EthorchError
 from ethorch.testing import assert_bit_exact, assert_runs_on_npu, record
 from ethorch.testing.recording import recording
 from tests.testing.networks import Net, OnlyTopk, TopkTwice, image, images

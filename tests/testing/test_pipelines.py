@@ -11,7 +11,7 @@ from executorch.backends.test.harness.stages import StageType
 from executorch.exir.backend.operator_support import DontPartition
 from torch import Tensor, nn
 
-from ethorch.errors import EthorchError
+from ethorch.support.errors import EthorchError
 from ethorch.testing import (
     BasePipeline,
     EthosU55PipelineINT,

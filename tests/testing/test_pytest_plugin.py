@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ethorch import native
+from ethorch.support import native
 
 pytest_plugins = ["pytester"]
 

@@ -11,7 +11,7 @@ from executorch.backends.test.harness import stages as harness
 from executorch.backends.test.harness.stages import StageType
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, TosaCompileSpec, get_symmetric_a16w8_quantization_config
-from ethorch.errors import EthorchError, SpecError
+from ethorch.support.errors import EthorchError, SpecError
 from ethorch.testing import EthosUTester
 from tests.testing.networks import Counts, Net, TopkTwice, image, images
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ethorch.errors import Unsupported
+from ethorch.support.errors import Unsupported
 from ethorch.tosa.emitter import Emitter
 from ethorch.tosa.ir import Value
 

@@ -1,4 +1,4 @@
-"""The interpreter of TOSA against the reference model, operator by operator; whole graphs are in ``tests/ops/test_samples.py``."""
+"""The interpreter of TOSA against the reference model, operator by operator; whole graphs are in ``tests/lower/ops/test_samples.py``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from ethorch.builder.builder import Builder
+from ethorch.lower.builder.builder import Builder
 from ethorch.tosa import interpreter
 from ethorch.tosa.ir import DTYPES, Graph, Value
 from ethorch.tosa.opset import OPSET
 from ethorch.tosa.serialize import serialize
-from tests.support.tosa_runs import reference
+from tests.helpers.tosa_runs import reference
 
 pytestmark = pytest.mark.core
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ethorch.builder.builder import Builder
-from ethorch.builder.qparams import QParams, QTensor
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Graph, Value
 from ethorch.tosa.layout import contiguous
 from ethorch.tosa.serialize import serialize, serialize_with_positions
 from ethorch.tosa.text import from_text, to_text
 from ethorch.tosa.verify import verify
-from tests.support.ladder import reference
+from tests.helpers.ladder import reference
 
 pytestmark = pytest.mark.core
 

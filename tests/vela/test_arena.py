@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ethorch import vela
-from ethorch.errors import SpecError, VelaError
-from ethorch.target.compile_spec import FREE, EthosUCompileSpec
+from ethorch.support.errors import SpecError, VelaError
+from ethorch.targets.compile_spec import FREE, EthosUCompileSpec
 from ethorch.vela import arena
 from ethorch.vela.compiled_model import CompiledModel
-from tests.support.npu_graphs import Graph
-from tests.support.tosa_runs import run_compiled
+from tests.helpers.npu_graphs import Graph
+from tests.helpers.tosa_runs import run_compiled
 
 
 def wide() -> bytes:

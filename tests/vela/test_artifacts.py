@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ethorch import vela
-from ethorch.errors import EthorchError
 from ethorch.npu import Sources
-from ethorch.target.compile_spec import EthosUCompileSpec
+from ethorch.support.errors import EthorchError
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Graph, Value
 from ethorch.vela import artifacts
-from tests.support.npu_graphs import Graph as NpuGraph
+from tests.helpers.npu_graphs import Graph as NpuGraph
 
 GRAPH = Graph(inputs=[Value("x", (1, 8), "INT8")])
 

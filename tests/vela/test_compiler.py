@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ethorch import vela
-from ethorch.builder.builder import Builder
-from ethorch.errors import VelaError
 from ethorch.formats.payload import DelegatePayload
-from ethorch.target.compile_spec import EthosUCompileSpec
-from ethorch.target.npus import TARGETS
+from ethorch.lower.builder.builder import Builder
+from ethorch.support.errors import VelaError
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.npus import TARGETS
 from ethorch.tosa.serialize import serialize
-from tests.rewrite.vela_bug_views import table_of_transpose
-from tests.support.ladder import machine
-from tests.support.npu_graphs import Graph
+from tests.helpers.ladder import machine
+from tests.helpers.npu_graphs import Graph
+from tests.lower.rewrite.vela_bug_views import table_of_transpose
 
 
 def small() -> bytes:

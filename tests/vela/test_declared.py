@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ethorch.builder.builder import Builder
-from ethorch.errors import VelaError
+from ethorch.lower.builder.builder import Builder
+from ethorch.support.errors import VelaError
 from ethorch.tosa.serialize import serialize
 from ethorch.vela.declared import Declared
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.builder.builder import Builder
-from ethorch.lower.delegate import compile_graph, compile_lowered, rewritten
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.rewrite.planes import BRICK, turned_inputs, without_turned_inputs
 from ethorch.npu import Program
-from ethorch.rewrite.planes import BRICK, turned_inputs, without_turned_inputs
-from ethorch.target.npus import TARGETS, TUNING
+from ethorch.targets.npus import TARGETS, TUNING
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.vela import compile
 from ethorch.vela.compiled_model import CompiledModel
+from ethorch.vela.delegate import compile_graph, compile_lowered, rewritten
 from ethorch.vela.planes import with_planes
 
 WAY = TUNING["u85"].read_planes

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, flow
-from ethorch.errors import SpecError
-from ethorch.model_files import UserModel
+from ethorch import EthosUCompileSpec
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel
 from ethorch.npu import Program
-from ethorch.program.settings import Settings
+from ethorch.support.errors import SpecError
+from ethorch.targets.settings import Settings
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.resident import unchanged, with_resident_weights
-from tests.support.tosa_runs import run_compiled
+from tests.helpers.tosa_runs import run_compiled
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array
 from ethorch.npu.feature_map import FeatureMap, feature_map
 from ethorch.npu.filters import Filter, Streams
@@ -19,6 +18,7 @@ from ethorch.npu.registers import ALL
 from ethorch.npu.scaling import ofm_scaling
 from ethorch.npu.stream import Operation
 from ethorch.npu.window import Window, window
+from ethorch.support.errors import MachineFault
 
 PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (npu-reference 2.5)
 BAND_ELEMENTS = 1 << 17  # patch elements that are worked on at a time, so that they stay in a core's cache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Ints
 from ethorch.npu.forms import Copy, Nothing, Transfer
 from ethorch.npu.memory import INTERNAL, Memory, Span
 from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ALL, U5X, U85
 from ethorch.npu.stream import Operation
+from ethorch.support.errors import MachineFault
 
 
 @operation("NPU_OP_DMA_WAIT", *ALL)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic, registers
 from ethorch.npu.arithmetic import Scaling, scaling, wrap_32
 from ethorch.npu.arrays import Array, Ints
@@ -19,6 +18,7 @@ from ethorch.npu.prepared import Prepared, operation
 from ethorch.npu.registers import ELEMENTWISE_MODES_U85, U5X, U85
 from ethorch.npu.scaling import ofm_rounding, ofm_scaling
 from ethorch.npu.stream import Operation
+from ethorch.support.errors import MachineFault
 
 Binary = Callable[[Ints, Ints], Ints]
 UNARY = {"ABS", "CLZ", "LRELU", "NOT"}

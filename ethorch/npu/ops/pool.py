@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu import arithmetic
 from ethorch.npu.arithmetic import Scaling
 from ethorch.npu.arrays import Array, Ints
@@ -24,6 +23,7 @@ from ethorch.npu.registers import POOL_MODES_U85, U5X, U85
 from ethorch.npu.scaling import ofm_rounding, ofm_scaling
 from ethorch.npu.stream import Operation
 from ethorch.npu.window import Window, window
+from ethorch.support.errors import MachineFault
 
 PADS = ("IFM_PAD_TOP", "IFM_PAD_LEFT", "IFM_PAD_BOTTOM", "IFM_PAD_RIGHT")
 ARGMAX_FRACTION = 16  # an index arrives in the upper half of the accumulator (npu-reference 8.7)

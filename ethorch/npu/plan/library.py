@@ -1,4 +1,4 @@
-"""The compiled half of the plan: ``cpp/``, built on first use (``ethorch.native``) for what this CPU can do.
+"""The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for what this CPU can do.
 
 There is one library for each level, since a compiler has to be told which instructions it may use. ETHORCH_NPU_LEVEL names a
 level; otherwise it is the best one that the CPU and the compiler know. ETHORCH_NPU_NUMPY switches compiled code off.
@@ -15,9 +15,9 @@ from ctypes import POINTER, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from ethorch import native
-from ethorch.errors import HostError
 from ethorch.npu.plan import layout
+from ethorch.support import native
+from ethorch.support.errors import HostError
 
 FOLDER = Path(__file__).parent / "cpp"
 # Sums wrap at 32 bits where the result is proven to fit, memory is read as several types, and GCC 12 takes the undefined halves

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arithmetic import Scaling
 from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.feature_map import BRICK, STORAGE_CHAINED, FeatureMap
@@ -19,6 +18,7 @@ from ethorch.npu.plan import layout
 from ethorch.npu.plan.constants import Constants, reaches
 from ethorch.npu.plan.ranges import Range
 from ethorch.npu.prepared import Step
+from ethorch.support.errors import MachineFault
 
 LANES = 16  # at most, of a vector: arrays that vectors are loaded from are padded to so many entries, and as many more
 

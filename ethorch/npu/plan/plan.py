@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ethorch.errors import MachineFault
 from ethorch.npu import forms
 from ethorch.npu.memory import Memory
 from ethorch.npu.plan import layout
@@ -22,6 +21,7 @@ from ethorch.npu.plan.pool import pack_pool, pack_resize
 from ethorch.npu.plan.transfer import pack_copy, pack_transfer
 from ethorch.npu.prepared import Step
 from ethorch.npu.program import Program
+from ethorch.support.errors import MachineFault
 
 MOST_OWN_BYTES = 1 << 28  # of chain buffers and accumulators; a stream that wants more runs in Python
 

@@ -1,4 +1,4 @@
-"""The compiled half of the simulator: ``weights.cpp``, built on first use (``ethorch.native``).
+"""The compiled half of the simulator: ``weights.cpp``, built on first use (``ethorch.support.native``).
 
 Everything in it has a NumPy twin, which runs where there is no compiler. Tests hold the two against each other.
 """
@@ -10,8 +10,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from ethorch import native
-from ethorch.errors import HostError
+from ethorch.support import native
+from ethorch.support.errors import HostError
 
 PADDING = 64  # bytes that must be readable behind a weight stream
 

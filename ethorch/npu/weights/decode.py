@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ethorch.errors import MachineFault
 from ethorch.npu.arrays import Array, Bytes, Ints
 from ethorch.npu.registers import U5X, U85
 from ethorch.npu.weights import compiled
+from ethorch.support.errors import MachineFault
 
 ZDIV_NONE, ZDIV_END = 6, 7
 WDIV_RAW = 7

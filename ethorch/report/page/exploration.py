@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ethorch.errors import EthorchError, FormatError
 from ethorch.report.page.page import rendered
+from ethorch.support.errors import EthorchError, FormatError
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"

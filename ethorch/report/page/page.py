@@ -13,12 +13,12 @@ from importlib import resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ethorch.errors import EthorchError, FormatError
 from ethorch.figures.layer import Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.page import view
 from ethorch.report.reproduce import MODEL
-from ethorch.words import counted
+from ethorch.support.errors import EthorchError, FormatError
+from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     import jinja2

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.helpers.npu_graphs import Graph, Tensor, ts
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, Tensor, ts
 
 SHAPE = (1, 4, 5, 18)
 # Second operands: every combination of axes that is one there.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.helpers.npu_graphs import Graph, ts
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, ts
 
 
 @case("conv_1x1", (1, 9, 7, 40), 24, kernel=(1, 1), zp=-5)

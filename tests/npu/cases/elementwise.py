@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.helpers.npu_graphs import Graph, Tensor, ts
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, Tensor, ts
 
 
 def to_int32(g: Graph, x: Tensor, scale=1.0, zp=0, **kw) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.helpers.npu_graphs import Graph, ts
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, ts
 
 
 @case("resize_nearest_x2", "NEAREST", "INT8", 2)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tests.helpers.npu_graphs import Graph, ts
 from tests.npu.cases.elementwise import to_int32
 from tests.npu.cases.pool import window
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, ts
 
 
 @case("residual_block")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.helpers.npu_graphs import Graph, Tensor, ts
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph, Tensor, ts
 
 
 @case("max_pool_2x2", (1, 8, 8, 19), (2, 2), (2, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.npu_graphs import Graph
+from tests.helpers.npu_graphs import Graph
 
 CASES: dict[str, Callable[[Graph], None]] = {}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.helpers.npu_graphs import Graph
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph
 
 
 @case("table_int8")

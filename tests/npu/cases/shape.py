@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.helpers.npu_graphs import Graph
 from tests.npu.cases.registry import case
-from tests.support.npu_graphs import Graph
 
 
 @case("transpose_nchw", (0, 3, 1, 2), "INT8")

@@ -1,0 +1,101 @@
+"""What the command line says of a model beside its name: example inputs by shape, weights from a file, inputs from files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ethorch.models.load import UserMethods, UserModel, load_model
+from ethorch.models.samples import samples
+from ethorch.program.program import Program
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.wording import counted
+
+
+def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
+    """The model of that name, or the models of several methods.
+
+    Args:
+        reference: see ``ethorch.models.load.load_model``.
+        weights: a file with its state dict.
+
+    Raises:
+        SpecError: weights are given for several methods.
+        EthorchError: the weights do not fit.
+    """
+    user = load_model(reference)
+    if weights is not None:
+        if isinstance(user, UserMethods):
+            raise SpecError(f"{reference} is of several methods: --weights is of one model.")
+        _load_weights(user.module, weights)
+    return user
+
+
+def _load_weights(module: torch.nn.Module, path: Path) -> None:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+    except ModuleNotFoundError:
+        raise EthorchError(f"{path} cannot be read without the package safetensors: pip install safetensors.") from None
+    except Exception as error:  # whatever torch raises for a file that is something else
+        raise EthorchError(f"{path} holds no state dict of tensors: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, Mapping):
+        raise EthorchError(f"{path} holds {type(state).__name__}; a state dict is wanted: names and tensors.")
+    for key in ("state_dict", "model"):  # as training scripts wrap it
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise EthorchError(f"the weights in {path} are not the model's: {' '.join(str(error).split())[:300]}") from error
+
+
+def inputs_from(
+    paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
+) -> tuple[Any, ...]:
+    """The inputs of one inference from files: one that holds all, or one for each.
+
+    Args:
+        open_dims: axes of each example tensor that may have another size.
+
+    Raises:
+        EthorchError: they do not fit the example inputs.
+    """
+    if len(paths) != 1 and len(paths) != len(example_inputs):
+        raise EthorchError(f"{counted(len(paths), 'file')} of inputs given; the model has {counted(len(example_inputs), 'input')}.")
+    if len(paths) == 1:
+        return _first(paths[0], example_inputs, open_dims)
+    dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]
+    return tuple(_first(path, (example,), own)[0] for path, example, own in zip(paths, example_inputs, dims, strict=True))
+
+
+def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
+    found = list(samples(str(path), example_inputs, open_dims=open_dims, limit=2))
+    if len(found) > 1:
+        raise EthorchError(f"{path} holds several samples; give the inputs of one inference.")
+    return found[0].inputs
+
+
+def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
+    """The inputs of one inference of a program from files: of its own types, or floats where it takes codes of them.
+
+    Of a program that selects a method by shapes, they may have any that fit.
+
+    Raises:
+        EthorchError: they do not fit.
+    """
+    exact = tuple(torch.empty(info.shape, dtype=getattr(torch, info.dtype)) for info in program.inputs)
+    floats = tuple(x if info.codes is None else x.float() for x, info in zip(exact, program.inputs, strict=True))
+    try:
+        return inputs_from(paths, exact, program.open_dims)
+    except EthorchError:
+        if all(info.codes is None for info in program.inputs):
+            raise
+        return program.as_taken(inputs_from(paths, floats, program.open_dims))

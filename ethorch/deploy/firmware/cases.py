@@ -1,0 +1,100 @@
+"""The self-test's calls: inputs, and the outputs that ExecuTorch's runtime gives on the desk, as the bytes that firmware has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ethorch import runtime as host
+from ethorch.formats.pte_types import Method, Value
+from ethorch.support.errors import HostError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the self-test.
+
+    Attributes:
+        method: by name.
+        inputs: as ``ethorch.runtime`` takes them.
+        reset: is the state put back to its initial contents before it?
+    """
+
+    method: str
+    inputs: Sequence[Any]
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call as bytes: those of each input, and of each output."""
+
+    call: Call
+    inputs: tuple[bytes, ...] = field(repr=False)
+    outputs: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def padded(self) -> bytes:
+        """All of them one after the other, each padded to whole 16 bytes."""
+        return b"".join(data + bytes(-len(data) % 16) for data in (*self.inputs, *self.outputs))
+
+
+def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
+    """Make calls one after the other from the beginning, state kept between them.
+
+    Raises:
+        HostError, MachineFault: a sample does not fit, or the simulator stopped.
+    """
+    if not calls:
+        raise HostError("the self-test needs at least one sample.")
+    loaded: dict[str, host.HostProgram] = {}
+    for name in methods:
+        if name not in loaded:
+            first = host.load(pte, name)
+            loaded |= {other: first[other] for other in first.methods}
+    found = []
+    for call in calls:
+        if call.reset:
+            for one in loaded.values():
+                one.reset()
+        method = methods[call.method]
+        outputs = loaded[call.method](*call.inputs)
+        found.append(
+            Case(
+                call,
+                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(_flat(call.inputs), method.inputs, strict=True)),
+                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(outputs, method.outputs, strict=True)),
+            )
+        )
+    return found
+
+
+def placed(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
+    """The bytes of all cases, equal ones once; and where each begins."""
+    data, known = bytearray(), dict[bytes, int]()
+    places = []
+    for case in cases:
+        if case.padded not in known:
+            known[case.padded] = len(data)
+            data += case.padded
+        places.append(known[case.padded])
+    return bytes(data), places
+
+
+def _flat(sample: Sequence[Any]) -> list[Any]:
+    from torch.utils import _pytree
+
+    leaves: list[Any] = _pytree.tree_leaves(tuple(sample))
+    return leaves
+
+
+def tensor_bytes(tensor: torch.Tensor, value: Value) -> bytes:
+    """The bytes of a tensor in the order of dimensions that the program has it in."""
+    import torch
+
+    laid = tensor.detach().permute(value.dim_order).contiguous()
+    return bytes(laid.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,43 @@
+"""The delegate for full ExecuTorch on a Cortex-M: its sources, for those who have a build of ExecuTorch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ethorch.deploy.firmware.source import templates
+from ethorch.formats.files import write_folder
+from ethorch.support.errors import EthorchError
+from ethorch.support.versions import versions
+
+_PACKAGE = Path(__file__).resolve().parent.parent.parent
+#: The files, relative to the package. C++17 and C11; no `new`, no exceptions, one static constructor.
+FILES = (
+    "runtime/cpp/driver.h",
+    "runtime/cpp/payload.h",
+    "runtime/cpp/payload.cpp",
+    "runtime/cpp/ethosu_backend.cpp",
+    "deploy/firmware/cpp/driver_ethosu.cpp",
+    "deploy/firmware/c/ethosu.h",
+    "deploy/firmware/c/ethosu.c",
+    "deploy/firmware/c/ethosu_text.c",
+)
+
+
+def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write the delegate's sources and a CMakeLists.txt into a folder; returns the files.
+
+    Raises:
+        EthorchError: the folder cannot be written.
+    """
+    target = Path(folder)
+    names = [Path(path).name for path in FILES]
+    contents = {name: (_PACKAGE / path).read_bytes() for name, path in zip(names, FILES, strict=True)}
+    sources = [name for name in names if not name.endswith(".h")]
+    rendered = templates().get_template("delegate_cmake.jinja").render(sources=sources, made_by=f"ethorch {versions()['ethorch']}")
+    contents["CMakeLists.txt"] = rendered.encode()
+    try:
+        write_folder(target, contents)
+    except OSError as error:
+        raise EthorchError(f"cannot write the delegate to {target}: {error.strerror}.") from None
+    return tuple(target / name for name in contents)

@@ -1,0 +1,485 @@
+"""Writes the C project of a program: ``ethorch.firmware``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ethorch.deploy.firmware import project_run
+from ethorch.deploy.firmware.cases import Case, cases, placed
+from ethorch.deploy.firmware.data import Blob, blob, fnv1a
+from ethorch.deploy.firmware.escapes import linker_labels
+from ethorch.deploy.firmware.kernels import SOURCE_FOLDER
+from ethorch.deploy.firmware.layout import STACK_BYTES, Layout, Part, layout, parts
+from ethorch.deploy.firmware.methods import Whole, whole
+from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, opened_of
+from ethorch.deploy.firmware.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
+from ethorch.deploy.firmware.streams import Attributes, attributes, config_word, driver_stream
+from ethorch.figures.selection import Selection
+from ethorch.formats import pte
+from ethorch.formats.boundary import boundary_of
+from ethorch.formats.files import write_folder
+from ethorch.formats.payload import DelegatePayload
+from ethorch.formats.pte_types import Program as File
+from ethorch.npu.stream import parse_header
+from ethorch.support.errors import EthorchError
+from ethorch.support.versions import versions
+from ethorch.support.wording import counted
+from ethorch.targets.boards.description import Board
+from ethorch.targets.boards.loading import load as load_board
+from ethorch.targets.boards.loading import names as board_names
+from ethorch.targets.vela_ini import MemorySystem
+
+_C = Path(__file__).resolve().parent / "c"
+_DRIVER = ("ethosu.c", "ethosu.h", "ethosu_text.c", "ethosu_model.h")
+_FIRMWARE = (
+    "startup.c", "console.c", "console.h", "cortex_m.c", "cortex_m.h", "support.c", "freestanding/string.h", "ziglang.cmake",
+)  # fmt: skip
+_DEFAULT_BOARDS = {"u55": "corstone-300", "u65": "corstone-300", "u85": "corstone-320"}
+DATA_FORMS = ("incbin", "arrays")
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """A project that was written.
+
+    Attributes:
+        folder: where it is.
+        files: its files, relative to the folder, in order.
+        target: the NPU that it is for.
+        board: the board that the self-test is for.
+        sizes: bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        operators: names of the operators on the CPU that have C kernels in it.
+        methods: for each method, the sizes that are its own: ``arena``, ``tensors``, ``weights``, ``commands``, ``cycles`` of the
+            NPU (0 where unknown). Methods share what ``sizes`` says: the larger arena, weights that both read.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    target: str
+    board: str
+    sizes: dict[str, int]
+    operators: tuple[str, ...]
+    methods: dict[str, dict[str, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size)
+        own = [
+            f"Method {method}: " + ", ".join(f"{name} {size}" for name, size in found.items() if size) + ".\n"
+            for method, found in self.methods.items()
+        ]
+        return (
+            f"{self.folder}: {counted(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
+            f"{''.join(own) if len(own) > 1 else ''}"
+            f"Build and run it: python {self.folder / 'run.py'}"
+        )
+
+
+def firmware(
+    source: Any,
+    folder: str | os.PathLike[str],
+    *,
+    board: str | os.PathLike[str] | Board | None = None,
+    name: str = "model",
+    method: str | Sequence[str] | None = None,
+    inputs: Sequence[Any] | None = None,
+    data: str = "incbin",
+) -> Firmware:
+    """Write a C project that runs a program on a Cortex-M with an Ethos-U, without ExecuTorch.
+
+    ::
+
+        program = ethorch.compile(model, x, "ethos-u55-128")
+        ethorch.firmware(program, "project")           # then: python project/run.py
+
+    Of a program with several methods all are in it, each with functions of its own (``model_prefill_run``, ``model_decode_run``):
+    buffers that they share lie in one place, constants are stored once, their arenas overlap.
+
+    Args:
+        source: a Program, or the path or the contents of a .pte, of ethorch's or of ExecuTorch's Arm backend.
+        folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
+        board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
+        name: stands before every symbol and file of the model, so that several can be linked together.
+        method: the entry point, or several of them; None is all that the program has, whichever of them a Program stands for.
+        inputs: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
+            ``(method, inputs)``. None takes the program's own calibration samples, random ones where there are none. A session is
+            made twice, with a reset between.
+        data: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
+
+    Raises:
+        EthorchError: an operator on the CPU has no kernel in C, methods cannot be in one project, or the program does what firmware
+            without ExecuTorch cannot; the message names it and the way out. Or a name is wrong, the model does not fit the board,
+            the folder cannot be written.
+        SpecError: no such board, or the board cannot have this NPU.
+        HostError: the samples are not the program's inputs.
+    """
+    prefix(name)
+    if data not in DATA_FORMS:
+        raise EthorchError(f"data is {data!r}; allowed: {' or '.join(DATA_FORMS)}.")
+    opened = opened_of(source, method, inputs)
+    writer = Project(opened, name, data, board)
+    return writer.write(Path(folder))
+
+
+@dataclass(frozen=True)
+class SelectedSizes:
+    """The sizes by which firmware selects a method: those of all axes of all inputs, in order.
+
+    Attributes:
+        methods: name of a method -> its sizes; the smallest first.
+        paddings: for each size 0, or the number of the padding it belongs to, from 1 on.
+        steps: for each size, its elements for each step of the padding.
+    """
+
+    methods: dict[str, tuple[int, ...]]
+    paddings: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def selection_of(program: File, names: Sequence[str]) -> SelectedSizes | None:
+    """Return the rule that selects a method by input sizes, or None unless they are one model at several shapes."""
+    found = Selection.of(program)
+    chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
+    if found is None or len(chosen) < 2:
+        return None
+    axes = [(number, axis) for number, shape in enumerate(next(iter(chosen.values()))) for axis in range(len(shape))]
+    known = {(n, axis): (k, step) for k, padding in enumerate(found.paddings, 1) for n, axis, step in padding.inputs}
+    sizes = {name: tuple(size for shape in shapes for size in shape) for name, shapes in chosen.items()}
+    pairs = [known.get(place, (0, 1)) for place in axes]
+    return SelectedSizes(sizes, tuple(k for k, _ in pairs), tuple(step for _, step in pairs))
+
+
+class Project:
+    """A project in the making: everything that is known of it, and its files."""
+
+    def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
+        self.opened, self.name, self.data = opened, name, data
+        self.whole: Whole = whole(pte.read(opened.pte), list(opened.methods))
+        known = {name: (self._meanings(name), one.explain) for name, one in opened.methods.items()}
+        self.selection = selection_of(pte.read(opened.pte), list(opened.methods))
+        self.source: Source = model_source(self.whole, name, known)
+        streams = [driver_stream(payload) for one in self.whole.plans.values() for payload in one.payloads.values()]
+        targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
+        if len(targets) > 1:
+            raise EthorchError(f"the delegates are for different NPUs: {', '.join(targets)}. Compile the whole model for one.")
+        family = parse_header(streams[0]).npu.family if streams else "u55"
+        self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
+        self.target = targets[0] if targets else self.board.targets[0]
+        self.slot, _ = self.board.npu(self.target)
+        delegates = [part for one in opened.methods.values() for part in one.subject.parts]
+        self.system = next((part.memory_system for part in delegates if part.memory_system), None)
+        self.attributes: Attributes | None = attributes(config_word(streams[0]), self.system) if streams else None
+        self.fast_bytes = max((part.staging_bytes for part in delegates if part.payload), default=0)
+        calls = opened.calls
+        if not opened.given and not self.whole.several:
+            calls = calls[: STATEFUL_RUNS if self.whole.keeps_state else 1]
+        methods = {name: one.subject.method for name, one in opened.methods.items()}
+        self.cases: list[Case] = cases(opened.pte, methods, calls)
+        content, self.case_places = placed(self.cases)
+        self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
+        self.made_by = _made_by()
+        self.files: dict[str, bytes] = {}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the board has room for what; EthorchError where it has none."""
+        return layout(self.board, self._parts())
+
+    def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
+        found = boundary_of(self.opened.methods[name].subject.program, name)
+        return {key: (codes.scale, codes.zero_point) for key, codes in found.items()}
+
+    def _calls_on_cpu(self) -> list[str]:
+        return [call.operator for one in self.whole.plans.values() for call in one.method.calls if call.delegate is None]
+
+    def _cycles(self, name: str) -> int:
+        return sum(self.opened.methods[name].cycles.values())
+
+    def _size(self, part: str) -> int:
+        return sum(one.bytes for one in self.source.blobs if part in one.section)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            "arena": _padded(self.whole.arena_bytes),
+            "fast": _padded(self.fast_bytes),
+            "tensors": _padded(self.whole.tensors_bytes),
+            "weights": self._size("WEIGHTS"),
+            "commands": self._size("COMMANDS"),
+            "constants": self._size("CONSTANTS"),
+        }
+
+    @property
+    def by_method(self) -> dict[str, dict[str, int]]:
+        """The sizes that are each method's own."""
+        sizes = {one.symbol: (one.section, one.bytes) for one in self.source.blobs}
+
+        def size(method: MethodSource, part: str) -> int:
+            return sum(sizes[symbol][1] for symbol in method.blobs if part in sizes[symbol][0])
+
+        return {
+            method.method: {
+                "arena": _padded(self.whole.plans[method.method].arena_bytes),
+                "tensors": _padded(self.whole.plans[method.method].tensors_bytes),
+                "weights": size(method, "WEIGHTS"),
+                "commands": size(method, "COMMANDS"),
+                "cycles": self._cycles(method.method),
+            }
+            for method in self.source.methods
+        }
+
+    def _parts(self) -> tuple[Part, ...]:
+        in_dram = self.attributes is not None and (self.attributes.regions >> 2) & 3 >= 2
+        return parts(self.sizes, self.selftest.bytes, self.system, in_dram)
+
+    # files -------------------------------------------------------------------------------------------------------------
+
+    def write(self, folder: Path) -> Firmware:
+        self._model()
+        self._firmware()
+        self._around()
+        try:
+            write_folder(folder, self.files)
+        except OSError as error:
+            raise EthorchError(f"cannot write the project to {folder}: {error.strerror}.") from None
+        operators = tuple(sorted(set(self._calls_on_cpu())))
+        return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
+
+    def layer(self, processor: str) -> dict[str, bytes]:
+        """The model alone, as a layer of a CMSIS solution for that processor: files by path."""
+        self._model()
+        paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
+        folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
+        more = {"model_sources": paths, "model_folders": folders, "incbin": self.data == "incbin" and bool(self.source.blobs)}
+        (method,) = self.source.methods
+        ends = {"inputs": method.inputs, "outputs": method.outputs}
+        self._text("model/model_params.h", "model_params.h.jinja", processor=processor, **ends)
+        self._text("ai_layer.clayer.yml", "clayer.yml.jinja", **more)
+        facts = self._report() | {"rows": [], "memory_mode": _mode(self.system)}
+        facts["rows"] = [{"title": p.title, "nbytes": p.nbytes, "name": p.name} for p in self._parts() if "selftest" not in p.name]
+        self._text("REPORT.md", "layer_report.md.jinja", **more, **facts, **ends)
+        return self.files
+
+    def _text(self, path: str, template: str, **more: Any) -> None:
+        rendered = templates().get_template(template).render(p=self.name, P=self.name.upper(), **self._context(), **more)
+        self.files[path] = rendered.encode()
+
+    def _copy(self, source: Path, path: str) -> None:
+        self.files[path] = source.read_bytes()
+
+    def _context(self) -> dict[str, Any]:
+        sizes = self.sizes
+        return {
+            "name": self.name,
+            "target": self.target,
+            "made_by": self.made_by,
+            "sha256": hashlib.sha256(self.opened.pte).hexdigest(),
+            "board": self.board,
+            "slot": self.slot,
+            "arena_bytes": sizes["arena"],
+            "fast_bytes": sizes["fast"],
+            "tensors_bytes": sizes["tensors"],
+            "codes_tensors_bytes": _padded(self.whole.codes_tensors_bytes),
+            "weights_bytes": sizes["weights"],
+            "commands_bytes": sizes["commands"],
+            "constants_bytes": sizes["constants"],
+            "sections": SECTIONS,
+            "methods": self.source.methods,
+            "several": self.whole.several,
+            "selection": self.selection,
+            "state_bytes": self.whole.state_bytes,
+            "has_codes": self.whole.has_codes,
+            "keeps_state": self.whole.keeps_state,
+            "kept_in_arena": self.whole.kept_in_arena,
+            "kernel_sources": self.source.kernels,
+        }
+
+    def _model(self) -> None:
+        more = {
+            "kernel_headers": kernel_headers(self.source),
+            "blobs": self.source.blobs,
+            "initials": self.source.initials,
+            "contents": self.source.contents,
+            "estimated_cycles": {name: min(self._cycles(name), 2**32 - 1) for name in self.opened.methods},
+            "attributes": self.attributes,
+            "memory_mode": _mode(self.system),
+        }
+        self._text(f"model/{self.name}.h", "model.h.jinja")
+        self._text(f"model/{self.name}.c", "model.c.jinja", **more)
+        self._text(f"model/{self.name}_memory.c", "model_memory.c.jinja")
+        self._data(f"model/{self.name}_data", self.source.blobs, f"{self.name}.h", f"{self.name}: weights, commands, constants")
+        for file in _DRIVER:
+            self._copy(_C / file, f"model/{file}")
+        if kernel_headers(self.source):
+            for file in (*kernel_headers(self.source), *self.source.kernels):
+                self._copy(SOURCE_FOLDER / file, f"model/kernels/{file}")
+
+    def _data(self, stem: str, blobs: Sequence[Blob], include: str, what: str) -> None:
+        if not blobs:
+            return
+        more = {"blobs": blobs, "what": what, "include": include, "file_stem": Path(stem).name}
+        if self.data == "arrays":
+            self._text(f"{stem}.c", "data.c.jinja", **more)
+            return
+        self._text(f"{stem}.S", "data.S.jinja", header=include == f"{self.name}.h", selftest=include == "selftest.h", **more)
+        for one in blobs:
+            self.files[f"{Path(stem).parent.as_posix()}/{one.file}"] = one.content
+
+    def _firmware(self) -> None:
+        for file in _FIRMWARE:
+            self._copy(_C / file, f"firmware/{file}")
+        address = self.layout.address
+        places = {
+            "secure": self.layout.secure or not any(memory.aliases for memory in self.board.memories),
+            "cpu_hz": int(self.board.cpu.clock_hz),
+            "uart_base": f"0x{address(self.board.uart.base, self.board.uart.aliases):08X}",
+            "npu_base": f"0x{address(self.slot.base, self.slot.aliases):08X}",
+        }
+        self._text("firmware/board.h", "board.h.jinja", **places)
+        self._text("firmware/main.c", "main.c.jinja")
+        section = ".rodata.selftest"
+        numbers = {name: number for number, name in enumerate(self.opened.methods)}
+        rows = [
+            {"method": numbers[case.call.method], "reset": case.call.reset, "data": place}
+            for case, place in zip(self.cases, self.case_places, strict=True)
+        ]
+        self._text("firmware/selftest.h", "selftest.h.jinja", cases=rows, bytes=self.selftest.bytes, section=section)
+        self._data("firmware/selftest_data", [self.selftest], "selftest.h", "the self-test")
+        self._text("firmware/link.ld", "link.ld.jinja", **self._linker())
+
+    def _linker(self) -> dict[str, Any]:
+        labels = linker_labels(memory.name for memory in self.layout.memories)
+        rows = [
+            {
+                "label": labels[memory.name],
+                "origin": f"0x{self.layout.address(memory.base, memory.aliases):08X}",
+                "length": f"0x{memory.size_bytes:X}",
+            }
+            for memory in self.layout.memories
+        ]
+        text = next(row for row in rows if row["label"] == labels[self.layout.text.name])
+        text["origin"] = f"0x{self.board.cpu.vector_table:08X}"
+        placed = [{"name": entry.part.name, "memory": labels[entry.memory.name]} for entry in self.layout.placed]
+        loaded = {entry.part.name: entry.part.loaded for entry in self.layout.placed}
+        said = [f"{e.part.title}: {e.part.nbytes} bytes, {labels[e.memory.name]}" for e in self.layout.placed]
+        return {
+            "memories": rows,
+            "text": labels[self.layout.text.name],
+            "data": labels[self.layout.data.name],
+            "loaded": [row for row in placed if loaded[row["name"]]],
+            "unloaded": [row for row in placed if not loaded[row["name"]]],
+            "stack_bytes": STACK_BYTES,
+            "layout": [f"code: {labels[self.layout.text.name]}; variables and stack: {labels[self.layout.data.name]}", *said],
+        }
+
+    def _around(self) -> None:
+        """What builds and describes the project."""
+        model_sources = sorted(path for path in self.files if path.startswith("model/") and path.endswith((".c", ".S")))
+        firmware_sources = sorted(path for path in self.files if path.startswith("firmware/") and path.endswith((".c", ".S")))
+        include = ["model", *(["model/kernels"] if self.source.kernels else []), "firmware"]
+        described = {
+            "name": self.name,
+            "target": self.target,
+            "board": self._board_place(),
+            "sources": [*model_sources, *firmware_sources],
+            "include": include,
+            "calls": [case.call.method for case in self.cases],
+            "outputs": {one.method: [f"{end.dtype}{list(end.shape)}" for end in one.outputs] for one in self.source.methods},
+            "expected": [[f"0x{fnv1a(output):08x}" for output in case.outputs] for case in self.cases],
+            "cycles": {
+                _stream_hash(self.whole.plans[name].payloads[number]): cycles
+                for name, one in self.opened.methods.items()
+                for number, cycles in one.cycles.items()
+            },
+            "made_by": self.made_by,
+        }
+        self._copy(Path(project_run.__file__), "run.py")
+        self.files["project.json"] = (json.dumps(described, indent=2) + "\n").encode()
+        more = {
+            "sources": described["sources"],
+            "model_sources": model_sources,
+            "firmware_sources": firmware_sources,
+            "model_folders": include[:-1],
+            "flags": project_run.flags(),
+            "includes": [f"-I{folder}" for folder in include] + [f"-Wa,-I{folder}" for folder in include],
+            "cpu_zig": "cortex_m33+fp_armv8d16sp",
+            "incbin": self.data == "incbin" and bool(self.source.blobs),
+            "memory_mode": _mode(self.system),
+        }
+        self._text("Makefile", "Makefile.jinja", **more)
+        self._text("CMakeLists.txt", "CMakeLists.txt.jinja", **more)
+        self._text(f"{self.name}.clayer.yml", "clayer.yml.jinja", **more)
+        self._text("zephyr/module.yml", "module.yml.jinja")
+        self._text("zephyr/Kconfig", "Kconfig.jinja")
+        self._text("zephyr/CMakeLists.txt", "zephyr_cmake.jinja", **more)
+        self._text("REPORT.md", "REPORT.md.jinja", **more, **self._report(), rows=self._rows())
+
+    def _report(self) -> dict[str, Any]:
+        names = self._calls_on_cpu()
+        blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
+        cycles = sum(map(self._cycles, self.opened.methods))
+        clock = self.system.core_clock_hz if self.system else 0
+        time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
+        return {
+            "cycles": f"{cycles} cycles of the NPU by Vela{time}" if cycles else "unknown: a .pte does not hold Vela's cycles",
+            "delegates": sum(one.delegates for one in self.source.methods),
+            "by_method": [{"method": name, **sizes} for name, sizes in self.by_method.items()],
+            "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],
+            "hashes": blobs,
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        who = {".npu": "the NPU", ".cpu": "the CPU", ".sel": "the self-test"}
+        return [
+            {
+                "title": entry.part.title,
+                "nbytes": entry.part.nbytes,
+                "memory": str(entry.memory),
+                "who": next(text for key, text in who.items() if key in entry.part.name),
+            }
+            for entry in self.layout.placed
+        ]
+
+    def _board_place(self) -> str:
+        if self.board.name in board_names() and self.board == load_board(self.board.name):
+            return self.board.name
+        if self.board.path is None:
+            raise EthorchError(
+                f"the board {self.board.name!r} was made in memory; the project has to keep its description: "
+                "give the path of its TOML file."
+            )
+        self._copy(self.board.path, "board.toml")
+        return "board.toml"
+
+
+def _padded(size: int) -> int:
+    """Whole lines of a data cache."""
+    return -(-size // 32) * 32
+
+
+def _stream_hash(payload: DelegatePayload) -> str:
+    """SHA-256 of the bare commands: what the virtual board knows a command stream by."""
+    header = parse_header(payload.commands)
+    return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
+
+
+def _mode(system: MemorySystem | None) -> str:
+    if system is None:
+        return "unknown, so as Arm's driver has them"
+    constants = "Sram" if system.constants_in_sram else system.const_area
+    return f"constants in {constants}, feature maps in {system.arena_area}, staging in {system.cache_area}"
+
+
+def _made_by() -> str:
+    found = versions()
+    return ", ".join(f"{name} {found[name]}" for name in ("ethorch", "ethos-u-vela") if name in found)

@@ -1,0 +1,139 @@
+"""Which memory of a board each part of the firmware goes to: the linker script's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ethorch.support.errors import EthorchError
+from ethorch.targets.boards.description import Board, Memory
+from ethorch.targets.vela_ini import MemorySystem
+
+STACK_BYTES = 8192
+_SECURE = 0x1000_0000  # bit of an address that says the secure side, on Arm's Corstone subsystems
+_TEXT_BYTES = 0x8000  # what is kept free for code where something else shares its memory
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that wants memory.
+
+    Attributes:
+        name: of the input sections: ``.rodata.npu_weights``.
+        title: for people.
+        nbytes: how much.
+        order: kinds of memory that it may be in, best first: of a Memory, or ``tcm``.
+        port: of the NPU that has to reach it; empty where the CPU alone does.
+        loaded: is its content in the ELF?
+    """
+
+    name: str
+    title: str
+    nbytes: int
+    order: tuple[str, ...]
+    port: str
+    loaded: bool
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part, and the memory that it is in."""
+
+    part: Part
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is.
+
+    Attributes:
+        board: the board.
+        secure: does the firmware use the secure side's addresses?
+        text: the memory of vectors and code; ``data``: of variables and stack.
+        placed: the model's parts.
+    """
+
+    board: Board
+    secure: bool
+    text: Memory
+    data: Memory
+    placed: tuple[Placed, ...]
+
+    def address(self, base: int, aliases: Sequence[int]) -> int:
+        """The address on the side that the firmware is on, of something with these addresses."""
+        return _on_side(self.secure, base, aliases)
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """All memories that are used, in the order of their addresses."""
+        used = {m.name: m for m in (self.text, self.data, *(placed.memory for placed in self.placed))}
+        return tuple(sorted(used.values(), key=lambda m: self.address(m.base, m.aliases)))
+
+
+def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | None, in_dram: bool) -> tuple[Part, ...]:
+    """What a model needs of memory, each in the kind that its memory mode was planned for.
+
+    Args:
+        sizes: bytes of ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        in_dram: are feature maps planned for DRAM? Said apart, as of some files the memory mode is unknown.
+    """
+    in_sram = system is not None and system.constants_in_sram
+    kept = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")
+    port = "sram" if in_sram else "ext"
+    arena = ("dram", "sram") if in_dram else ("sram", "dram")
+    read = ("flash", "mram", "dram", "sram", "tcm")
+    wanted = (
+        Part(".bss.npu_fast", "staging memory of the NPU (region 2)", sizes["fast"], ("sram",), "sram", False),
+        Part(".bss.npu_arena", "feature maps (region 1)", sizes["arena"], arena, "ext" if in_dram else "sram", False),
+        Part(".rodata.npu_weights", "weights (region 0)", sizes["weights"], kept, port, True),
+        Part(".rodata.npu_commands", "command streams", sizes["commands"], kept, port, True),
+        Part(".rodata.cpu_constants", "constants of the CPU's operators", sizes["constants"], read, "", True),
+        Part(".bss.cpu_tensors", "tensors of the CPU", sizes["tensors"], ("sram", "dram", "tcm"), "", False),
+        Part(".rodata.selftest", "the self-test's inputs and outputs", selftest_bytes, read, "", True),
+    )
+    return tuple(part for part in wanted if part.nbytes)
+
+
+def layout(board: Board, wanted: Sequence[Part]) -> Layout:
+    """Give each part the first memory that suits it and has room, the largest of a kind first.
+
+    Raises:
+        EthorchError: a part fits nowhere; the message has sizes and memories.
+    """
+    text = board.memory_at(board.cpu.vector_table)
+    assert text is not None  # the description was checked
+    secure = _is_secure(board, text)
+    usable = [m for m in board.memories if _reachable(m, secure) or not m.npu_ports]
+    left = {m.name: m.size_bytes for m in usable} | {text.name: max(text.size_bytes - _TEXT_BYTES, 0)}
+    others = [m for m in usable if m is not text and m.writable] or [text]
+    data = min(others, key=lambda m: (m.kind != "tcm", m.kind != "sram", -m.size_bytes))
+    left[data.name] -= min(2 * STACK_BYTES, left[data.name])
+    placed = []
+    for part in wanted:
+        nbytes = part.nbytes + 64  # alignment on both sides
+        kinds = [m for kind in part.order for m in sorted(usable, key=lambda m: -left[m.name]) if m.kind == kind]
+        suits = [m for m in kinds if (not part.port or part.port in m.npu_ports) and (part.loaded or m.writable)]
+        found = next((m for m in suits if left[m.name] >= nbytes), None)
+        if found is None:
+            have = ", ".join(f"{left[m.name]} bytes in {m}" for m in suits) or f"no {' or '.join(part.order)} that the NPU reaches"
+            raise EthorchError(
+                f"{part.title}: {part.nbytes} bytes fit into no memory of {board.name}: {have}. Compile for another memory mode or "
+                "with a smaller arena, or give a board with more."
+            )
+        left[found.name] -= nbytes
+        placed.append(Placed(part, found))
+    return Layout(board, secure, text, data, tuple(placed))
+
+
+def _is_secure(board: Board, text: Memory) -> bool:
+    """Does the core start on the secure side? The vector table's address says it, where memories have both."""
+    return any(a & _SECURE != text.base & _SECURE for a in text.aliases) and bool(board.cpu.vector_table & _SECURE)
+
+
+def _reachable(memory: Memory, secure: bool) -> bool:
+    return not secure or any(base & _SECURE for base in memory.bases)
+
+
+def _on_side(secure: bool, base: int, aliases: Sequence[int]) -> int:
+    return next((a for a in (base, *aliases) if bool(a & _SECURE) == secure), base)

@@ -1,0 +1,166 @@
+"""The methods of a program in one firmware: what they share lies in one place, all else in the same memory one after the other.
+
+The arena is that of the largest method. What methods share, as caches, lies behind it, if the NPU reads it there, else the CPU's
+buffer begins with it. In this buffer follow what a method alone keeps from call to call and, from one place on, the tensors of each
+call, which the next call overwrites.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ethorch.deploy.firmware.plan import payloads_of, plan
+from ethorch.deploy.firmware.steps import ARENA, TENSORS, Bases, Constants, Place, Plan, aligned
+from ethorch.figures.persistent_buffers import Reads, all_have_contents, reads_in_place
+from ethorch.formats.pte_merge import SHARED_MEMORY
+from ethorch.formats.pte_types import Method, Program
+from ethorch.support.errors import EthorchError, Reason
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Methods that run in the same buffers.
+
+    Attributes:
+        plans: by the method's name.
+        arena_bytes, tensors_bytes, codes_tensors_bytes: as of a Plan, of all together.
+        state_bytes: what is kept from call to call apart from the tensors of a call; 0 of one method alone.
+        constants: contents of constant tensors one after the other, each 16-aligned; each of them once.
+        initial: what mutable tensors begin with, each place once.
+    """
+
+    plans: Mapping[str, Plan]
+    arena_bytes: int
+    tensors_bytes: int
+    codes_tensors_bytes: int
+    state_bytes: int
+    constants: bytes
+    initial: tuple[tuple[Place, bytes], ...]
+
+    @property
+    def several(self) -> bool:
+        """Is it more than one method?"""
+        return len(self.plans) > 1
+
+    @property
+    def has_codes(self) -> bool:
+        """As of a Plan."""
+        return any(one.has_codes for one in self.plans.values())
+
+    @property
+    def keeps_state(self) -> bool:
+        """Does a run depend on runs before it?"""
+        return any(one.keeps_state for one in self.plans.values())
+
+    @property
+    def kept_in_arena(self) -> bool:
+        """Does the arena hold state between runs?"""
+        return any(one.kept_in_arena for one in self.plans.values())
+
+
+def whole(program: Program, names: Sequence[str]) -> Whole:
+    """Plan methods of a program together.
+
+    Args:
+        names: of methods that the program has.
+
+    Raises:
+        EthorchError: as of ``plan``; or names are none of C's, or two buffers begin with different contents in one place.
+        PayloadError, ProgramError: a delegate is malformed.
+    """
+    constants = Constants(program)
+    if len(names) == 1:
+        (name,) = names
+        one = plan(program, program.methods[name], constants)
+        return Whole({name: one}, one.arena_bytes, one.tensors_bytes, one.codes_tensors_bytes, 0, constants.data, one.initial)
+    _check_names(names)
+    memories = [program.methods[name].memories for name in names]
+    kept = [[sizes[n] for sizes in memories if n < len(sizes)] for n in range(SHARED_MEMORY, max(map(len, memories)))]
+    *offsets, shared_bytes = accumulate((aligned(max(sizes)) for sizes in kept), initial=0)
+    reads = _reads_of_all([program.methods[name] for name in names])
+    if any(reads):
+        ends = [_scratch_end(program.methods[name], own) for name, own in zip(names, reads, strict=True)]
+        shared, end = [Place(ARENA, aligned(max(ends)) + offset) for offset in offsets], 0
+    else:
+        shared, end = [Place(TENSORS, offset) for offset in offsets], shared_bytes
+    state_bytes = shared_bytes - end
+    alone = {name: _keeps_its_own(plan(program, program.methods[name])) for name in names}
+    plans: dict[str, Plan] = {}
+    for name in sorted(names, key=lambda name: not alone[name]):  # first those that overwrite no other method's tensors
+        bases = Bases(end, tuple(shared), reads[names.index(name)])
+        plans[name] = plan(program, program.methods[name], constants, bases)
+        end = plans[name].end if alone[name] else end
+    return Whole(
+        {name: plans[name] for name in names},
+        max(one.arena_bytes for one in plans.values()),
+        max(one.tensors_bytes for one in plans.values()),
+        max(one.codes_tensors_bytes for one in plans.values()),
+        state_bytes + end,
+        constants.data,
+        _initial(plans),
+    )
+
+
+def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
+    """What each method's delegates can read in place; nothing where a method has buffers that nothing would clear."""
+    if not all(map(all_have_contents, methods)):
+        return [{} for _ in methods]
+    return [reads_in_place(method, payloads_of(method)) for method in methods]
+
+
+def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
+    """Bytes of the scratch region that a method needs when its delegates read in place what they can."""
+    ends = [
+        reads[number].scratch_end(reads[number].numbers, reads[number].outputs) if number in reads else payload.scratch_bytes
+        for number, payload in payloads_of(method).items()
+    ]
+    return max(ends, default=0)
+
+
+def _keeps_its_own(one: Plan) -> bool:
+    """Has a method state in memory 1, which methods of a program do not share?"""
+    places = (one.method.values[index].place for index in one.states)
+    return any(place is not None and place[0] < SHARED_MEMORY for place in places)
+
+
+def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
+    found: dict[Place, tuple[str, bytes]] = {}
+    for name, one in plans.items():
+        for place, content in one.initial:
+            other, known = found.setdefault(place, (name, content))
+            if known != content:
+                raise refused(
+                    Reason(
+                        "firmware.initial_contents",
+                        f"methods {other!r} and {name!r} share a buffer of {len(content)} bytes that begins with other contents in "
+                        "one than in the other",
+                        "Compile them together (ethorch.compile of a dict), or give --method for a project of one of them.",
+                    )
+                )
+    return tuple((place, content) for place, (_, content) in found.items())
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Methods' names stand before symbols, and in capitals before macros."""
+    for name in names:
+        others = [other for other in names if other != name and other.upper() == name.upper()]
+        if others or not _IDENTIFIER.fullmatch(name):
+            what = f"is {others[0]!r} in capitals, too" if others else "is no identifier of C"
+            raise refused(
+                Reason(
+                    "firmware.method_name",
+                    f"the name of method {name!r} stands before symbols and, in capitals, before macros of a project of several "
+                    f"methods, and {what}",
+                    "Compile with another name, or give --method for a project of one method, where the name stands nowhere.",
+                )
+            )
+
+
+def refused(reason: Reason) -> EthorchError:
+    """What is raised where a project cannot be had."""
+    return EthorchError(f"{reason.text} [{reason.id}]. {reason.way_out}")

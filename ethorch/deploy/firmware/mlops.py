@@ -1,0 +1,166 @@
+"""Arm's delivery path: what ``cbuild setup`` says of the target in a ``*.cbuild-mlops.yml``, and the AI layer that csolution takes.
+
+The file is a part of CMSIS-Toolbox 2.14 and newer (MLOps Management of its manual). Its paths are relative to its own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ethorch.deploy.firmware.firmware import Project
+from ethorch.deploy.firmware.opened import opened_of
+from ethorch.deploy.firmware.source import prefix
+from ethorch.formats.files import write_folder
+from ethorch.support.errors import EthorchError, SpecError
+from ethorch.targets.npus import lookup
+
+_ROOT = "cbuild-mlops"
+_VALUED = {"--accelerator-config": "target", "--system-config": "system_config", "--memory-mode": "memory_mode"}
+MOST_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mlops:
+    """What a ``*.cbuild-mlops.yml`` says.
+
+    Attributes:
+        name: of the model, as C takes it for a prefix; ``model`` where the file has none.
+        target: NPU by name.
+        system_config, memory_mode: sections of the ini; None where the file has none.
+        config_ini: the ini's path; None for Vela's own.
+        vela_flags: further options of Vela's.
+        clayer: where the AI layer is expected; None where the file does not say.
+        processor: the core, e.g. ``Cortex-M55``.
+    """
+
+    name: str
+    target: str
+    system_config: str | None
+    memory_mode: str | None
+    config_ini: Path | None
+    vela_flags: tuple[str, ...]
+    clayer: Path | None
+    processor: str
+
+
+def read_mlops(path: str | os.PathLike[str]) -> Mlops:
+    """Read a ``*.cbuild-mlops.yml``.
+
+    Raises:
+        EthorchError: the file cannot be read, or is no such file.
+        SpecError: the NPU is missing, or is none that ethorch knows.
+    """
+    place = Path(path)
+    try:
+        with open(place, "rb") as file:
+            content = file.read(MOST_FILE_BYTES + 1)
+        parsed = yaml.safe_load(content) if len(content) <= MOST_FILE_BYTES else None
+    except OSError as error:
+        raise EthorchError(f"cannot read {place}: {error.strerror}.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise EthorchError(f"{place} is no YAML: {' '.join(str(error).split())[:200]}.") from None
+    root = parsed.get(_ROOT) if isinstance(parsed, dict) else None
+    if not isinstance(root, dict):
+        raise EthorchError(f"{place} has no node {_ROOT!r}: give the file that `cbuild setup` writes, NAME.cbuild-mlops.yml.")
+    npu, vela, model, processor = (_node(root, key, place) for key in ("npu", "vela", "model", "processor"))
+    found, flags = _options(str(vela.get("options") or ""), place)
+    flags = (*flags, *shlex.split(str(vela.get("misc") or "")))
+    target = _target(npu, found.get("target"), place)
+    ini, clayer = vela.get("ini"), model.get("clayer")
+    name = re.sub(r"[^a-z0-9]+", "_", str(model.get("name") or "model").lower()).strip("_")
+    return Mlops(
+        prefix(name if name[:1].isalpha() else f"model_{name}"),
+        target,
+        found.get("system_config"),
+        found.get("memory_mode"),
+        None if ini is None else place.parent / str(ini),
+        flags,
+        None if clayer is None else place.parent / str(clayer).lstrip("/"),
+        str(processor.get("type") or ""),
+    )
+
+
+def unnamed(target: str) -> Mlops:
+    """For an AI layer without such a file: the model is called ``model``."""
+    return Mlops("model", target, None, None, None, (), None, "")
+
+
+def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
+    found = root.get(key) or {}
+    if not isinstance(found, dict):
+        raise EthorchError(f"{place}: {key} is {found!r}; it has to be a node with keys.")
+    return found
+
+
+def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Vela's options: those that are settings of ours by name, and the others."""
+    found: dict[str, str] = {}
+    others: list[str] = []
+    try:
+        words = iter(shlex.split(text))
+    except ValueError as error:
+        raise EthorchError(f"{place}: vela.options is {text!r}: {error}.") from None
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag not in _VALUED:
+            others.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value:
+            raise EthorchError(f"{place}: vela.options ends with {flag}, which takes a value.")
+        found[_VALUED[flag]] = value
+    return found, tuple(others)
+
+
+def _target(npu: dict[str, Any], accelerator: str | None, place: Path) -> str:
+    kind, macs = npu.get("type"), npu.get("macs")
+    if kind is not None and macs is not None:
+        return lookup(f"{kind}-{macs}".lower()).name
+    if accelerator is not None:
+        return lookup(accelerator.lower()).name
+    raise SpecError(
+        f"{place} does not say which NPU it is: found npu.type {kind!r} and npu.macs {macs!r}. Add `macs:` under `npu:` of the "
+        "csolution's mlops node, and run `cbuild setup` again."
+    )
+
+
+def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -> tuple[str, ...]:
+    """Write the AI layer: ``ai_layer.clayer.yml``, the model's sources, ``model_params.h``, ``REPORT.md``.
+
+    Args:
+        program: an ``ethorch.Program``.
+
+    Returns:
+        the files, relative to the folder.
+
+    Raises:
+        EthorchError: as of ``ethorch.firmware``.
+    """
+    project = Project(opened_of(program, getattr(program, "method", "forward"), None), mlops.name, "incbin", None)
+    files = project.layer(mlops.processor)
+    target = Path(folder)
+    try:
+        write_folder(target, files)
+    except OSError as error:
+        raise EthorchError(f"cannot write the AI layer to {target}: {error.strerror}.") from None
+    return tuple(files)
+
+
+def settings_of(mlops: Mlops, given: Sequence[str] = ()) -> dict[str, Any]:
+    """What the file says as keywords of ``Settings.with_``, without those in ``given``: what the command line says comes first."""
+    known = {
+        "target": mlops.target,
+        "system_config": mlops.system_config,
+        "memory_mode": mlops.memory_mode,
+        "config_ini": None if mlops.config_ini is None else str(mlops.config_ini),
+        "vela_flags": list(mlops.vela_flags) or None,
+    }
+    return {key: value for key, value in known.items() if value is not None and key not in given}

@@ -1,0 +1,347 @@
+"""Operators that move elements and change none: an output is a strided copy of its inputs, often a single memcpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import Refused, Writer
+
+Dims = Sequence[int]
+
+
+@kernel(
+    "aten::alias_copy.out",
+    "aten::detach_copy.out",
+    "aten::lift_fresh_copy.out",
+)
+def same(w: Writer, x: View, out: View) -> None:
+    """out = x."""
+    w.copy(out, x)
+
+
+@kernel("aten::clone.out")
+def clone(w: Writer, x: View, memory_format: int | None, out: View) -> None:
+    """out = x, in whatever order of dimensions each has."""
+    w.copy(out, x)
+
+
+@kernel("dim_order_ops::_clone_dim_order.out")
+def clone_dim_order(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
+    """out = x, in whatever order of dimensions each has."""
+    w.copy(out, x)
+
+
+@kernel("dim_order_ops::_to_dim_order_copy.out")
+def to_dim_order_copy(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
+    """out = x in another dtype or order of dimensions. Floats are cut to integers towards 0.
+
+    A float that its integer dtype cannot hold becomes what x86-64 makes of it: 0 or the least number.
+    """
+    w.cast(out, x)
+
+
+@kernel("aten::_to_copy.out")
+def to_copy(w: Writer, x: View, non_blocking: bool, memory_format: int | None, out: View) -> None:
+    """out = x in another dtype."""
+    w.cast(out, x)
+
+
+@kernel("aten::copy.out")
+def copy(w: Writer, x: View, source: View, non_blocking: bool, out: View) -> None:
+    """out = source, broadcast to its shape and converted to its dtype."""
+    w.cast(out, source.expanded(out.shape) or source)
+
+
+@kernel("aten::copy_")
+def copy_(w: Writer, out: View, source: View, non_blocking: bool) -> None:
+    """out = source: how a call leaves a buffer for the next."""
+    w.cast(out, source.expanded(out.shape) or source)
+
+
+def _reshaped(w: Writer, x: View, out: View) -> None:
+    if x.is_contiguous and out.is_contiguous:
+        flat = (x.numel,)
+        w.copy(out.reshaped(flat) or out, x.reshaped(flat) or x)
+        return
+    view = x.reshaped(out.shape)
+    if view is None:
+        raise Refused(
+            "view",
+            f"it makes {list(out.shape)} of {list(x.shape)} whose dimensions lie in another order",
+            "Call .contiguous() before it in the model.",
+        )
+    w.copy(out, view)
+
+
+@kernel("aten::view_copy.out", "aten::_unsafe_view.out", "aten::_reshape_copy.out", "executorch_prim::et_view.default")
+def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
+    """out = x.view(size)."""
+    if x.address == out.address and x.is_contiguous and out.is_contiguous:
+        return
+    _reshaped(w, x, out)
+
+
+@kernel("aten::unsqueeze_copy.out", "aten::squeeze_copy.dim_out", "aten::squeeze_copy.dims_out")
+def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
+    """out = x with an axis of size 1 more, or fewer."""
+    _reshaped(w, x, out)
+
+
+@kernel("aten::permute_copy.out")
+def permute_copy(w: Writer, x: View, dims: Dims, out: View) -> None:
+    """out = x.permute(dims)."""
+    w.copy(out, x.permuted(dims))
+
+
+@kernel("aten::transpose_copy.int_out")
+def transpose_copy(w: Writer, x: View, dim0: int, dim1: int, out: View) -> None:
+    """out = x.transpose(dim0, dim1)."""
+    w.copy(out, x.swapped(dim0, dim1))
+
+
+@kernel("aten::t_copy.out")
+def t_copy(w: Writer, x: View, out: View) -> None:
+    """out = x.t()."""
+    w.copy(out, x.swapped(0, 1) if x.rank == 2 else x)
+
+
+@kernel("aten::slice_copy.Tensor_out")
+def slice_copy(w: Writer, x: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
+    """out = x[..., start:end:step, ...]."""
+    w.copy(out, x.sliced(dim, start, end, step))
+
+
+@kernel("aten::narrow_copy.out")
+def narrow_copy(w: Writer, x: View, dim: int, start: int, length: int, out: View) -> None:
+    """out = x.narrow(dim, start, length)."""
+    first = start + x.shape[x.axis(dim)] if start < 0 else start
+    w.copy(out, x.sliced(dim, first, first + length))
+
+
+@kernel("aten::select_copy.int_out")
+def select_copy(w: Writer, x: View, dim: int, index: int, out: View) -> None:
+    """out = x.select(dim, index)."""
+    w.copy(out, x.selected(dim, index))
+
+
+@kernel("aten::slice_scatter.out")
+def slice_scatter(w: Writer, x: View, source: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
+    """out = x, with the slice of an axis replaced."""
+    w.copy(out, x)
+    w.copy(out.sliced(dim, start, end, step), source)
+
+
+@kernel("aten::select_scatter.out")
+def select_scatter(w: Writer, x: View, source: View, dim: int, index: int, out: View) -> None:
+    """out = x, with one index of an axis replaced."""
+    w.copy(out, x)
+    w.copy(out.selected(dim, index), source)
+
+
+@kernel("aten::expand_copy.out")
+def expand_copy(w: Writer, x: View, size: Dims, implicit: bool, out: View) -> None:
+    """out = x.expand(size)."""
+    w.copy(out, x.expanded(out.shape) or x)
+
+
+@kernel("aten::repeat.out")
+def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
+    """out = x.repeat(repeats): each axis is seen as two, the outer of which repeats."""
+    lead = len(repeats) - x.rank
+    shape = (1,) * lead + x.shape
+    wide = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
+    cells = x
+    for axis in range(len(repeats)):
+        cells = cells.inserted(2 * axis)
+        if axis < lead:
+            cells = cells.inserted(2 * axis)
+    tiles, target = cells.expanded(wide), out.reshaped(wide)
+    if tiles is None or target is None:
+        raise Refused("shape", f"it repeats {list(x.shape)} to {list(out.shape)}", "Call .contiguous() before it in the model.")
+    w.copy(target, tiles)
+
+
+@kernel("aten::flip.out")
+def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
+    """out = x.flip(dims)."""
+    w.copy(out, x.flipped(dims))
+
+
+@kernel("aten::roll.out")
+def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
+    """out = x.roll(shifts, dims), as two copies for each axis that is rolled."""
+    parts = [(x, out)]
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[x.axis(dim)]
+        cut = -shift % size if size else 0
+        parts = [
+            part
+            for a, b in parts
+            for part in (
+                (a.sliced(dim, cut, size), b.sliced(dim, 0, size - cut)),
+                (a.sliced(dim, 0, cut), b.sliced(dim, size - cut, size)),
+            )
+        ]
+    for a, b in parts:
+        w.copy(b, a)
+
+
+@kernel("aten::cat.out")
+def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
+    """out = tensors one behind the other along an axis; an empty one of one axis is left out."""
+    given = [x for x in tensors if x.shape != (0,) or out.rank == 1]
+    if any(x.dtype != out.dtype for x in given):
+        raise Refused(
+            "dtype",
+            f"it joins {' and '.join(sorted({x.dtype for x in given}))} to {out.dtype}",
+            "Convert them to one dtype in the model (x.to(...)).",
+        )
+    at = out.axis(dim)
+    sizes = [x.shape[at] for x in given]
+    for x, start, size in zip(given, accumulate([0, *sizes[:-1]]), sizes, strict=True):
+        w.copy(out.sliced(dim, start, start + size), x)
+
+
+@kernel("aten::stack.out")
+def stack(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
+    """out = tensors one behind the other along a new axis."""
+    for index, x in enumerate(tensors):
+        w.copy(out.selected(dim, index), x)
+
+
+def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[View]) -> None:
+    for part, start, size in zip(out, accumulate([0, *sizes[:-1]]), sizes, strict=True):
+        w.copy(part, x.sliced(dim, start, start + size))
+
+
+@kernel("aten::split_copy.Tensor_out")
+def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> None:
+    """out = x cut into parts of one size along an axis; the last may be smaller."""
+    _split(w, x, [part.shape[x.axis(dim)] for part in out], dim, out)
+
+
+@kernel("aten::split_with_sizes_copy.out")
+def split_with_sizes_copy(w: Writer, x: View, sizes: Dims, dim: int, out: Sequence[View]) -> None:
+    """out = x cut into parts of given sizes along an axis."""
+    _split(w, x, sizes, dim, out)
+
+
+@kernel("aten::unbind_copy.int_out")
+def unbind_copy(w: Writer, x: View, dim: int, out: Sequence[View]) -> None:
+    """out = the parts of x for each index of an axis."""
+    for index, part in enumerate(out):
+        w.copy(part, x.selected(dim, index))
+
+
+@kernel("aten::unfold_copy.out")
+def unfold_copy(w: Writer, x: View, dim: int, size: int, step: int, out: View) -> None:
+    """out = windows of an axis, with a last axis that goes through each."""
+    w.copy(out, x.windows(dim, size, step))
+
+
+@kernel("aten::diagonal_copy.out")
+def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: View) -> None:
+    """out = the diagonal of two axes."""
+    w.copy(out, x.diagonal(offset, dim1, dim2))
+
+
+@kernel("aten::pixel_shuffle.out")
+def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
+    """Channels C * r * r become C channels of an image r times as high and wide."""
+    lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
+    cells = x.reshaped((*lead, channels // factor**2, factor, factor, high, wide))
+    target = out.reshaped((*lead, channels // factor**2, high, factor, wide, factor))
+    if cells is None or target is None:
+        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+    n = len(lead)
+    w.copy(target, cells.permuted((*range(n), n, n + 3, n + 1, n + 4, n + 2)))
+
+
+@kernel("aten::pixel_unshuffle.out")
+def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
+    """The inverse of pixel_shuffle."""
+    lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
+    cells = x.reshaped((*lead, channels, high // factor, factor, wide // factor, factor))
+    target = out.reshaped((*lead, channels, factor, factor, high // factor, wide // factor))
+    if cells is None or target is None:
+        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+    n = len(lead)
+    w.copy(target, cells.permuted((*range(n), n, n + 2, n + 4, n + 1, n + 3)))
+
+
+@kernel("aten::constant_pad_nd.out")
+def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> None:
+    """out = x with a border of one number; as the runtime, none that cuts."""
+    if any(size < 0 for size in pad):
+        raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
+    inner = out
+    for number in range(len(pad) // 2):
+        dim = x.rank - 1 - number
+        inner = inner.sliced(dim, pad[2 * number], out.shape[dim] - pad[2 * number + 1])
+    if inner.numel != out.numel:
+        w.fill(out, value)
+    w.copy(inner, x)
+
+
+@kernel("aten::full.out")
+def full(w: Writer, size: Dims, value: float, out: View) -> None:
+    """out = one number everywhere."""
+    w.fill(out, value)
+
+
+@kernel("aten::fill.Scalar_out")
+def fill(w: Writer, like: View, value: float, out: View) -> None:
+    """out = one number everywhere."""
+    w.fill(out, value)
+
+
+@kernel("aten::fill.Tensor_out")
+def fill_with_tensor(w: Writer, like: View, value: View, out: View) -> None:
+    """out = the one element of a tensor everywhere."""
+    w.cast(out, value.expanded(out.shape) or value)
+
+
+@kernel("aten::full_like.out")
+def full_like(w: Writer, like: View, value: float, memory_format: int | None, out: View) -> None:
+    """out = one number everywhere."""
+    w.fill(out, value)
+
+
+@kernel("aten::zeros.out")
+def zeros(w: Writer, size: Dims, out: View) -> None:
+    """out = 0 everywhere."""
+    w.fill(out, 0)
+
+
+@kernel("aten::ones.out")
+def ones(w: Writer, size: Dims, out: View) -> None:
+    """out = 1 everywhere."""
+    w.fill(out, 1)
+
+
+@kernel("aten::scalar_tensor.out")
+def scalar_tensor(w: Writer, value: float, out: View) -> None:
+    """out = a number."""
+    w.fill(out, value)
+
+
+@kernel("aten::arange.start_out")
+def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
+    """out = start, start + step, ..: a constant, since all of it is known."""
+    if out.numel:
+        values = [start + index * step for index in range(out.numel)]
+        w.copy(out, View(w.numbers(values, out.dtype), out.dtype, out.shape, out.strides))
+
+
+@kernel("aten::arange.out")
+def arange_from_0(w: Writer, end: float, out: View) -> None:
+    """out = 0, 1, .. below the end."""
+    arange(w, 0, end, 1, out)
+
+
+@kernel("aten::empty.out", "dim_order_ops::_empty_dim_order.out")
+def empty(w: Writer, size: Dims, order: object, out: View) -> None:
+    """Memory as it is."""

@@ -1,0 +1,157 @@
+"""What ExecuTorch's Arm backend leaves on the CPU under the name cortex_m; not its layers: those with weights belong on the NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ethorch.deploy.firmware.operators.dtypes import compute, computing, promoted
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refused_dtype, rounded
+
+_CODES = ("int8", "uint8", "int16", "uint16", "int32")
+
+
+def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
+    numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
+    return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
+
+
+def _check(values: View, codes: View) -> None:
+    if values.dtype != "float32":
+        raise refused_dtype(values.dtype, "float32 on its float side")
+    if codes.dtype not in _CODES:
+        raise refused_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+
+
+@kernel("cortex_m::quantize_per_tensor.out")
+def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
+    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); an infinity is an end, NaN is 0."""
+    _check(x, out)
+    if scale == 0:
+        raise Refused("scale", "its scale is 0", "Calibrate with inputs that are not all 0.")
+    parameters = _parameters(w, rounded(1.0 / scale), zero_point, low, high)
+    w.map(f"etk_cortex_m_quantize_{SUFFIX[out.dtype]}", "cortex_m.c", [out, x], parameters)
+
+
+@kernel("cortex_m::dequantize_per_tensor.out")
+def dequantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
+    """out = (x - zero_point) * scale, in float32."""
+    _check(out, x)
+    w.map(f"etk_cortex_m_dequantize_{SUFFIX[x.dtype]}", "cortex_m.c", [out, x], _parameters(w, scale, zero_point, low, high))
+
+
+def _shifts(*shifts: int) -> None:
+    for shift in shifts:
+        if not -62 <= shift <= 31:
+            raise Refused("argument", f"its shift {shift} is outside -62..31", "Report it to the file's maker.")
+
+
+def _int8(*views: View) -> None:
+    for view in views:
+        if view.dtype != "int8":
+            raise refused_dtype(view.dtype, "int8")
+
+
+@kernel("cortex_m::quantized_add.out")
+def quantized_add(
+    w: Writer,
+    x: View,
+    x_zero: int,
+    x_multiplier: int,
+    x_shift: int,
+    y: View,
+    y_zero: int,
+    y_multiplier: int,
+    y_shift: int,
+    zero: int,
+    multiplier: int,
+    shift: int,
+    low: int,
+    high: int,
+    out: View,
+) -> None:
+    """out = x + y of int8: both are brought to a common scale with 20 more bits, added, and brought to the output's."""
+    _int8(x, y, out)
+    _shifts(x_shift, y_shift, shift)
+    numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]
+    w.map("etk_cortex_m_add", "cortex_m.c", [out, x, y], w.integers(numbers))
+
+
+@kernel("cortex_m::quantized_mul.out")
+def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: int, multiplier: int, shift: int, out: View) -> None:
+    """out = x * y of int8."""
+    _int8(x, y, out)
+    _shifts(shift)
+    w.map("etk_cortex_m_mul", "cortex_m.c", [out, x, y], w.integers([x_zero, y_zero, zero, multiplier, shift]))
+
+
+@kernel("cortex_m::quantized_batch_matmul.out")
+def quantized_batch_matmul(
+    w: Writer, x: View, x_offset: int, y: View, y_offset: int, zero: int, multiplier: int, shift: int, scratch: View, out: View
+) -> None:
+    """out[b, m, n] = sum over k of x[b, m, k] * y[b, n, k] of int8. Offsets are added: they are negated zero points."""
+    _int8(x, y, out)
+    _shifts(shift)
+    if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):
+        raise Refused("strides", "the codes that it sums over do not lie together", "Report it to the file's maker.")
+    numbers = [x.shape[-1], x_offset, y_offset, zero, multiplier, shift]
+    if x.shape[-1]:
+        rows, columns = x.selected(-1, 0).inserted(2), y.selected(-1, 0).inserted(1)
+        w.map("etk_cortex_m_dot", "cortex_m.c", [out, rows, columns], w.integers(numbers), order=(0, 1, 2))
+    else:
+        w.fill(out, min(max(zero, -128), 127))
+
+
+@kernel("cortex_m::quantized_activation.out")
+def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
+    """out = table[x + 128] of int8."""
+    _int8(x, table, out)
+    if table.numel != 256:
+        raise Refused("shape", f"its table has {table.numel} entries, not 256", "Report it to the file's maker.")
+    w.map("etk_cortex_m_activation", "cortex_m.c", [out, x, View(table.address, "int8", (), ())])
+
+
+def _extreme(w: Writer, name: str, x: View, y: View, out: View) -> None:
+    wide = computing(promoted(x.dtype, y.dtype))
+    compute(w, f"etk_{name}_{SUFFIX[wide]}", "elementwise.c", (wide, wide), wide, (out, x, y))
+
+
+@kernel("cortex_m::minimum.out")
+def minimum(w: Writer, x: View, y: View, out: View) -> None:
+    """out = the lesser of two."""
+    _extreme(w, "minimum", x, y, out)
+
+
+@kernel("cortex_m::maximum.out")
+def maximum(w: Writer, x: View, y: View, out: View) -> None:
+    """out = the greater of two."""
+    _extreme(w, "maximum", x, y, out)
+
+
+@kernel("cortex_m::transpose.out")
+def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
+    """out = x.permute(order)."""
+    w.copy(out, x.permuted(order))
+
+
+def _is_channels_last(x: View) -> bool:
+    """Whether bytes lie as [N, H, W, C]; where that is both ways true, the operator's pass takes them for it."""
+    if x.rank != 4:
+        return False
+    single = x.shape[1] == 1 or x.shape[2:] == (1, 1)
+    return single or (x.strides[1] < x.strides[2] and x.strides[1] < x.strides[3])
+
+
+@kernel("cortex_m::pad.out")
+def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: int, out: View) -> None:
+    """out = x with a border of one code; sizes are of four dimensions, in the order in which they lie in memory."""
+    _int8(x, out)
+    order = (0, 3, 1, 2) if _is_channels_last(x) else (0, 1, 2, 3)
+    inner = out
+    for axis in range(x.rank):
+        dim = order[axis + 4 - x.rank]
+        inner = inner.sliced(axis, before[dim], out.shape[axis] - after[dim])
+    if inner.numel != out.numel:
+        w.fill(out, value)
+    w.copy(inner, x)

@@ -1,0 +1,112 @@
+"""In which dtype an operator computes: PyTorch's promotion, and the few dtypes that the C has arithmetic for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import Refused, Writer, cast_of, refused_dtype
+
+Number = float | int | bool
+
+_BITS = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64}
+
+
+def promoted(first: str, second: str) -> str:
+    """The dtype of what two dtypes make together."""
+    if first == second:
+        return first
+    order = {first, second}
+    for name in ("float64", "float32", "bfloat16", "float16"):
+        if name in order:
+            rest = (order - {name}).pop()
+            return "float32" if {name, rest} == {"bfloat16", "float16"} else name
+    if "bool" in order:
+        return (order - {"bool"}).pop()
+    if not order <= set(_BITS):
+        raise refused_dtype(" with ".join(sorted(order)), ", ".join(_BITS))
+    if "uint8" in order:
+        other = (order - {"uint8"}).pop()
+        return "int16" if other == "int8" else other
+    return max(order, key=_BITS.__getitem__)
+
+
+def with_scalar(dtype: str, number: Number) -> str:
+    """The dtype of what a tensor and a number make: the number's kind alone counts."""
+    if isinstance(number, bool) or dtype.startswith(("float", "bfloat")):
+        return dtype
+    if isinstance(number, int):
+        return "int64" if dtype == "bool" else dtype
+    return "float32"
+
+
+def computing(dtype: str) -> str:
+    """The dtype that the C computes ``dtype`` in: float32, int32 or int64."""
+    if dtype in ("float32", "int64", "int32"):
+        return dtype
+    if dtype == "uint32":
+        return "int64"
+    if dtype in ("bool", "uint8", "int8", "int16", "uint16"):
+        return "int32"
+    raise refused_dtype(dtype, "float32, bool and integers")
+
+
+def scalar(w: Writer, number: Number, dtype: str) -> View:
+    """A number as a tensor without dimensions; a constant."""
+    return View(w.numbers([number], dtype), dtype, (), ())
+
+
+def wrapped(number: Number, dtype: str) -> Number:
+    """An integer as a dtype holds it: without the bits that there is no room for."""
+    if dtype not in _BITS or isinstance(number, float):
+        return number
+    bits = _BITS[dtype]
+    whole = number & ((1 << bits) - 1)
+    return whole - (1 << bits) if dtype != "uint8" and whole >> (bits - 1) else whole
+
+
+def compute(
+    w: Writer,
+    function: str,
+    file: str,
+    takes: tuple[str, ...],
+    gives: str,
+    views: tuple[View, ...],
+    parameters: str = "0",
+    order: Sequence[int] | None = None,
+) -> None:
+    """Calls a function of a row that takes and gives certain dtypes; operands of others are converted on the way.
+
+    Args:
+        takes, gives: dtypes that the function has.
+        views: the output, then the inputs.
+        order: of the axes, where it matters.
+    """
+    out, *inputs = views
+    if not out.numel:
+        return
+    if out.dtype == gives and all(view.dtype == dtype for view, dtype in zip(inputs, takes, strict=True)):
+        w.map(function, file, views, parameters, order)
+        return
+    loads = [cast_of(dtype, view.dtype) if view.dtype != dtype else "0" for view, dtype in zip(inputs, takes, strict=True)]
+    store = cast_of(out.dtype, gives) if out.dtype != gives else "0"
+    sizes = [_SIZES[dtype] for dtype in (gives, *takes)]
+    loads += ["0"] * (3 - len(loads))
+    sizes += [0] * (4 - len(sizes))
+    w.sources |= {"cast.c", file}
+    entries = [function, parameters, store, "{" + ", ".join(loads) + "}", "{" + ", ".join(map(str, sizes)) + "}"]
+    name = w.constant("etk_conversion {}", "{" + ", ".join(entries) + "}")
+    w.map("etk_converted", "map.c", views, f"&{name}", order, in_parts=True)
+
+
+_SIZES = {"bool": 1, "int32": 4, "float32": 4, "int64": 8}
+
+
+def need_float32(dtype: str) -> None:
+    """Refused: a float dtype that the C has no arithmetic for."""
+    if dtype.startswith(("float", "bfloat")) and dtype != "float32":
+        raise Refused(
+            "dtype",
+            f"it computes in {dtype}; the C kernel computes in float32",
+            "Convert in the model (x.float()) before it.",
+        )

@@ -1,0 +1,96 @@
+"""Images of another size, and products of matrices, in float32.
+
+Bilinear resizing and products add in the order of their indices; ExecuTorch's library for computers adds in others, so their last
+places may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import Writer, braces, float_text, refused_dtype
+
+
+def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, align_corners: bool, out: View) -> None:
+    """A walk over planes; each is resized as a whole."""
+    sizes = [(x.shape[axis], out.shape[axis]) for axis in (2, 3)]
+    scales = []
+    for number, (size, wanted) in enumerate(sizes):
+        if align_corners:
+            scales.append((size - 1) / (wanted - 1) if wanted > 1 else 0.0)
+        else:
+            scales.append(1.0 / factors[number] if factors else size / wanted)
+    fields = [
+        braces([str(size) for size, _ in sizes]),
+        braces([str(wanted) for _, wanted in sizes]),
+        *(braces([str(view.strides[axis] * view.item_bytes) for axis in (2, 3)]) for view in (x, out)),
+        braces([float_text(scale) for scale in scales]),
+        str(int(align_corners)),
+    ]
+    parameters = w.constant("etk_resize {}", braces(fields))
+    planes = [view.selected(3, 0).selected(2, 0) for view in (out, x)]
+    if out.numel:
+        w.map(function, "resize.c", planes, f"&{parameters}")
+
+
+@kernel("aten::upsample_nearest2d.vec_out")
+def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: Sequence[float] | None, out: View) -> None:
+    """Each output takes the pixel at floor(index * scale)."""
+    _resize(w, f"etk_nearest_{x.item_bytes}", x, factors, False, out)
+
+
+@kernel("aten::upsample_bilinear2d.vec_out")
+def upsample_bilinear2d(
+    w: Writer, x: View, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None, out: View
+) -> None:
+    """Each output is between the four pixels around its place."""
+    if x.dtype != "float32":
+        raise refused_dtype(x.dtype, "float32")
+    _resize(w, "etk_bilinear_f32", x, factors, align_corners, out)
+
+
+def _product(w: Writer, x: View, y: View, out: View) -> None:
+    """out[.., i, j] = sum over k of x[.., i, k] * y[.., k, j]."""
+    for view in (x, y, out):
+        if view.dtype != "float32":
+            raise refused_dtype(view.dtype, "float32")
+    if not out.numel:
+        return
+    if not x.shape[-1]:
+        w.fill(out, 0)
+        return
+    parameters = w.integers([x.shape[-1], x.strides[-1] * 4, y.strides[-2] * 4])
+    rows = x.selected(-1, 0).inserted(x.rank - 1)
+    columns = y.selected(-2, 0).inserted(y.rank - 2)
+    w.map("etk_dot_f32", "product.c", [out, rows, columns], parameters)
+
+
+@kernel("aten::mm.out", "aten::bmm.out")
+def mm(w: Writer, x: View, y: View, out: View) -> None:
+    """out = x @ y."""
+    _product(w, x, y, out)
+
+
+@kernel("aten::linear.out")
+def linear(w: Writer, x: View, weight: View, bias: View | None, out: View) -> None:
+    """out = x @ weight.T + bias."""
+    wide = weight.swapped(0, 1)
+    while wide.rank < x.rank:
+        wide = wide.inserted(0)
+    _product(w, x, wide, out)
+    if bias is not None:
+        w.map("etk_add_f32", "elementwise.c", [out, out, bias])
+
+
+@kernel("aten::addmm.out")
+def addmm(w: Writer, bias: View, x: View, y: View, beta: float, alpha: float, out: View) -> None:
+    """out = beta * bias + alpha * (x @ y)."""
+    _product(w, x, y, out)
+    if alpha != 1:
+        w.map("etk_mul_f32", "elementwise.c", [out, out, View(w.numbers([alpha], "float32"), "float32", (), ())])
+    if beta == 1:
+        w.map("etk_add_f32", "elementwise.c", [out, out, bias])
+    elif beta:
+        w.map("etk_add_scaled_f32", "elementwise.c", [out, out, bias], w.numbers([beta], "float32"))

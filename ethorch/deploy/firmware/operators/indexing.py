@@ -1,0 +1,199 @@
+"""Elements whose place another tensor says: embeddings, gathers, scatters; an index that is out of range fails the call.
+
+The runtime fails in the same way, but leaves another output behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ethorch.deploy.firmware.operators.dtypes import computing, scalar, wrapped
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View, in_order_of
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, pointer, refused_dtype, source
+
+Number = float | int | bool
+
+
+def _indexed(
+    w: Writer, function: str, places: View, plain: View, other: View, indices: Sequence[View], axes: Sequence[tuple[int, int]]
+) -> None:
+    """Take or put: a walk over the shape that all views have.
+
+    Args:
+        places: what the indices are places in, with stride 0 along the axes that they walk along.
+        plain: what is in the order of the walk.
+        other: the one of both that is written.
+        indices: broadcast to the walk.
+        axes: size of each axis that is indexed, and the bytes of a step along it.
+    """
+    if not 1 <= len(indices) <= 2:
+        raise Refused("index", f"it has {len(indices)} indices; the C kernel takes one or two", "Index in several steps.")
+    for index in indices:
+        if index.dtype not in ("int32", "int64") or index.dtype != indices[0].dtype:
+            raise refused_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
+    if not plain.numel:
+        return
+    out, x = (plain, places) if other is plain else (places, plain)
+    wide = [index.expanded(plain.shape) or index for index in indices]
+    walk = in_order_of([plain, out, x, *wide])  # in the order of what has no stride 0
+    steps = [(size, all_steps[1:] if all_steps else ()) for size, all_steps in walk]
+    run = plain.item_bytes
+    if steps and "sum" not in function and steps[-1][1] == (run, run, *(0,) * len(wide)):
+        run *= steps.pop()[0]
+    name, rank = w.axes(steps)
+    sizes, strides = ([pair[k] for pair in axes] + [0] * (2 - len(axes)) for k in (0, 1))
+    fields = [len(wide), wide[0].item_bytes, braces([str(n) for n in sizes]), braces([str(n) for n in strides]), run]
+    parameters = w.constant("etk_indexing {}", braces([str(field) for field in fields]))
+    first, second = source(wide[0]), source(wide[-1])
+    w.checked_call("index.c", function, f"&{parameters}", name, rank, pointer(out), source(x), first, second)
+
+
+def _still(view: View, axis: int, size: int) -> View:
+    """A view in which one axis has stride 0, and another size."""
+    shape = view.shape[:axis] + (size,) + view.shape[axis + 1 :]
+    return replace(view, shape=shape, strides=view.strides[:axis] + (0,) + view.strides[axis + 1 :])
+
+
+def _along(index: View, rank: int, axis: int) -> View:
+    """A list of indices as a tensor that lies along one axis of many."""
+    view = index if index.rank else index.inserted(0)
+    for at in range(rank):
+        if at != axis:
+            view = view.inserted(at)
+    return view
+
+
+@kernel("aten::index_select.out")
+def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
+    """out = the parts of x at some indices of an axis."""
+    axis = x.axis(dim)
+    places = _still(x, axis, out.shape[axis])
+    step = x.strides[axis] * x.item_bytes
+    _indexed(w, "etk_take", places, out, out, [_along(index, x.rank, axis)], [(x.shape[axis], step)])
+
+
+@kernel("aten::embedding.out")
+def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool, sparse: bool, out: View) -> None:
+    """out = the rows of the weight at the indices."""
+    places = replace(weight, shape=(*indices.shape, weight.shape[1]), strides=(*(0 for _ in indices.shape), weight.strides[1]))
+    step = weight.strides[0] * weight.item_bytes
+    _indexed(w, "etk_take", places, out, out, [indices.inserted(indices.rank)], [(weight.shape[0], step)])
+
+
+@kernel("aten::gather.out")
+def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -> None:
+    """out[i, j] = x[index[i, j], j], along an axis."""
+    if not x.rank:
+        w.copy(out, x)
+        return
+    axis = x.axis(dim)
+    places = replace(_still(x, axis, index.shape[axis]), shape=index.shape)
+    step = x.strides[axis] * x.item_bytes
+    _indexed(w, "etk_take", places, out, out, [index], [(x.shape[axis], step)])
+
+
+def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: View, out: View) -> None:
+    w.copy(out, x)
+    axis = x.axis(dim)
+    places = replace(_still(out, axis, index.shape[axis]), shape=index.shape)
+    part = values.expanded(index.shape) if not values.rank else replace(values, shape=index.shape)
+    if part is None:
+        raise Refused("shape", f"it scatters {list(values.shape)}", "Give a source as large as the index.")
+    step = out.strides[axis] * out.item_bytes
+    _indexed(w, function, places, part, places, [index], [(out.shape[axis], step)])
+
+
+@kernel("aten::scatter.src_out")
+def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
+    """out = x, with out[index[i, j], j] = values[i, j] along an axis."""
+    _scatter(w, "etk_put", x, dim, index, values, out)
+
+
+@kernel("aten::scatter.value_out")
+def scatter_value(w: Writer, x: View, dim: int, index: View, value: Number, out: View) -> None:
+    """out = x, with a number at the places along an axis."""
+    _scatter(w, "etk_put", x, dim, index, scalar(w, wrapped(value, x.dtype), x.dtype), out)
+
+
+def _sum_of(dtype: str) -> str:
+    if dtype not in ("float32", "int32", "int64"):
+        raise refused_dtype(dtype, "float32, int32 and int64 where it adds up")
+    return f"etk_put_sum_{SUFFIX[computing(dtype)]}"
+
+
+@kernel("aten::scatter_add.out")
+def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
+    """out = x, with values[i, j] added to out[index[i, j], j] along an axis."""
+    _scatter(w, _sum_of(x.dtype), x, dim, index, values, out)
+
+
+def _placed(whole: View, indices: Sequence[View | None], walk: Sequence[int]) -> tuple[View, list[View], list[tuple[int, int]]]:
+    """x[indices] as a walk: the indexed tensor, the indices, and size and step of their axes.
+
+    The indices' own axes stand where the first of them stands, or in front if there is a plain axis between two of them.
+    """
+    at = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in given):
+        raise Refused("index", "it is indexed by a mask, so its size is known only when it runs", "Use torch.where in the model.")
+    rank = max((index.rank for index in given), default=0)
+    front = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
+    plain = [axis for axis in range(whole.rank) if axis not in at]
+    before, after = [axis for axis in plain if axis < front] if front else [], []
+    after = [axis for axis in plain if axis not in before]
+    own = tuple(walk[len(before) : len(before) + rank])
+    places = replace(
+        whole,
+        shape=tuple(walk),
+        strides=(*(whole.strides[a] for a in before), *(0 for _ in own), *(whole.strides[a] for a in after)),
+    )
+    views = []
+    for index in given:
+        view = index
+        for _ in range(rank - index.rank):
+            view = view.inserted(0)
+        for _ in after:
+            view = view.inserted(view.rank)
+        views.append(view)
+    return places, views, [(whole.shape[axis], whole.strides[axis] * whole.item_bytes) for axis in at]
+
+
+@kernel("aten::index.Tensor_out")
+def index(w: Writer, x: View, indices: Sequence[View | None], out: View) -> None:
+    """out = x[indices], with one or two tensors of integers."""
+    places, views, axes = _placed(x, indices, out.shape)
+    _indexed(w, "etk_take", places, out, out, views, axes)
+
+
+def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
+    at = [axis for axis, one in enumerate(indices) if one is not None]
+    given = [one for one in indices if one is not None]
+    own: tuple[int, ...] = ()
+    for one in given:
+        longer, shorter = (own, one.shape) if len(own) >= len(one.shape) else (one.shape, own)
+        padded = (1,) * (len(longer) - len(shorter)) + tuple(shorter)
+        own = tuple(b if a == 1 else a for a, b in zip(longer, padded, strict=True))
+    adjacent = at == list(range(at[0], at[0] + len(at)))
+    plain = [out.shape[axis] for axis in range(out.rank) if axis not in at]
+    before = at[0] if adjacent else 0
+    walk = (*plain[:before], *own, *plain[before:])
+    places, views, axes = _placed(out, indices, walk)
+    part = values.expanded(walk)
+    if part is None:
+        raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Give values of that shape.")
+    _indexed(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
+
+
+@kernel("aten::index_put.out")
+def index_put(w: Writer, x: View, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
+    """out = x, with out[indices] = values, or the values added to it."""
+    w.copy(out, x)
+    _index_put(w, indices, values, accumulate, out)
+
+
+@kernel("aten::index_put_")
+def index_put_(w: Writer, out: View, indices: Sequence[View | None], values: View, accumulate: bool) -> None:
+    """out[indices] = values in place: how a call leaves a part of a buffer for the next."""
+    _index_put(w, indices, values, accumulate, out)

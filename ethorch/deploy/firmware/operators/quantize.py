@@ -1,0 +1,117 @@
+"""Quantize and dequantize: bit-equal to ExecuTorch's runtime on the desk, of NaN and infinities too."""
+
+from __future__ import annotations
+
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refused_dtype, rounded
+
+_CODES = ("int8", "uint8", "int16", "uint16", "int32")
+
+
+def _check(values: View, codes: View) -> None:
+    if values.dtype != "float32":
+        raise refused_dtype(values.dtype, "float32 on its float side")
+    if codes.dtype not in _CODES:
+        raise refused_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+
+
+def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
+    numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
+    return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
+
+
+def _inverse(scale: float) -> float:
+    """1 / scale as the kernels have it: the scale is rounded to float32, and so is the quotient."""
+    narrow = rounded(scale)
+    if narrow == 0:
+        raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")
+    return rounded(1.0 / narrow)
+
+
+@kernel("quantized_decomposed::quantize_per_tensor.out")
+def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
+    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high), in float32, halves to even."""
+    _check(x, out)
+    parameters = _parameters(w, _inverse(scale), zero_point, low, high)
+    w.map(f"etk_quantize_{SUFFIX[out.dtype]}", "quantize.c", [out, x], parameters)
+
+
+@kernel("quantized_decomposed::dequantize_per_tensor.out")
+def dequantize_per_tensor(
+    w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out_dtype: int | None, out: View
+) -> None:
+    """out = float32(x - zero_point) * float32(scale)."""
+    _check(out, x)
+    w.map(f"etk_dequantize_{SUFFIX[x.dtype]}", "quantize.c", [out, x], _parameters(w, scale, zero_point, low, high))
+
+
+def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
+    """Scales and zero points as tensors that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel takes."""
+    if scales.dtype not in of or zero_points.dtype != "int64":
+        found = scales.dtype if scales.dtype not in of else zero_points.dtype
+        raise refused_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
+    shape = [1] * x.rank
+    shape[x.axis(axis)] = x.shape[x.axis(axis)]
+    views = [view.reshaped(shape) for view in (scales, zero_points)]
+    if views[0] is None or views[1] is None:
+        raise Refused("shape", f"its scales are {list(scales.shape)} for {shape}", "Give one scale for each channel.")
+    return views[0], views[1]
+
+
+@kernel("quantized_decomposed::quantize_per_channel.out")
+def quantize_per_channel(
+    w: Writer, x: View, scales: View, zero_points: View, axis: int, low: int, high: int, dtype: int, out: View
+) -> None:
+    """The same as quantize_per_tensor with a scale (float64) and a zero point (int64) for each index of an axis."""
+    _check(x, out)
+    of_channels = _channels(x, scales, zero_points, axis)
+    parameters = _parameters(w, 1.0, 0, low, high)
+    w.map(f"etk_quantize_channels_{SUFFIX[out.dtype]}", "quantize.c", [out, x, *of_channels], parameters)
+
+
+@kernel("quantized_decomposed::dequantize_per_channel.out")
+def dequantize_per_channel(
+    w: Writer,
+    x: View,
+    scales: View,
+    zero_points: View | None,
+    axis: int,
+    low: int,
+    high: int,
+    dtype: int,
+    out_dtype: int | None,
+    out: View,
+) -> None:
+    """The same as dequantize_per_tensor with a scale (float64 or float32) and a zero point for each index of an axis."""
+    _check(out, x)
+    if zero_points is None:
+        raise Refused("argument", "it has no zero points", "Give zeros as zero points.")
+    of_channels = _channels(x, scales, zero_points, axis, of=("float64", "float32"))
+    narrow = (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()  # parameters stand for scales of float32
+    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *of_channels], *narrow)
+
+
+@kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
+def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
+    """The same as quantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    _check(x, out)
+    function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
+    w.map(function, "quantize.c", [out, x, *_one(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
+
+
+@kernel("quantized_decomposed::dequantize_per_tensor.Tensor_out")
+def dequantize_by_tensors(
+    w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
+) -> None:
+    """The same as dequantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    _check(out, x)
+    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_one(scale, zero_point)])
+
+
+def _one(scale: View, zero_point: View) -> tuple[View, View]:
+    """A scale and a zero point without axes."""
+    one, zero = scale.reshaped(()), zero_point.reshaped(())
+    if scale.dtype != "float64" or zero_point.dtype != "int64" or one is None or zero is None:
+        raise refused_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
+    return one, zero

@@ -1,0 +1,335 @@
+"""Sums, means, extremes and truth values over axes, the places of extremes, sums so far, softmax.
+
+A reduction is a walk of a function of two over the input, with the output as one of the two: an axis that is reduced has stride 0
+in it. Elements are added in the order of their indices. ExecuTorch's runtime on the desk adds some sums in several parts, so a
+float sum may differ in its last places; integers, extremes and places are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ethorch.deploy.firmware.operators.dtypes import compute, computing, need_float32, scalar
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refused_dtype
+
+Dims = Sequence[int]
+
+
+def _axes(x: View, dims: Dims | None) -> list[int]:
+    """The axes that are reduced, from the outermost on; no list, or an empty one, is all."""
+    return sorted({x.axis(dim) for dim in dims}) if dims and x.rank else list(range(x.rank))
+
+
+def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
+    """The output with the axes that are reduced: as long as the input's, and of stride 0."""
+    if out.rank != x.rank:
+        for axis in axes:
+            out = out.inserted(axis)
+    strides = tuple(0 if axis in axes else stride for axis, stride in enumerate(out.strides))
+    return replace(out, shape=x.shape, strides=strides)
+
+
+def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
+    """out = function(x, out) for each x, in the order of their indices.
+
+    Within a row is what there is more of, kept or reduced. Where elements are converted some at a time, a row has those of kept
+    axes: no two of them are in one place of the output.
+    """
+    if not x.numel:
+        return
+    whole = _with_axes(out, x, axes)
+    kept = [axis for axis in range(x.rank) if axis not in axes]
+    converted = not out.dtype == x.dtype == dtype
+    order = [*axes, *kept] if converted or out.numel * out.numel > x.numel else [*kept, *axes]
+    if not order:
+        whole, x, order = whole.inserted(0), x.inserted(0), [0]
+    compute(w, function, "elementwise.c", (dtype, dtype), dtype, (whole, x, whole), order=order)
+
+
+def _sum(w: Writer, x: View, dims: Dims | None, out: View) -> None:
+    need_float32(out.dtype)
+    need_float32(x.dtype)
+    w.fill(out, 0)
+    wide = computing(out.dtype)
+    _accumulate(w, f"etk_add_{SUFFIX[wide]}", wide, out, x, _axes(x, dims))
+
+
+@kernel("aten::sum.IntList_out")
+def sum(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
+    """out = the sum over axes."""
+    _sum(w, x, dims, out)
+
+
+@kernel("aten::mean.out")
+def mean(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
+    """out = the mean over axes: the sum, divided by the number of elements."""
+    if out.dtype != "float32":
+        raise refused_dtype(out.dtype, "float32")
+    _sum(w, x, dims, out)
+    count = 1
+    for axis in _axes(x, dims):
+        count *= x.shape[axis]
+    w.map("etk_div_f32", "elementwise.c", [out, out, scalar(w, count, "float32")])
+
+
+@kernel("aten::mean.dtype_out")
+def mean_of_all(w: Writer, x: View, dtype: int | None, out: View) -> None:
+    """out = the mean of all elements."""
+    mean(w, x, None, False, dtype, out)
+
+
+def _product(w: Writer, x: View, dims: Dims | None, out: View) -> None:
+    need_float32(out.dtype)
+    need_float32(x.dtype)
+    w.fill(out, 1)
+    wide = computing(out.dtype)
+    _accumulate(w, f"etk_mul_{SUFFIX[wide]}", wide, out, x, _axes(x, dims))
+
+
+@kernel("aten::prod.int_out")
+def prod(w: Writer, x: View, dim: int, keepdim: bool, dtype: int | None, out: View) -> None:
+    """out = the product along an axis."""
+    _product(w, x, [dim], out)
+
+
+@kernel("aten::prod.out")
+def prod_of_all(w: Writer, x: View, dtype: int | None, out: View) -> None:
+    """out = the product of all elements."""
+    _product(w, x, None, out)
+
+
+def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> None:
+    need_float32(x.dtype)
+    axes = _axes(x, dims)
+    if not x.numel and out.numel:
+        raise Refused("shape", f"it looks for an extreme among no elements of {list(x.shape)}", "Give it at least one.")
+    first = x
+    for axis in axes:
+        first = first.sliced(axis, 0, 1)
+    target = out
+    if out.rank != x.rank:
+        for axis in axes:
+            target = target.inserted(axis)
+    w.copy(target, first)  # the first, then the others: there is no least number of every dtype
+    wide = computing(x.dtype)
+    _accumulate(w, f"etk_{name}_{SUFFIX[wide]}", wide, out, x, axes)
+
+
+@kernel("aten::amax.out")
+def amax(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
+    """out = the greatest over axes; NaN if there is one."""
+    _extreme(w, "maximum", x, dims, out)
+
+
+@kernel("aten::amin.out")
+def amin(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
+    """out = the least over axes; NaN if there is one."""
+    _extreme(w, "minimum", x, dims, out)
+
+
+@kernel("aten::max.unary_out")
+def max_of_all(w: Writer, x: View, out: View) -> None:
+    """out = the greatest of all elements; NaN if there is one."""
+    _extreme(w, "maximum", x, None, out)
+
+
+@kernel("aten::min.unary_out")
+def min_of_all(w: Writer, x: View, out: View) -> None:
+    """out = the least of all elements; NaN if there is one."""
+    _extreme(w, "minimum", x, None, out)
+
+
+def _truth(w: Writer, name: str, start: bool, x: View, dims: Dims | None, out: View) -> None:
+    if out.dtype != "bool":
+        raise refused_dtype(out.dtype, "bool")
+    w.fill(out, start)
+    _accumulate(w, f"etk_{name}_b8", "bool", out, x, _axes(x, dims))
+
+
+@kernel("aten::any.out")
+def any_along(w: Writer, x: View, dim: int, keepdim: bool, out: View) -> None:
+    """out = whether an element along an axis is not 0."""
+    _truth(w, "logical_or", False, x, [dim], out)
+
+
+@kernel("aten::any.dims_out")
+def any_over(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
+    """out = whether an element over axes is not 0."""
+    _truth(w, "logical_or", False, x, dims, out)
+
+
+@kernel("aten::any.all_out")
+def any_of_all(w: Writer, x: View, out: View) -> None:
+    """out = whether any element is not 0."""
+    _truth(w, "logical_or", False, x, None, out)
+
+
+@kernel("aten::cumsum.out")
+def cumsum(w: Writer, x: View, dim: int, dtype: int | None, out: View) -> None:
+    """out = the sum of all elements up to each along an axis: one after the other, what is left of it is read again."""
+    need_float32(out.dtype)
+    need_float32(x.dtype)
+    if not out.rank:
+        w.cast(out, x)
+        return
+    if not out.numel:
+        return
+    axis, size = x.axis(dim), x.shape[x.axis(dim)]
+    w.cast(out.sliced(axis, 0, 1), x.sliced(axis, 0, 1))
+    views = [out.sliced(axis, 1, size), out.sliced(axis, 0, size - 1), x.sliced(axis, 1, size)]
+    wide = computing(out.dtype)
+    order = [axis, *(other for other in range(x.rank) if other != axis)]
+    compute(w, f"etk_add_{SUFFIX[wide]}", "elementwise.c", (wide, wide), wide, tuple(views), order=order)
+
+
+_PLACES = ("float32", "int8", "uint8", "int16", "int32", "int64", "bool")
+
+
+def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
+    """Where the first extreme, or the first NaN, is along an axis, or among all elements."""
+    if x.dtype not in _PLACES:
+        raise refused_dtype(x.dtype, ", ".join(_PLACES))
+    if dim is None:
+        flat = x.reshaped((x.numel,))
+        if flat is None or not x.is_contiguous:
+            raise Refused("view", "its input's dimensions lie in another order", "Call .contiguous() before it in the model.")
+        x, dim = flat, 0
+    if not x.rank:
+        w.fill(out, 0)
+        return
+    axis = x.axis(dim)
+    if not x.shape[axis] and out.numel:
+        raise Refused("shape", f"it looks for an extreme among no elements of {list(x.shape)}", "Give it at least one.")
+    parameters = w.integers([x.shape[axis], x.strides[axis] * x.item_bytes])
+    first = x.selected(axis, 0) if out.rank != x.rank else x.sliced(axis, 0, 1)
+    w.map(f"etk_{name}_{SUFFIX[x.dtype]}", "places.c", [out.reshaped(first.shape) or out, first], parameters)
+
+
+@kernel("aten::argmax.out")
+def argmax(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
+    """out = where the greatest is."""
+    _place(w, "argmax", x, dim, out)
+
+
+@kernel("aten::argmin.out")
+def argmin(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
+    """out = where the least is."""
+    _place(w, "argmin", x, dim, out)
+
+
+@kernel("aten::max.dim_max")
+def max_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
+    """The greatest along an axis, and where it is."""
+    _extreme(w, "maximum", x, [dim], values)
+    _place(w, "argmax", x, dim, indices)
+
+
+@kernel("aten::min.dim_min")
+def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
+    """The least along an axis, and where it is."""
+    _extreme(w, "minimum", x, [dim], values)
+    _place(w, "argmin", x, dim, indices)
+
+
+@kernel("aten::topk.values")
+def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
+    """The k greatest or least along an axis, in order, and where they are; of equal ones the first comes first."""
+    if x.dtype not in _PLACES or x.dtype == "bool":
+        raise refused_dtype(x.dtype, ", ".join(_PLACES[:-1]))
+    if not values.numel:
+        return
+    if not x.rank:
+        w.copy(values, x)
+        w.fill(indices, 0)
+        return
+    axis = x.axis(dim)
+    steps = [view.strides[axis] * view.item_bytes for view in (values, indices, x)]
+    parameters = w.integers([k, x.shape[axis], int(largest), *steps])
+    views = [view.selected(axis, 0) for view in (values, indices, x)]
+    w.map(f"etk_topk_{SUFFIX[x.dtype]}", "places.c", views, parameters)
+
+
+def _along(w: Writer, name: str, x: View, dim: int, out: View) -> None:
+    if x.dtype != "float32" or out.dtype != "float32":
+        raise refused_dtype(x.dtype if x.dtype != "float32" else out.dtype, "float32")
+    if not x.rank:
+        x, out, dim = x.inserted(0), out.inserted(0), 0
+    axis = x.axis(dim)
+    if not out.numel:
+        return
+    parameters = w.integers([x.shape[axis], out.strides[axis] * 4, x.strides[axis] * 4])
+    w.map(f"etk_{name}_f32", "softmax.c", [out.selected(axis, 0), x.selected(axis, 0)], parameters)
+
+
+@kernel("aten::_softmax.out")
+def softmax(w: Writer, x: View, dim: int, half_to_float: bool, out: View) -> None:
+    """out = e^(x - max) / sum(e^(x - max)) along an axis."""
+    _along(w, "softmax", x, dim, out)
+
+
+@kernel("aten::_log_softmax.out")
+def log_softmax(w: Writer, x: View, dim: int, half_to_float: bool, out: View) -> None:
+    """out = x - max - ln(sum(e^(x - max))) along an axis."""
+    _along(w, "log_softmax", x, dim, out)
+
+
+@kernel("aten::native_layer_norm.out")
+def native_layer_norm(
+    w: Writer, x: View, shape: Dims, weight: View | None, bias: View | None, eps: float, out: View, mean: View, rstd: View
+) -> None:
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias over the last axes."""
+    if x.dtype != "float32":
+        raise refused_dtype(x.dtype, "float32")
+    if not x.numel:
+        return
+    if not (x.is_contiguous and out.is_contiguous):
+        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+    inner = 1
+    for size in shape:
+        inner *= size
+    outer = x.numel // inner
+    rows, result = x.reshaped((outer, inner)), out.reshaped((outer, inner))
+    means, factors = mean.reshaped((outer,)), rstd.reshaped((outer,))
+    if rows is None or result is None or means is None or factors is None:
+        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+    parameters = w.constant("etk_normalization {}", f"{{{inner}, {float(eps).hex()}F}}")
+    w.map("etk_moments_f32", "softmax.c", [means, factors, rows.selected(1, 0)], f"&{parameters}")
+    w.map("etk_sub_f32", "elementwise.c", [result, rows, means.inserted(1)])
+    w.map("etk_div_f32", "elementwise.c", [result, result, factors.inserted(1)])
+    w.map("etk_reciprocal_f32", "elementwise.c", [factors, factors])
+    for function, view in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
+        if view is not None:
+            w.map(function, "elementwise.c", [result, result, view.reshaped((inner,)) or view])
+
+
+@kernel("aten::_native_batch_norm_legit_no_training.out")
+def native_batch_norm(
+    w: Writer,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    mean: View,
+    variance: View,
+    momentum: float,
+    eps: float,
+    out: View,
+    saved_mean: View,
+    saved_factor: View,
+) -> None:
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias, of each channel."""
+    for view in (x, mean, variance, *(view for view in (weight, bias) if view is not None)):
+        if view.dtype != "float32":
+            raise refused_dtype(view.dtype, "float32")
+    shape = [x.shape[axis] if axis == 1 else 1 for axis in range(x.rank)]
+
+    def of_channels(view: View) -> View:
+        return view.reshaped(shape) or view
+
+    parameters = w.numbers([eps], "float32")
+    w.map("etk_normalize_f32", "softmax.c", [out, x, of_channels(mean), of_channels(variance)], parameters)
+    for function, factor in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
+        if factor is not None:
+            w.map(function, "elementwise.c", [out, out, of_channels(factor)])

@@ -1,0 +1,194 @@
+"""Pooling, convolution and padding of images.
+
+A mean is rounded once for each addition, in the order of the window; so is a convolution. ExecuTorch's library for computers may
+add in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ethorch.deploy.firmware.operators.dtypes import scalar
+from ethorch.deploy.firmware.operators.table import kernel
+from ethorch.deploy.firmware.views import View
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, refused_dtype
+
+Dims = Sequence[int]
+
+
+def _pair(numbers: Dims, default: Dims = ()) -> tuple[int, int]:
+    numbers = numbers or default
+    return (numbers[0], numbers[-1])
+
+
+def _steps(view: View) -> tuple[int, int]:
+    """Bytes of a step of the last two axes."""
+    return (view.strides[-2] * view.item_bytes, view.strides[-1] * view.item_bytes)
+
+
+def _window(
+    w: Writer,
+    x: View,
+    out: View,
+    kernel: Dims,
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims = (1, 1),
+    divisor: int = 0,
+    counts_padding: bool = False,
+    places: tuple[int, int] = (0, 0),
+    channels: tuple[int, int] = (0, 0),
+    weights: Dims = (0, 0, 0),
+    has_bias: bool = False,
+) -> str:
+    pairs = [x.shape[-2:], out.shape[-2:], _steps(x), _steps(out), kernel, stride, padding, dilation]
+    fields = [
+        *(braces([str(n) for n in pair]) for pair in pairs),
+        str(divisor),
+        str(int(counts_padding)),
+        braces([str(n) for n in places]),
+        *map(str, channels),
+        braces([str(n) for n in weights]),
+        str(int(has_bias)),
+    ]
+    return "&" + w.constant("etk_window {}", braces(fields))
+
+
+def _planes(view: View) -> View:
+    return view.selected(-1, 0).selected(-1, 0)
+
+
+@kernel("aten::avg_pool2d.out")
+def avg_pool2d(
+    w: Writer,
+    x: View,
+    kernel: Dims,
+    stride: Dims,
+    padding: Dims,
+    ceil_mode: bool,
+    counts_padding: bool,
+    divisor: int | None,
+    out: View,
+) -> None:
+    """out = the mean of each window."""
+    if x.dtype != "float32":
+        raise refused_dtype(x.dtype, "float32")
+    if not out.numel:
+        return
+    kernel = _pair(kernel)
+    parameters = _window(
+        w, x, out, kernel, _pair(stride, kernel), _pair(padding), divisor=divisor or 0, counts_padding=counts_padding
+    )
+    w.map("etk_avg_pool_f32", "pool.c", [_planes(out), _planes(x)], parameters)
+
+
+@kernel("aten::_adaptive_avg_pool2d.out")
+def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
+    """out = the mean of as many equal windows as there are outputs."""
+    rest = [x.shape[axis] % out.shape[axis] for axis in (-2, -1)]
+    if any(rest):
+        text = f"it makes {list(out.shape[-2:])} windows of {list(x.shape[-2:])}, which are not of one size"
+        raise Refused("shape", text, "Give it a size that divides the image's.")
+    kernel = [x.shape[axis] // out.shape[axis] for axis in (-2, -1)]
+    avg_pool2d(w, x, kernel, kernel, (0, 0), False, True, None, out)
+
+
+@kernel("aten::max_pool2d_with_indices.out")
+def max_pool2d_with_indices(
+    w: Writer, x: View, kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool, out: View, places: View
+) -> None:
+    """out = the greatest of each window; where it is in its plane."""
+    if x.dtype not in ("float32", "int8", "uint8", "int16", "int32"):
+        raise refused_dtype(x.dtype, "float32, int8, uint8, int16, int32")
+    if not out.numel:
+        return
+    kernel = _pair(kernel)
+    window = _window(w, x, out, kernel, _pair(stride, kernel), _pair(padding), _pair(dilation), places=_steps(places))
+    w.map(f"etk_max_pool_{SUFFIX[x.dtype]}", "pool.c", [_planes(out), _planes(places), _planes(x)], window)
+
+
+@kernel("aten::convolution.out")
+def convolution(
+    w: Writer,
+    x: View,
+    weight: View,
+    bias: View | None,
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims,
+    transposed: bool,
+    output_padding: Dims,
+    groups: int,
+    out: View,
+) -> None:
+    """out = the convolution of an image, or of a sequence, in float32; none that is transposed."""
+    if x.dtype != "float32" or weight.dtype != "float32":
+        raise refused_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
+    if transposed or x.rank not in (3, 4):
+        raise Refused(
+            "argument",
+            "it is transposed" if transposed else f"it is of {x.rank - 2} dimensions; the C kernel has those of 1 and 2",
+            "Quantize it, so that the NPU takes it.",
+        )
+    if not out.numel:
+        return
+    if x.rank == 3:
+        x, weight, out = x.inserted(2), weight.inserted(2), out.inserted(2)
+        stride, padding, dilation = (1, stride[0]), (0, padding[0]), (1, dilation[0])
+    channels = weight.shape[1]
+    parameters = _window(
+        w, x, out, weight.shape[2:], _pair(stride), _pair(padding), _pair(dilation),
+        channels=(channels, x.strides[1] * 4), weights=[weight.strides[axis] * 4 for axis in (1, 2, 3)], has_bias=bias is not None,
+    )  # fmt: skip
+    step = weight.shape[0] // groups
+    none = scalar(w, 0, "float32") if bias is None else None
+    for group in range(groups):
+        part = _planes(out).sliced(1, group * step, (group + 1) * step)
+        image = _planes(x).sliced(1, group * channels, group * channels + 1)
+        rows = _planes(weight).selected(1, 0).sliced(0, group * step, (group + 1) * step)
+        added = none or (bias.sliced(0, group * step, (group + 1) * step) if bias is not None else rows)
+        w.map("etk_convolution_f32", "pool.c", [part, image, rows, added], parameters)
+
+
+def _padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
+    """Copies the input into the middle; axis, size before and after of each padded axis, from the last on."""
+    if any(size < 0 for size in pad):
+        raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
+    sides = [(x.rank - 1 - number, pad[2 * number], pad[2 * number + 1]) for number in range(len(pad) // 2)]
+    inner = out
+    for axis, before, after in sides:
+        inner = inner.sliced(axis, before, out.shape[axis] - after)
+    w.copy(inner, x)
+    return sides
+
+
+def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
+    """``x`` copied to the middle of ``out``; then (part of ``out``, axis, its extent, before, after) for one axis after the other.
+
+    The part has the borders of the axes before it, and not those of the axes behind it.
+    """
+    sides = _padded(w, x, pad, out)
+    left_over = {axis: (before, after) for axis, before, after in sides}
+    for axis, before, after in sides:
+        part = out
+        for other, (left, right) in left_over.items():  # borders that are not there yet
+            part = part.sliced(other, left, out.shape[other] - right) if other != axis else part
+        yield part, axis, out.shape[axis], before, after
+        left_over.pop(axis)
+
+
+@kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
+def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
+    """out = x, mirrored at its edges: axis by axis, of what is there already."""
+    for part, axis, size, before, after in _borders(w, x, pad, out):
+        w.copy(part.sliced(axis, 0, before), part.sliced(axis, before + 1, 2 * before + 1).flipped([axis]))
+        w.copy(part.sliced(axis, size - after, size), part.sliced(axis, size - 2 * after - 1, size - after - 1).flipped([axis]))
+
+
+@kernel("aten::replication_pad1d.out", "aten::replication_pad2d.out", "aten::replication_pad3d.out")
+def replication_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
+    """out = x, its edges repeated."""
+    for part, axis, size, before, after in _borders(w, x, pad, out):
+        for border, edge in ((part.sliced(axis, 0, before), before), (part.sliced(axis, size - after, size), size - after - 1)):
+            one = part.sliced(axis, edge, edge + 1)
+            w.copy(border, one.expanded(border.shape) or one)

@@ -1,0 +1,283 @@
+"""Builds the firmware in this folder and runs it on a virtual board, or on Arm's FVP.
+
+    python run.py                               build, run on the virtual board, compare every output with the desk's
+    python run.py --platform qemu               an emulated Cortex-M55; needs qemu-system-arm
+    python run.py --compiler gcc --cpu cortex-m55 --polled
+
+`ethorch firmware` copies this file into each project as run.py; it needs Python, and ethorch[firmware] to run something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMPILERS = ("zig", "gcc", "clang", "armclang")
+_FLAGS = (
+    "-std=c11", "-Os", "-g", "-ffreestanding", "-ffunction-sections", "-fdata-sections", "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra",
+)  # fmt: skip
+#: The core that a program is compiled for -> what each compiler calls it. Programs for the first run everywhere.
+_CORES = {
+    "cortex-m33": ("cortex_m33+fp_armv8d16sp", "cortex-m33", "thumbv8m.main-none-eabihf"),
+    "cortex-m55": ("cortex_m55+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),
+    "cortex-m85": ("cortex_m85+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),  # GCC 12 has no cortex-m85
+}
+
+
+class Failed(Exception):
+    """It could not be built or run; the message says why, and what to do."""
+
+
+def flags() -> tuple[str, ...]:
+    """The compiler's flags that every source is compiled with."""
+    return _FLAGS
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to build.
+
+    Attributes:
+        compiler: one of COMPILERS.
+        cpu: core to compile for: ``cortex-m33`` (runs on all of them), ``cortex-m55`` or ``cortex-m85``.
+        interrupt: by the NPU's interrupt, or polled.
+        caches: with the core's caches on.
+        defines: further macros.
+    """
+
+    compiler: str = "zig"
+    cpu: str = "cortex-m33"
+    interrupt: bool = True
+    caches: bool = False
+    defines: Mapping[str, str] | None = None
+
+
+def command(options: Options) -> list[str]:
+    """The compiler's command up to the flags for the machine.
+
+    Raises:
+        Failed: it is not there.
+    """
+    if options.cpu not in _CORES:
+        raise Failed(f"unknown core {options.cpu!r}. Known: {', '.join(_CORES)}.")
+    zig, gcc, triple = _CORES[options.cpu]
+    if options.compiler == "zig":
+        found = subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True)
+        if found.returncode:
+            raise Failed('the Python package ziglang is not installed: pip install "ethorch[firmware]", or take --compiler gcc.')
+        return [
+            sys.executable, "-m", "ziglang", "cc", "-target", "thumb-freestanding-eabihf", f"-mcpu={zig}",
+            "-Ifirmware/freestanding",
+        ]  # fmt: skip
+    name = {"gcc": "arm-none-eabi-gcc"}.get(options.compiler, options.compiler)
+    path = shutil.which(name)
+    if path is None:
+        raise Failed(f"{name} is not on PATH. Install it, or leave --compiler out: zig comes with pip.")
+    if options.compiler == "gcc":
+        fpu = ["-mfpu=fpv5-sp-d16"] if gcc == "cortex-m33" else []
+        return [path, f"-mcpu={gcc}", "-mthumb", "-mfloat-abi=hard", *fpu, "-nostdlib"]
+    return [path, f"--target={triple}", f"-mcpu={gcc}", "-mfloat-abi=hard", "-nostdlib", "-Ifirmware/freestanding"]
+
+
+def build(
+    project: Path, options: Options | None = None, output: str = "build/firmware.elf", sources: Sequence[str] | None = None
+) -> Path:
+    """Compile and link; returns the ELF. Of other compilers than zig, a link map lies beside it.
+
+    Args:
+        project: the folder that ``ethorch firmware`` wrote.
+        output: where to, inside the project.
+        sources: instead of the project's own.
+
+    Raises:
+        Failed: the compiler is not there, or says no.
+    """
+    options = options or Options()
+    facts = described(project)
+    elf = project / output
+    elf.parent.mkdir(parents=True, exist_ok=True)
+    macros = {
+        "FIRMWARE_INTERRUPT": str(int(options.interrupt)),
+        "FIRMWARE_CACHES": str(int(options.caches)),
+        **(options.defines or {}),
+    }
+    includes = [f"-I{folder}" for folder in facts["include"]]
+    link = [
+        "-Wl,--gc-sections", "-Wl,-T,firmware/link.ld", "-Wl,-e,Reset_Handler",
+        *([f"-Wl,-Map={output}.map"] if options.compiler != "zig" else []),  # zig's linker writes none
+        *(["-lgcc"] if options.compiler == "gcc" else []),
+    ]  # fmt: skip
+    # The emulator unicorn forgets the end of an IT block with loads or stores in it while it watches the data cache.
+    plain = ["-mllvm", "-ifcvt-limit=0"] if options.caches and options.compiler != "gcc" else []
+    line = [
+        *command(options), *_FLAGS, *plain, *(f"-D{name}={value}" for name, value in macros.items()), *includes,
+        *(f"-Wa,{include}" for include in includes), *(sources or facts["sources"]), *link, "-o", output,
+    ]  # fmt: skip
+    done = subprocess.run(line, cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise Failed(f"the compiler said no (status {done.returncode}):\n{' '.join(line)}\n{done.stderr.strip()}")
+    return elf
+
+
+def described(project: Path) -> dict[str, Any]:
+    """What project.json says."""
+    found: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
+    return found
+
+
+def code_bytes(elf: Path) -> int:
+    """Size of the code in an ELF: of its section ``.text``, with the constants that are among it."""
+    data = elf.read_bytes()
+    (table,) = struct.unpack_from("<I", data, 32)
+    size, count, names = struct.unpack_from("<HHH", data, 46)
+    rows = [struct.unpack_from("<IIIIII", data, table + number * size) for number in range(count)]
+    texts = rows[names][4]
+    return sum(row[5] for row in rows if data[texts + row[0] :].startswith(b".text\0"))
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of one run: as the firmware printed it, and as it has to be."""
+
+    run: int
+    number: int
+    found: str
+    expected: str
+    largest: int | None
+
+    @property
+    def equal(self) -> bool:
+        """Is it what ExecuTorch's runtime gave on the desk?"""
+        return self.found == self.expected
+
+
+def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
+    """The outputs in what a firmware printed; those that are missing have no ``found``."""
+    found: dict[tuple[int, int], tuple[str, int | None]] = {}
+    run = -1
+    for line in text.splitlines():
+        if match := re.match(r"run (\d+):", line):
+            run = int(match[1])
+        elif match := re.match(r"output (\d+): hash (0x[0-9a-f]{8})(?:, largest at (\d+))?", line):
+            found[run, int(match[1])] = match[2], int(match[3]) if match[3] else None
+    expected = facts["expected"]
+    return [
+        Output(run, number, *(found.get((run, number), ("", None))[:1]), value, found.get((run, number), ("", None))[1])
+        for run, values in enumerate(expected)
+        for number, value in enumerate(values)
+    ]
+
+
+#: What a run on each platform needs of Python packages: what they are imported as -> what pip calls them.
+_NEEDED = {
+    "unicorn": {"ethorch": "ethorch", "elftools": "pyelftools", "unicorn": "unicorn"},
+    "qemu": {"ethorch": "ethorch", "elftools": "pyelftools"},
+    "fvp": {"ethorch": "ethorch", "elftools": "pyelftools"},
+}
+
+
+def check_runnable(platform: str) -> None:
+    """Say what is missing to run something, before it is built.
+
+    Raises:
+        Failed: a package is not installed.
+    """
+    missing = [name for module, name in _NEEDED[platform].items() if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise Failed(f'to run it, {names} has to be installed: pip install "ethorch[firmware]"; or only build it: --build-only.')
+
+
+def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 600) -> Any:
+    """Run an ELF on a virtual board: ``ethorch.targets.boards.Run``.
+
+    Raises:
+        Failed: a package for it is not installed.
+    """
+    check_runnable(platform)
+    from ethorch.targets import boards as board  # 1 second, and a project can be built where ethorch is not installed
+
+    facts = described(project)
+    place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
+    return board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build, run, compare. Exit status 0 if all outputs are equal."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--compiler", choices=COMPILERS, default="zig", help="default: zig, which comes with pip")
+    parser.add_argument(
+        "--cpu", choices=tuple(_CORES), default="cortex-m33", help="to compile for; default: %(default)s, runs on all"
+    )
+    parser.add_argument("--platform", choices=("unicorn", "qemu", "fvp"), default="unicorn")
+    parser.add_argument("--polled", action="store_true", help="poll the NPU's STATUS instead of taking its interrupt")
+    parser.add_argument("--caches", action="store_true", help="with the core's caches on")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a run may take; default: %(default)s")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="write what ran when, for Perfetto or chrome://tracing")
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    options = parser.parse_args(arguments)
+    project = Path(__file__).resolve().parent
+    try:
+        if not options.build_only:
+            check_runnable(options.platform)
+        elf = build(project, Options(options.compiler, options.cpu, not options.polled, options.caches))
+        if options.build_only:
+            print(f"built {elf.relative_to(project)}")
+            return 0
+        done = run(project, elf, options.platform, options.timeout)
+        if options.trace is not None:
+            done.trace(options.trace)
+    except Failed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:  # of the board: what it says is for people
+        print(f"error: {error}" if str(error) else f"error: {type(error).__name__}", file=sys.stderr)
+        return 1
+    facts = described(project)
+    compared = outputs(done.text, facts)
+    passed = done.ok and "PASS" in done.text.split() and all(output.equal for output in compared)
+    size = code_bytes(elf)
+    if options.json:
+        rows = [
+            {"run": o.run, "method": facts["calls"][o.run], "output": o.number, "equal": o.equal, "largest": o.largest}
+            for o in compared
+        ]
+        data = {
+            "passed": passed,
+            "code_bytes": size,
+            "exit_code": done.exit_code,
+            "faults": [str(f) for f in done.faults],
+            "outputs": rows,
+            "text": done.text,
+        }
+        print(json.dumps(data, indent=2))
+        return 0 if passed else 1
+    print(f"code: {size} bytes in {elf.relative_to(project)}, the self-test's included")
+    print(done.text.replace("\x04", "").rstrip())
+    for fault in done.faults:
+        print(f"board: {fault}")
+    if done.measured_ratio is not None:
+        print(f"cycles of the NPU: {done.measured_cycles} measured, {done.measured_ratio:.2f} of the estimate")
+    for output in compared:
+        said = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
+        method = facts["calls"][output.run]
+        name = f"run {output.run}, {method}" if len(facts["outputs"]) > 1 else f"run {output.run}"
+        print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {said}")
+    print("PASS" if passed else "FAIL", f"({options.platform}, {options.compiler}, {'polled' if options.polled else 'interrupt'})")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

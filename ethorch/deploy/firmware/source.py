@@ -1,0 +1,384 @@
+"""The C text of a model: what the templates are filled with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from ethorch.deploy.firmware.data import Blob, blob
+from ethorch.deploy.firmware.escapes import FILTERS, c_comment
+from ethorch.deploy.firmware.kernels import HEADERS, kernel_call
+from ethorch.deploy.firmware.methods import Whole, refused
+from ethorch.deploy.firmware.steps import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
+from ethorch.deploy.firmware.streams import driver_stream
+from ethorch.formats.pte_types import ITEM_BYTES, Call, Value
+from ethorch.support.errors import EthorchError, Reason
+
+SECTIONS = {
+    "ARENA": ".bss.npu_arena",
+    "FAST": ".bss.npu_fast",
+    "TENSORS": ".bss.cpu_tensors",
+    "WEIGHTS": ".rodata.npu_weights",
+    "COMMANDS": ".rodata.npu_commands",
+    "CONSTANTS": ".rodata.cpu_constants",
+}
+_CTYPES = {
+    "float32": "float", "float64": "double", "bool": "uint8_t", "float16": "uint16_t", "bfloat16": "uint16_t",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+_IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*")
+_KEYWORDS = re.compile(
+    "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|restrict|"
+    "return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|main|ethosu"
+)
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """The files of ``templates/``."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update(FILTERS)
+    return environment
+
+
+def prefix(name: str) -> str:
+    """The name as it stands before every symbol. EthorchError where C cannot have it."""
+    if not _IDENTIFIER.fullmatch(name) or _KEYWORDS.fullmatch(name):
+        raise EthorchError(
+            f"the model's name is {name!r}; it stands before every symbol in C: small letters, digits and underscores are allowed, "
+            "a letter first, and no word of C's own."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class End:
+    """An input or output, in the words of C."""
+
+    title: str
+    name: str
+    number: int
+    dtype: str
+    ctype: str
+    shape: tuple[int, ...]
+    bytes: int
+    elements: int
+    place: str
+    constant: bool
+    codes_dtype: str
+    codes_ctype: str
+    codes_place: str
+    scale: str
+    zero_point: int
+
+    @property
+    def NAME(self) -> str:
+        """In capitals."""
+        return self.name.upper()
+
+    @property
+    def dimensions(self) -> str:
+        """``[1][3][8][8]``."""
+        return "".join(f"[{size}]" for size in self.shape) or "[1]"
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        text = f"{self.dtype}{list(self.shape)}"
+        if self.codes_dtype:
+            return f"{text}; as codes {self.codes_dtype}, value = (code - {self.zero_point}) * {self.scale}"
+        return f"{text}, value = (code - {self.zero_point}) * {self.scale}" if self.scale else text
+
+
+@dataclass(frozen=True)
+class Function:
+    """A static function of model.c."""
+
+    name: str
+    comment: str
+    lines: tuple[str, ...]
+    guard: bool = False
+
+
+@dataclass(frozen=True)
+class MethodSource:
+    """A method's C text.
+
+    Attributes:
+        method: its name in the program.
+        p: stands before its functions and types: the model's prefix, of one among several methods with the method's name.
+        own: stands before what is static in model.c; empty of a sole method.
+        inputs, outputs: in order.
+        functions, constants: of model.c.
+        delegates: how many command streams it runs.
+        has_codes: are there floats at the boundary whose codes can be given instead?
+        blobs: symbols of what it reads.
+    """
+
+    method: str
+    p: str
+    own: str
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    functions: tuple[Function, ...]
+    constants: tuple[str, ...]
+    delegates: int
+    has_codes: bool
+    blobs: tuple[str, ...]
+
+    @property
+    def P(self) -> str:
+        """In capitals."""
+        return self.p.upper()
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """Inputs and outputs."""
+        return (*self.inputs, *self.outputs)
+
+
+@dataclass(frozen=True)
+class Initial:
+    """How a buffer begins that does not begin with zeros.
+
+    Attributes:
+        place: in C.
+        bytes: how many.
+        byte: the one that it is filled with; -1 where it is a copy of ``symbol``.
+    """
+
+    place: str
+    bytes: int
+    byte: int
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's C text, but for what depends on the project.
+
+    Attributes:
+        methods: in order.
+        initials: what the reset writes besides zeros; ``contents``: the arrays that it copies, by symbol.
+        kernels: files of the kernels' folder that it needs.
+        blobs: bytes that it needs.
+    """
+
+    methods: tuple[MethodSource, ...]
+    initials: tuple[Initial, ...]
+    contents: Mapping[str, bytes] = field(repr=False)
+    kernels: tuple[str, ...]
+    blobs: tuple[Blob, ...]
+
+
+#: The scale and zero point of integer inputs and outputs, by ``input0``, ``output1``: what the file says of them.
+Meanings = Mapping[str, tuple[float, int]]
+#: What is known of an operator on the CPU by its name: a sentence with its place in the user's code, or nothing.
+Explain = Callable[[str], str]
+
+
+def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Explain]]) -> Source:
+    """The C text of methods.
+
+    Args:
+        name: the prefix.
+        known: of each method, the meanings of integer inputs and outputs, and what is known of operators on the CPU.
+
+    Raises:
+        EthorchError: an operator on the CPU has no kernel in C.
+    """
+    blobs = _Blobs(name)
+    methods, kernels = [], set[str]()
+    for method, plan in found.plans.items():
+        meanings, explain = known[method]
+        made, used = _method_source(plan, name, f"{method}_" if found.several else "", meanings, explain, blobs)
+        methods.append(made)
+        kernels |= used
+    if found.constants:
+        blobs.symbol("CONSTANTS", f"{name}_constants", found.constants)
+    initials, contents = [], dict[bytes, str]()
+    for place, content in found.initial:
+        same = len(set(content)) == 1
+        if same and not content[0] and place.buffer == TENSORS:
+            continue  # the reset begins with zeros
+        symbol = "" if same else contents.setdefault(content, f"initial_{len(contents)}")
+        initials.append(Initial(f"self->{place.buffer} + {place.offset}u", len(content), content[0] if same else -1, symbol))
+    by_symbol = {symbol: content for content, symbol in contents.items()}
+    return Source(tuple(methods), tuple(initials), by_symbol, tuple(sorted(kernels)), tuple(blobs.blobs))
+
+
+def _method_source(
+    plan: Plan, name: str, own: str, meanings: Meanings, explain: Explain, blobs: _Blobs
+) -> tuple[MethodSource, set[str]]:
+    """The C text of one method, and the files of the kernels' folder that it needs."""
+    writer = _Writer(plan, name, own, explain, blobs)
+    ends = [writer.end(boundary, meanings) for boundary in (*plan.inputs, *plan.outputs)]
+    functions = []
+    constants: list[str] = []
+    for title, steps, comment in (
+        ("convert_in", plan.convert_in, "Floats to codes."),
+        ("compute", plan.body, ""),
+        ("convert_out", plan.convert_out, "Codes to floats."),
+    ):
+        guard = title != "compute"
+        if guard and not plan.has_codes:
+            continue
+        lines, declared = writer.body(steps)
+        functions.append(Function(title, comment, tuple(lines), guard))
+        constants += [f"#if {name.upper()}_FLOATS", *declared, "#endif"] if guard and declared else declared
+    made = MethodSource(
+        plan.method.name,
+        f"{name}_{plan.method.name}" if own else name,
+        own,
+        tuple(ends[: len(plan.inputs)]),
+        tuple(ends[len(plan.inputs) :]),
+        tuple(functions),
+        tuple(constants),
+        len(plan.payloads),
+        plan.has_codes,
+        tuple(writer.used),
+    )
+    return made, writer.sources
+
+
+class _Blobs:
+    """Bytes of a model under symbols; equal ones of a section are stored once."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.blobs: list[Blob] = []
+        self._known: dict[tuple[str, bytes], str] = {}
+
+    def count(self, part: str) -> int:
+        """How many a part has."""
+        return sum(known == part for known, _ in self._known)
+
+    def symbol(self, part: str, symbol: str, content: bytes) -> str:
+        """The symbol of the bytes in a part: the given one, where they are new."""
+        if (part, content) not in self._known:
+            self._known[part, content] = symbol
+            self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
+        return self._known[part, content]
+
+
+class _Writer:
+    def __init__(self, plan: Plan, name: str, own: str, explain: Explain, blobs: _Blobs):
+        self.plan, self.name, self.own, self.explain = plan, name, own, explain
+        self.sources: set[str] = set()
+        self.used: dict[str, None] = {}
+        self.streams: dict[int, str] = {}
+        self.weights: dict[int, str] = {}
+        for number in sorted({step.delegate for step in plan.body if isinstance(step, Run)}):
+            payload = plan.payloads[number]
+            self.streams[number] = blobs.symbol("COMMANDS", f"{name}_{own}commands_{number}", driver_stream(payload))
+            self.weights[number] = "NULL"
+            if payload.weights:
+                self.weights[number] = blobs.symbol("WEIGHTS", f"{name}_weights_{blobs.count('WEIGHTS')}", payload.weights)
+            self.used |= dict.fromkeys(one for one in (self.streams[number], self.weights[number]) if one != "NULL")
+
+    def address(self, place: Place) -> str:
+        if place.buffer == CONSTANTS:
+            return f"({self.name}_constants + {place.offset}u)"
+        return f"(self->{place.buffer} + {place.offset}u)"
+
+    def place(self, index: int) -> str:
+        found = self.plan.places.get(index)
+        if found is None:
+            raise EthorchError(f"value {index} of method {self.plan.method.name!r} has no memory, but an operator uses it.")
+        return self.address(found)
+
+    def end(self, boundary: Boundary, meanings: Meanings) -> End:
+        values = self.plan.method.values
+        value, codes = values[boundary.index], boundary.codes
+        scale, zero_point = (
+            (codes.scale, codes.zero_point) if codes else meanings.get(f"{boundary.side}{boundary.number}", (0.0, 0))
+        )
+        held = values[codes.index] if codes else None
+        return End(
+            boundary.title,
+            f"{boundary.side}_{boundary.number}",
+            boundary.number,
+            value.dtype,
+            _ctype(boundary.title, value),
+            tuple(value.shape[axis] for axis in value.dim_order),
+            value.nbytes,
+            max(value.nbytes // ITEM_BYTES[value.dtype], 1),
+            self.place(boundary.index),
+            self.plan.places[boundary.index].buffer == CONSTANTS,
+            held.dtype if held else "",
+            _ctype(boundary.title, held) if held else "",
+            self.place(codes.index) if codes else "",
+            f"{scale!r}" if scale else "",
+            zero_point,
+        )
+
+    def body(self, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
+        """Lines of a function that runs the steps, and what it wants declared before it."""
+        lines: list[str] = []
+        declared: list[str] = []
+        if any(isinstance(step, Run) for step in steps):
+            lines += ["ethosu_status status;", ""]
+        for step in steps:
+            if isinstance(step, Copied):
+                lines.append(self._copy(step))
+            elif isinstance(step, Run):
+                lines += self._run(step)
+            else:
+                found, constants = self._kernel(step)
+                lines += found
+                declared += constants
+        if not any("self" in line for line in lines):
+            lines.append("(void)self;")
+        return [*lines, "return ETHOSU_OK;"], declared
+
+    def _copy(self, step: Copied) -> str:
+        return f"(void)memcpy({self.address(step.target)}, {self.address(step.source)}, {step.nbytes}u);"
+
+    def _run(self, step: Run) -> list[str]:
+        payload = self.plan.payloads[step.delegate]
+        commands, weights = self.streams[step.delegate], self.weights[step.delegate]
+        size = len(driver_stream(payload))
+        arguments = f"{commands}, {size}u, {weights}, {len(payload.weights)}u, {self.plan.reaches[step.delegate]}u"
+        return [
+            f"/* delegate {step.delegate} */",
+            *map(self._copy, step.before),
+            f"status = run_npu(self, {arguments});",
+            "if (status != ETHOSU_OK) {",
+            "  return status;",
+            "}",
+            *map(self._copy, step.after),
+        ]
+
+    def _kernel(self, step: Kernel) -> tuple[list[str], list[str]]:
+        call = Call(step.operator, None, step.args)
+        found = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
+        if isinstance(found, Reason):
+            where = self.explain(step.operator)
+            raise refused(replace(found, text=f"{found.text}{where}"))
+        self.sources.update(found.sources)
+        return [f"/* {c_comment(step.operator)} */", *found.lines], list(found.constants)
+
+
+def _ctype(title: str, value: Value) -> str:
+    found = _CTYPES.get(value.dtype)
+    if found is None:
+        raise EthorchError(f"{title} is {value}, which has no type in C.")
+    return found
+
+
+def kernel_headers(source: Source) -> tuple[str, ...]:
+    """Headers that model.c includes."""
+    declared = (line for method in source.methods for line in method.constants)
+    return HEADERS if source.kernels or any("etk_" in line for line in declared) else ()

@@ -1,0 +1,68 @@
+"""Command streams as the driver in C takes them, and which memory attributes their regions are accessed with."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ethorch.formats.payload import DelegatePayload
+from ethorch.npu import registers
+from ethorch.npu.staging import STAGING_REGION
+from ethorch.npu.stream import COP1, parse_header
+from ethorch.support.errors import EthorchError
+from ethorch.targets.vela_ini import MemorySystem
+
+_U65, _U85 = 1, 2  # products, by bits 31:28 of a CONFIG word (docs/npu-reference.md, 1.3)
+# Two bits of REGIONCFG, and QCONFIG: 0 and 1 are the port of SRAM, 2 and 3 that of what lies further (npu-reference 9.1).
+_SRAM, _SRAM_TOO, _EXTERNAL, _EXTERNAL_TOO = range(4)
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What the driver writes to QCONFIG and REGIONCFG for a job: through which port the NPU reads and writes what."""
+
+    queue: int
+    regions: int
+
+
+def driver_stream(payload: DelegatePayload) -> bytes:
+    """The commands of a payload behind a COP1 header, which the C driver reads.
+
+    Raises:
+        EthorchError: a COP2 stream whose inputs and outputs are regions of their own, which no driver call has.
+        MachineFault: the header is malformed.
+    """
+    if payload.commands[:4] == COP1:
+        return payload.commands
+    header = parse_header(payload.commands)
+    if header.local_addressing:
+        raise EthorchError(
+            "a delegate's command stream (COP2) has regions of their own for inputs and outputs; the firmware's driver takes one "
+            "region for all feature maps. Compile the model with ethorch, or without that option of Vela's."
+        )
+    config = next(word for word, npu in registers.NPUS.items() if npu == header.npu)
+    words = payload.commands[header.start : header.stop]
+    count = len(words) // 4
+    tag = 2 | (count >> 16) << 8 | (count & 0xFFFF) << 16
+    return struct.pack("<4s7I", COP1, 0x00100001, config, header.npu_id, 5, 5, 5, tag) + words
+
+
+def config_word(stream: bytes) -> int:
+    """CONFIG of the NPU that a COP1 stream is for."""
+    return next(word for word, npu in registers.NPUS.items() if npu == parse_header(stream).npu)
+
+
+def attributes(config: int, system: MemorySystem | None) -> Attributes:
+    """Ports by the memory mode: constants, feature maps and staging memory go where Vela planned them.
+
+    Without a memory mode: what Arm's driver takes by default, U65 with feature maps in DRAM, others in SRAM.
+    """
+    if system is None:
+        in_sram, arena = False, _EXTERNAL if config >> 28 == _U65 else _SRAM
+    else:
+        in_sram, arena = system.constants_in_sram, _SRAM if system.arena_area == "Sram" else _EXTERNAL
+    chosen = [_SRAM_TOO] * 8
+    chosen[0] = _SRAM_TOO if in_sram else _EXTERNAL_TOO
+    chosen[1] = arena
+    chosen[STAGING_REGION] = _SRAM_TOO
+    return Attributes(_SRAM if in_sram else _EXTERNAL, sum(value << 2 * region for region, value in enumerate(chosen)))

@@ -1,0 +1,245 @@
+"""Writes the C statements of one operator's call, with what is known before anything runs as constants."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+from ethorch.deploy.firmware.views import Axes, View, in_order_of, is_run
+from ethorch.support.errors import Reason
+
+#: torch's name of a dtype -> the suffix of C functions and of the types etk_SUFFIX.
+SUFFIX = {
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "uint16": "u16",
+    "int32": "i32",
+    "uint32": "u32",
+    "int64": "i64",
+    "float32": "f32",
+    "float64": "f64",
+    "bool": "b8",
+}
+SIGNED_OF_BYTES = {1: "int8_t", 2: "int16_t", 4: "int32_t", 8: "int64_t"}
+
+
+class Refused(Exception):
+    """An operator's call cannot be written; holds the reason. It does not leave this package."""
+
+    def __init__(self, id: str, text: str, way_out: str):
+        super().__init__(text)
+        self.reason = Reason(f"firmware.{id}", text, way_out)
+
+
+def refused_dtype(dtype: str, allowed: str) -> Refused:
+    """Refused: a tensor's dtype, against the allowed ones."""
+    return Refused(
+        "dtype",
+        f"it has a tensor of {dtype}; the C kernel takes {allowed}",
+        "Convert in the model (x.to(...)) to a dtype that it takes.",
+    )
+
+
+class Writer:
+    """Collects statements, constants and source files.
+
+    Args:
+        label: unique in the file; starts the name of each constant.
+        fail: the C statement for an input that the operator refuses at run time, as an index that is out of range.
+    """
+
+    def __init__(self, label: str, fail: str):
+        self.label = label
+        self.fail = fail
+        self.lines: list[str] = []
+        self.constants: list[str] = []
+        self.sources: set[str] = set()
+
+    # --- C text ---------------------------------------------------------------------------------------------------------------
+
+    def call(self, source: str, function: str, *arguments: str) -> None:
+        """A call of a function of a source file."""
+        self.sources.add(source)
+        self.lines.append(f"{function}({', '.join(arguments)});")
+
+    def checked_call(self, source: str, function: str, *arguments: str) -> None:
+        """The same for a function that gives other than 0 where it refuses its input."""
+        self.sources.add(source)
+        self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
+
+    def constant(self, declaration: str, value: str) -> str:
+        """Declare a constant, ``int32_t {}[2]`` with its braces for the name; returns the name."""
+        name = f"{self.label}_{len(self.constants)}"
+        self.constants.append(f"static const {declaration.format(name)} = {value};")
+        return name
+
+    def integers(self, numbers: Sequence[int], type: str = "int32_t") -> str:
+        """An array of integers; its name."""
+        return self.constant(f"{type} {{}}[{max(len(numbers), 1)}]", braces([str(number) for number in numbers] or ["0"]))
+
+    def axes(self, axes: Axes) -> tuple[str, str]:
+        """An array of etk_axis; its name, and its length as C text. A scalar is an axis of one step."""
+        entries = axes or [(1, ())]
+        text = [braces([str(size), braces([str(s) for s in steps] + ["0"] * (4 - len(steps)))]) for size, steps in entries]
+        for size, steps in entries:
+            if size >= 2**31 or any(abs(step) >= 2**31 for step in steps):
+                raise Refused("size", "a tensor of it has 2 GB or more", "Make it smaller.")
+        return self.constant(f"etk_axis {{}}[{len(entries)}]", braces(text)), f"{len(entries)}U"
+
+    # --- walks ----------------------------------------------------------------------------------------------------------------
+
+    def copy(self, out: View, x: View) -> None:
+        """out = x, of one shape and one size of an element."""
+        if out.shape != x.shape:
+            raise Refused("shape", f"it copies {list(x.shape)} to {list(out.shape)}", "Report it: no such call is known.")
+        if not out.numel:
+            return
+        axes = in_order_of([out, x])
+        if not axes or is_run(axes, out.item_bytes):
+            run = axes.pop()[0] * out.item_bytes if axes else out.item_bytes
+            if not axes:
+                self.lines.append(f"memcpy({pointer(out)}, {source(x)}, {run}U);")
+                return
+            if run >= 8 or run not in SIGNED_OF_BYTES:
+                self.call("copy.c", "etk_copy_runs", f"{run}U", *self.axes(axes), pointer(out), source(x))
+                return
+            axes.append((run // out.item_bytes, (out.item_bytes, out.item_bytes)))
+        self._map(f"etk_copy_{out.item_bytes}", "copy.c", axes, "0", [pointer(out), source(x)])
+
+    def cast(self, out: View, x: View) -> None:
+        """out = x, converted to its dtype."""
+        if out.dtype == x.dtype:
+            self.copy(out, x)
+        else:
+            self.map(cast_of(out.dtype, x.dtype), "cast.c", [out, x])
+
+    def fill(self, out: View, number: float) -> None:
+        """out = a number, converted to its dtype."""
+        if not out.numel:
+            return
+        value = self.numbers([number], out.dtype)
+        self._map(f"etk_fill_{out.item_bytes}", "copy.c", in_order_of([out]), value, [pointer(out)])
+
+    def map(
+        self,
+        function: str,
+        file: str,
+        views: Sequence[View],
+        parameters: str = "0",
+        order: Sequence[int] | None = None,
+        in_parts: bool = False,
+    ) -> None:
+        """Calls a function of a row for all rows of the output (the first view); the others broadcast to it.
+
+        Args:
+            order: of the axes where it matters, from the outermost on.
+            in_parts: some elements of a row are read before the first is written; so a row that writes one element again and
+                again is cut into rows of one.
+        """
+        out, *inputs = views
+        if not out.numel:
+            return
+        if any(view.expanded(out.shape) is None for view in inputs):
+            shapes = " and ".join(str(list(view.shape)) for view in inputs)
+            raise Refused("shape", f"{shapes} do not broadcast to {list(out.shape)}", "Report it: no such call is known.")
+        wide = [view.expanded(out.shape) or view for view in inputs]
+        axes = in_order_of([out, *wide], order)
+        if order and in_parts and (out.shape[order[-1]] == 1 or out.strides[order[-1]] == 0):
+            axes.append((1, ()))
+        self._map(function, file, axes, parameters, [pointer(out), *map(source, wide)])
+
+    def _map(self, function: str, file: str, axes: Axes, parameters: str, addresses: list[str]) -> None:
+        self.sources.add("map.c")
+        if max(len(axes), 1) > 16:
+            raise Refused("rank", f"its tensors have {len(axes)} dimensions", "Use at most 16.")
+        spare = addresses[-1]
+        name, rank = self.axes(axes)
+        self.call(file, "etk_map", function, parameters, name, rank, *addresses, *([spare] * (4 - len(addresses))))
+
+    # --- numbers --------------------------------------------------------------------------------------------------------------
+
+    def numbers(self, values: Sequence[float], dtype: str) -> str:
+        """A constant array of a dtype with the bits of numbers; its name."""
+        if dtype in ("float16", "bfloat16"):
+            return self.constant(f"uint16_t {{}}[{len(values)}]", braces([f"{_half_bits(value, dtype)}U" for value in values]))
+        if dtype not in SUFFIX:
+            raise refused_dtype(dtype, "real numbers and bools")
+        if dtype.startswith("float"):
+            entries = [float_text(value, dtype) for value in values]
+        elif dtype == "bool":
+            entries = ["1U" if value else "0U" for value in values]
+        else:
+            entries = [integer_text(_wrapped(int(value), dtype), dtype) for value in values]
+        return self.constant(f"etk_{SUFFIX[dtype]} {{}}[{len(values)}]", braces(entries))
+
+
+def _wrapped(value: int, dtype: str) -> int:
+    """An integer without the bits that its dtype has no room for."""
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    whole = value & ((1 << bits) - 1)
+    return whole - (1 << bits) if not dtype.startswith("u") and whole >> (bits - 1) else whole
+
+
+def cast_of(to: str, dtype: str) -> str:
+    """The C function that converts a row of ``dtype`` to ``to``."""
+    for name in (to, dtype):
+        if name not in SUFFIX:
+            raise refused_dtype(name, ", ".join(SUFFIX))
+    return f"etk_cast_{SUFFIX[to]}_{SUFFIX[dtype]}"
+
+
+def braces(entries: Sequence[str]) -> str:
+    """``{a, b}``."""
+    return "{" + ", ".join(entries) + "}"
+
+
+def pointer(view: View) -> str:
+    """Address of a view's first element, to write to."""
+    start = view.offset * view.item_bytes
+    return f"(uint8_t *)({view.address}) + {start}" if start else view.address
+
+
+def source(view: View) -> str:
+    """Address of a view's first element, to read from."""
+    start = view.offset * view.item_bytes
+    return f"(const uint8_t *)({view.address}) + {start}" if start else view.address
+
+
+def integer_text(value: int, dtype: str = "int32") -> str:
+    """A C literal; the least int32 and int64 have none."""
+    if dtype == "int64":
+        return f"(-{-value - 1}LL - 1)" if value == -(2**63) else f"{value}LL"
+    if dtype.startswith("u"):
+        return f"{value}U" if dtype != "uint64" else f"{value}ULL"
+    return "(-2147483647 - 1)" if value == -(2**31) else str(value)
+
+
+def float_text(value: float, dtype: str = "float32") -> str:
+    """A C expression with all bits of a number, rounded once to its dtype."""
+    number = rounded(value) if dtype == "float32" else float(value)
+    end = "F" if dtype == "float32" else ""
+    if math.isnan(number):
+        return '__builtin_nanf("")' if end else '__builtin_nan("")'
+    if math.isinf(number):
+        return ("-" if number < 0 else "") + ("__builtin_inff()" if end else "__builtin_inf()")
+    return number.hex() + end
+
+
+def rounded(value: float) -> float:
+    """The float32 nearest to a number; beyond its range, an infinity."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _half_bits(value: float, dtype: str) -> int:
+    if dtype == "float16":
+        try:
+            return int(struct.unpack("<H", struct.pack("<e", value))[0])
+        except OverflowError:
+            return 0x7C00 | (0x8000 if value < 0 else 0)
+    bits = int(struct.unpack("<I", struct.pack("<f", rounded(value)))[0])
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if not math.isnan(value) else 0x7FC0

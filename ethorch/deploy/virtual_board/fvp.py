@@ -1,0 +1,203 @@
+"""Arm's fixed virtual platforms: the command line that runs a firmware on one, and what came of it.
+
+An FVP ends when the firmware sends 0x04 on the UART. Its exit status says little, so what counts is what was printed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ethorch.deploy.virtual_board.elf import Firmware
+from ethorch.deploy.virtual_board.outcome import Run
+from ethorch.deploy.virtual_board.settings import Settings
+from ethorch.support.errors import EmulatorError
+from ethorch.targets.boards.description import Board
+
+#: Where to get them; nobody but Arm may hand them on.
+SOURCE = "https://developer.arm.com/Tools%20and%20Software/Fixed%20Virtual%20Platforms/IoT%20FVPs"
+_GRACE = 20.0  # seconds that an FVP may take to start and to end, beyond its own limit of time
+_CYCLES = re.compile(
+    r"(?:NPU|PMU|PMCCNTR)\b[^\n\d]*?\bcycles?\b[^\n\d]*(\d+)|\b(\d+) (?:NPU cycles|cycles of the NPU)", re.IGNORECASE
+)
+MOST_TEXT_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an FVP calls its parts.
+
+    Attributes:
+        npu, cpu: prefixes of their parameters.
+        uart: of the first UART.
+        off: parameters that keep windows and terminals away.
+    """
+
+    npu: str
+    cpu: str
+    uart: str
+    off: tuple[str, ...]
+
+
+_SSE_300 = Layout(
+    "ethosu",
+    "cpu0",
+    "mps3_board.uart0",
+    ("mps3_board.visualisation.disable-visualisation=1", "mps3_board.telnetterminal0.start_telnet=0"),
+)
+_SSE_320 = Layout(
+    "mps4_board.subsystem.ethosu",
+    "mps4_board.subsystem.cpu0",
+    "mps4_board.uart0",
+    (
+        "mps4_board.visualisation.disable-visualisation=1",
+        "vis_hdlcd.disable_visualisation=1",
+        "mps4_board.telnetterminal0.start_telnet=0",
+    ),
+)
+#: How the command begins -> its layout.
+LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
+
+
+def command_of(board: Board, family: str) -> str:
+    """The name of the FVP of a board with an NPU of this family; EmulatorError where there is none."""
+    name = board.fvp.get(family)
+    if name is None:
+        have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
+        raise EmulatorError(
+            f"board {board.name} has no FVP for an Ethos-{family.upper()} (its FVPs: {have}); backend='unicorn' runs it."
+        )
+    return name
+
+
+def find(name: str) -> str:
+    """The path of an FVP on PATH; EmulatorError says how to get it."""
+    path = shutil.which(name)
+    if path is None:
+        raise EmulatorError(
+            f"{name} is not on PATH. It is Arm's, free of charge under its licence: {SOURCE}. Until then "
+            "backend='unicorn' runs the same ELF file."
+        )
+    return path
+
+
+def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, settings: Settings, folder: Path) -> list[str]:
+    """What follows the command.
+
+    Args:
+        name: of the FVP.
+        uart_file: takes what the firmware prints.
+        folder: for the files of ``settings.data``, and the only one that semihosting sees.
+    """
+    layout = next((layout for start, layout in LAYOUTS.items() if name.startswith(start)), None)
+    if layout is None:
+        raise EmulatorError(f"nobody knows the parameters of {name}; known are {', '.join(LAYOUTS)}.")
+    parameters = [f"{layout.npu}.num_macs={macs}", *layout.off, f"{layout.uart}.out_file={uart_file}"]
+    parameters += [f"{layout.uart}.unbuffered_output=1", f"{layout.uart}.shutdown_on_eot=1"]
+    parameters += [f"{layout.cpu}.semihosting-{key}" for key in ("enable=1", "stack_base=0", "heap_limit=0", f"cwd={folder}")]
+    if settings.arguments:
+        parameters.append(f"{layout.cpu}.semihosting-cmd_line={settings.arguments}")
+    result = [word for parameter in parameters for word in ("-C", parameter)]
+    result += ["-a", str(elf)]
+    for number, (address, content) in enumerate(settings.data.items()):
+        path = folder / f"data{number}.bin"
+        path.write_bytes(content)
+        result += ["--data", f"{path}@{address:#x}"]
+    return [*result, "--timelimit", str(math.ceil(timeout))]
+
+
+def environment(path: str) -> dict[str, str]:
+    """This process's, with the libraries that the FVP of Corstone-320 brings along."""
+    found = dict(os.environ)
+    libraries = Path(path).resolve().parent
+    for folder in (parent / "python" / "lib" for parent in libraries.parents):
+        if folder.is_dir():
+            found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(folder), found.get("LD_LIBRARY_PATH"))))
+            break
+    return found
+
+
+def run(board: Board, firmware: Firmware, settings: Settings) -> Run:
+    """Run a firmware on the board's FVP.
+
+    Raises:
+        EmulatorError: the board has no FVP, or it is not installed, or it does not start; or it is asked for what FVPs cannot do.
+    """
+    slot, npu = settings.npus[0]
+    name = command_of(board, npu.family)
+    if settings.inject or settings.max_instructions is not None:
+        raise EmulatorError("an FVP takes neither inject nor max_instructions; backend='unicorn' does.")
+    path = find(name)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as made:
+        folder = Path(made)
+        uart = folder / "uart0.txt"
+        words = arguments(name, firmware.path.resolve(), npu.macs, settings.timeout, uart, settings, folder)
+        code, said, late = _execute([path, *words], environment(path), settings.timeout + _GRACE, folder)
+        printed = uart.read_bytes()[:MOST_TEXT_BYTES] if uart.is_file() else b""
+    seconds = time.perf_counter() - started
+    text, end, _ = printed.partition(b"\x04")
+    shown = text.decode(errors="replace")
+    if settings.on_text is not None and shown:
+        settings.on_text(shown)
+    if not printed and code:
+        raise EmulatorError(f"{name} ended with status {code} and the firmware printed nothing. It said: {said[-1000:].strip()}")
+    timed_out = late or (not end and seconds >= settings.timeout)
+    return Run(
+        board=board.name,
+        npu=npu.name,
+        backend="fvp",
+        text=shown,
+        ended="timeout" if timed_out else "eot" if end or code == 0 else "exit",
+        exit_code=None if end or timed_out or code == 0 else code,
+        seconds=seconds,
+        notes=tuple(f"{name}: {line}" for line in said.splitlines() if line.startswith(("Warning", "Error"))),
+        measured_cycles=measured(shown),
+        cpu_clock_hz=board.cpu.clock_hz,
+        npu_clock_hz=slot.clock_hz,
+        expected_cycles=sum(settings.cycles.values()) or None,
+    )
+
+
+def measured(text: str) -> int | None:
+    """The NPU's cycles as firmware prints its PMU's, the last such line: ``NPU cycles: 1234``; None where there is no such line."""
+    found = _CYCLES.findall(text)
+    return int(next(filter(None, found[-1]))) if found else None
+
+
+def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
+    """(exit status, what it said, was it stopped?). The process and its children are gone afterwards, whatever happens."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise EmulatorError(f"{command[0]} does not start: {error.strerror}.") from None
+    try:
+        said, _ = process.communicate(timeout=timeout)
+        return process.returncode, said.decode(errors="replace"), False
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        said, _ = process.communicate()
+        return process.returncode, said.decode(errors="replace"), True
+    finally:
+        if process.poll() is None:
+            _kill(process)
+            process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process that we started, and what it started: the whole of its own session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()

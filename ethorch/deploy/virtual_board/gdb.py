@@ -1,0 +1,160 @@
+"""A client of GDB's remote protocol, as much of it as QEMU needs: registers, memory, watchpoints, stops, host calls."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ethorch.support.errors import EmulatorError
+
+CHUNK = 1024  # bytes of memory in one request; QEMU's packets end at 4096 characters
+_SECONDS = 30.0  # that a request may take
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why the target does not run: ``T`` and ``S`` for a signal, ``W`` and ``X`` for its end, ``F`` for a call to its host."""
+
+    kind: str
+    text: str
+
+
+class Gdb:
+    """A connection to a gdbstub. EmulatorError where it breaks off or says something unknown.
+
+    Args:
+        path: of the stub's socket.
+    """
+
+    def __init__(self, path: str):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_SECONDS)
+        self._socket.connect(path)
+        self._buffer = bytearray()
+        supported = self.ask("qSupported:multiprocess-;swbreak+;hwbreak+;xmlRegisters=arm")
+        if "qXfer:features:read+" in supported:
+            self.ask("qXfer:features:read:target.xml:0,ffb")  # without it the stub refuses to set registers
+
+    def fileno(self) -> int:
+        """For ``select``."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Let go of the stub."""
+        self._socket.close()
+
+    def ask(self, packet: str) -> str:
+        """A request's answer."""
+        self.send(packet)
+        return self._receive(time.monotonic() + _SECONDS)
+
+    def send(self, packet: str) -> None:
+        """A packet, without waiting for an answer."""
+        data = packet.encode()
+        self._write(b"$" + data + b"#%02x" % (sum(data) & 0xFF))
+
+    def interrupt(self) -> None:
+        """Stop the target."""
+        self._write(b"\x03")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise EmulatorError(f"QEMU's debug connection broke off: {error}.") from None
+
+    def poll(self) -> Stop | None:
+        """The stop that has arrived, None while there is none. Call it when the socket can be read."""
+        self._fill()
+        packet = self._packet()
+        return None if packet is None else Stop(packet[:1], packet)
+
+    def _receive(self, deadline: float) -> str:
+        while True:
+            packet = self._packet()
+            if packet is not None:
+                return packet
+            if time.monotonic() > deadline:
+                raise EmulatorError(f"QEMU's debug connection has said nothing for {_SECONDS:g} seconds.")
+            self._fill()
+
+    def _fill(self) -> None:
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            return
+        except OSError as error:
+            raise EmulatorError(f"QEMU's debug connection broke off: {error}.") from None
+        if not data:
+            raise EmulatorError("QEMU has ended, and its debug connection with it.")
+        self._buffer += data
+
+    def _packet(self) -> str | None:
+        """The next whole packet, acknowledged unless it is the last: by then QEMU may be gone."""
+        start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
+        if start < 0 or end < 0 or len(self._buffer) < end + 3:
+            return None
+        packet = self._buffer[start + 1 : end].decode(errors="replace")
+        del self._buffer[: end + 3]
+        if packet[:1] not in ("W", "X"):
+            self._write(b"+")
+        return packet
+
+    # Registers and memory.
+
+    def registers(self) -> list[int]:
+        """R0 to R15."""
+        text = self._right(self.ask("g"), "g")
+        return [int.from_bytes(bytes.fromhex(text[8 * n : 8 * n + 8]), "little") for n in range(16)]
+
+    def register(self, number: int) -> int:
+        """One register; 25 is XPSR."""
+        return int.from_bytes(bytes.fromhex(self._right(self.ask(f"p{number:x}"), "p")), "little")
+
+    def set_register(self, number: int, value: int) -> None:
+        """Set a register."""
+        self._right(self.ask(f"P{number:x}={value.to_bytes(4, 'little').hex()}"), "P")
+
+    def read(self, address: int, size: int) -> bytes:
+        """Memory."""
+        parts = []
+        for at in range(0, size, CHUNK):
+            parts.append(bytes.fromhex(self._right(self.ask(f"m{address + at:x},{min(CHUNK, size - at):x}"), "m")))
+        return b"".join(parts)
+
+    def write(self, address: int, content: bytes) -> None:
+        """Memory."""
+        for at in range(0, len(content), CHUNK):
+            piece = content[at : at + CHUNK]
+            self._right(self.ask(f"M{address + at:x},{len(piece):x}:{piece.hex()}"), "M")
+
+    def watch(self, address: int, size: int) -> None:
+        """Stop at every access to these bytes."""
+        self._right(self.ask(f"Z4,{address:x},{size:x}"), "Z4")
+
+    def _right(self, answer: str, request: str) -> str:
+        if not answer or (answer[0] == "E" and len(answer) == 3):
+            raise EmulatorError(f"QEMU's debug connection answers {request!r} with {answer!r}; tested is QEMU 7.2.")
+        return answer
+
+
+Putter = Callable[[bytes], None]
+
+
+def host_call(gdb: Gdb, text: str, put: Putter) -> None:
+    """Do what firmware asks of its host (semihosting, as QEMU hands it on): it may write to the console, nothing else."""
+    name, *arguments = text[1:].split(",")
+    answer = "F-1,9"
+    if name == "write" and int(arguments[0], 16) in (1, 2):
+        size = int(arguments[2], 16)
+        put(gdb.read(int(arguments[1], 16), min(size, 1 << 20)))
+        answer = f"F{size:x}"
+    elif name in ("isatty", "close"):
+        answer = "F1" if name == "isatty" else "F0"
+    elif name == "open":
+        pointer, length = arguments[0].split("/")
+        found = gdb.read(int(pointer, 16), min(int(length, 16), 16)).rstrip(b"\0")
+        answer = "F1" if found == b":tt" else "F-1,2"
+    gdb.send(answer)

@@ -1,0 +1,84 @@
+"""The memories of a board as bytes of this process, which CPU and NPU work on in place."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ethorch.deploy.virtual_board.elf import Firmware
+from ethorch.npu.arrays import Bytes
+from ethorch.support.errors import ElfError
+from ethorch.targets.boards.description import Board, Memory
+
+
+@dataclass(frozen=True)
+class Block:
+    """A memory and its bytes."""
+
+    memory: Memory
+    bytes: Bytes
+
+
+class Guest:
+    """All memories of a board, zero at first. Pages that nobody touches cost nothing.
+
+    Args:
+        board: whose memories they are.
+        arrays: bytes for single memories, by name, where somebody else has to see them; the others are allocated here.
+    """
+
+    def __init__(self, board: Board, arrays: Mapping[str, Bytes] | None = None):
+        self.board = board
+        given = arrays or {}
+        self.blocks = tuple(
+            Block(memory, given[memory.name] if memory.name in given else np.frombuffer(mmap.mmap(-1, memory.size_bytes), np.uint8))
+            for memory in board.memories
+        )
+
+    def find(self, address: int) -> tuple[Block, int] | None:
+        """The block that an address lies in, and where in it; None where the board has no memory."""
+        for block in self.blocks:
+            offset = block.memory.offset(address)
+            if offset is not None:
+                return block, offset
+        return None
+
+    def bytes_at(self, address: int, size: int) -> Bytes | None:
+        """The bytes at an address, in place; None where not all of them lie in one memory."""
+        found = self.find(address)
+        if found is None or found[1] + size > found[0].bytes.size:
+            return None
+        return found[0].bytes[found[1] : found[1] + size]
+
+    def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
+        """The zero-terminated text at an address, without its end; what there is of it."""
+        found = self.find(address)
+        if found is None:
+            return b""
+        content = found[0].bytes[found[1] : found[1] + limit].tobytes()
+        return content.partition(b"\0")[0]
+
+    def word(self, address: int) -> int | None:
+        """A 32-bit word; None where there is no memory."""
+        found = self.bytes_at(address, 4)
+        return None if found is None else int.from_bytes(found.tobytes(), "little")
+
+    def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
+        """Put a firmware's segments and further data, by address, into memory.
+
+        ElfError names what lies outside the board's memories.
+        """
+        rows = [(s.address, s.data, f"the segment of {firmware.path.name} at") for s in firmware.segments]
+        rows += [(address, content, "the data for") for address, content in (data or {}).items()]
+        for address, content, what in rows:
+            place = self.bytes_at(address, len(content))
+            if place is None:
+                have = ", ".join(str(block.memory) for block in self.blocks)
+                raise ElfError(
+                    f"{what} {address:#010x}..{address + len(content):#010x} does not lie in one memory of board "
+                    f"{self.board.name}, which has {have}. Link for this board, or describe the board as it is."
+                )
+            place[:] = np.frombuffer(content, np.uint8)

@@ -1,0 +1,67 @@
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``): in Python each would cost a microsecond for every block of instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from ctypes import c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from ethorch.support import native
+from ethorch.support.errors import HostError
+
+_KNOWN, MOST_MEMORIES = 1 << 14, 64
+DIRTY, STALE = 1, 2  # flags of a cache line: the CPU has written it, the NPU has written it
+_FOLDER = Path(__file__).parent / "cpp"
+
+
+class MemoryRow(ctypes.Structure):
+    """A memory at one of its addresses."""
+
+    _fields_ = (("base", c_uint64), ("size", c_uint64), ("bytes", c_void_p), ("lines", c_void_p))
+
+
+class Hooks(ctypes.Structure):
+    """What the hooks work on; the same struct as in ``hooks.cpp``."""
+
+    _fields_ = (
+        ("instructions", c_uint64),
+        ("stop_at", c_uint64),
+        ("stop", c_void_p),
+        ("memories", c_uint64),
+        ("memory", MemoryRow * MOST_MEMORIES),
+        ("line_shift", c_uint64),
+        ("caching", c_uint64),
+        ("stale_reads", c_uint64),
+        ("stale_address", c_uint64),
+        ("stale_at", c_uint64),
+        ("last_block", c_uint64),
+        ("blocks", c_uint64 * _KNOWN),
+        ("counts", c_uint32 * _KNOWN),
+    )
+
+
+def build() -> Path:
+    """The library, from the cache or by the computer's C++ compiler, else by ziglang's. HostError where there is neither."""
+    otherwise = [sys.executable, "-m", "ziglang", "cc", "-nostdlib++"] if importlib.util.find_spec("ziglang") else []
+    purpose = "the virtual board, which counts instructions,"
+    return native.build("board-hooks", [_FOLDER / "hooks.cpp"], ["-O2"], purpose=purpose, otherwise=otherwise)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The hooks, built on first use. HostError where there is no compiler."""
+    found = native.load(build)
+    found.ethorch_hooks_size.restype = c_uint64
+    if found.ethorch_hooks_size() != ctypes.sizeof(Hooks):
+        raise HostError("the compiled hooks have another layout than ethorch.deploy.virtual_board.unicorn_hooks.")
+    return found
+
+
+def address_of(name: str) -> int:
+    """The address of a hook, for the emulator."""
+    found = ctypes.cast(getattr(library(), name), c_void_p).value
+    assert found is not None
+    return found

@@ -1,6 +1,0 @@
-"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and the NPU simulator."""
-
-from ethorch.host.host_program import HostProgram, load, npu_machine
-from ethorch.host.measure import Allocated, measure
-
-__all__ = ["Allocated", "HostProgram", "load", "measure", "npu_machine"]

@@ -1,0 +1,78 @@
+"""CONV2D and DEPTHWISE_CONV2D as lowerings use them: products with constant matrices, sums over windows, convolutions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ethorch.lower.builder.lookup import LookupBuilder
+from ethorch.lower.builder.window import Window
+from ethorch.tosa.ir import Value
+
+
+class ConvolutionBuilder(LookupBuilder):
+    """What multiplies by constants and adds up."""
+
+    def conv2d(
+        self,
+        value: Value,
+        weight: Value,
+        bias: Value | None = None,
+        *,
+        window: Window | None = None,
+        input_zp: int = 0,
+        weight_zp: int = 0,
+    ) -> Value:
+        """acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C]. TOSA 1.0 CONV2D.
+
+        Without ``bias`` it is 0. Without ``window`` the kernel steps by one over a map that is not padded; if it is 1x1, that is
+        the product of the map's rows of C with a matrix [C,O].
+        """
+        return self._convolved("CONV2D", value, weight, bias, weight.shape[0], weight.shape[1:3], window, input_zp, weight_zp)
+
+    def depthwise_conv2d(
+        self,
+        value: Value,
+        weight: Value,
+        bias: Value | None = None,
+        *,
+        window: Window | None = None,
+        input_zp: int = 0,
+        weight_zp: int = 0,
+    ) -> Value:
+        """acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M], each channel alone. TOSA 1.0 DEPTHWISE_CONV2D.
+
+        Defaults as of ``conv2d``. With weights of 1 it sums what is under the window.
+        """
+        channels, kernel = weight.shape[2] * weight.shape[3], weight.shape[:2]
+        return self._convolved("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
+
+    def no_bias(self, channels: int, dtype: str) -> Value:
+        """0 for each channel, in the dtype of the accumulator of ``dtype``: INT48 of INT16, else INT32."""
+        return self.const(np.zeros(channels, np.int64), "INT48") if dtype == "INT16" else self.const(np.zeros(channels, np.int32))
+
+    def _convolved(
+        self,
+        name: str,
+        value: Value,
+        weight: Value,
+        bias: Value | None,
+        channels: int,
+        kernel: tuple[int, ...],
+        window: Window | None,
+        input_zp: int,
+        weight_zp: int,
+    ) -> Value:
+        window = window or Window.of(kernel)
+        assert window.kernel == kernel, f"a window of {window.kernel} and weights of {kernel}"
+        bias = self.no_bias(channels, value.dtype) if bias is None else bias
+        return self.emit(
+            name,
+            value,
+            weight,
+            bias,
+            pad=window.pad,
+            stride=window.stride,
+            dilation=window.dilation,
+            input_zp=input_zp,
+            weight_zp=weight_zp,
+        )

@@ -1,0 +1,152 @@
+"""Functions of float tensors that TOSA has no operator for, by those it has: accurate to a few steps of FP32.
+
+Sources of the polynomials: Cephes (asinf, atanf), public domain; M. Giles, "Approximating the erfinv function" (2010), the
+single-precision table.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ethorch.lower.builder.floats import LARGEST, FloatTensor
+from ethorch.lower.builder.qparams import QTensor
+
+_ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+_ASIN = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+_ERFINV_MIDDLE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+                  -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_ERFINV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+                0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
+
+
+def gelu(x: FloatTensor, *, approximate: str = "none") -> FloatTensor:
+    """x * P(X <= x), X standard normal; or by tanh."""
+    if approximate == "tanh":
+        return x * ((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() * 0.5 + x * 0.5
+    return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
+
+
+def elu(x: FloatTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> FloatTensor:
+    """scale * x, or scale * alpha * (exp(input_scale * x) - 1) below 0."""
+    below = (x * input_scale).minimum(0).expm1() * (alpha * scale)
+    return (x > 0).then(x if scale == 1 else x * scale, below)
+
+
+def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTensor:
+    """log(1 + exp(beta * x)) / beta, with an exponential that cannot overflow: max(y, 0) + log(1 + exp(-|y|))."""
+    y = x if beta == 1 else x * beta
+    soft = (y.maximum(0) + (-y.abs()).exp().log1p()) / beta
+    return soft if threshold >= 20 else (y > threshold).then(x, soft)
+
+
+def power(x: FloatTensor, exponent: float) -> FloatTensor:
+    """x ** exponent: small whole powers by multiplying, larger ones of |x| with the sign of x where the exponent is odd."""
+    if exponent != int(exponent):
+        if abs(exponent) == 0.5:
+            return x.sqrt() if exponent > 0 else x.rsqrt()
+        return (x < 0).then(math.nan, x.abs() ** exponent)
+    count = abs(int(exponent))
+    if count == 0:
+        return x * 0 + 1
+    if count > 4:
+        made = x.abs() ** count
+        made = made.signed_like(x) if count % 2 else made
+    else:
+        made = x
+        for _ in range(count - 1):
+            made = made * x
+    return made if exponent > 0 else made.reciprocal()
+
+
+def exponential(base: FloatTensor, x: QTensor) -> FloatTensor:
+    """base ** x."""
+    return base ** FloatTensor.of(base.b, x).minimum(LARGEST).maximum(-LARGEST)
+
+
+def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
+    """log(x / (1 - x)), x within eps..1 - eps."""
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return (x / (1 - x)).log()
+
+
+def atan(x: FloatTensor) -> FloatTensor:
+    """Inverse tangent: a polynomial up to tan(pi / 8), around which larger arguments are turned."""
+    y = x.abs()
+    high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
+    turned = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
+    start = high.then(math.pi / 2, middle.then(math.pi / 4, 0))
+    z = turned * turned
+    return (start + z.polynomial(_ATAN) * z * turned + turned).signed_like(x)
+
+
+def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
+    """(asin(|x|) up to 1/2, or asin(sqrt((1 - |x|) / 2)) above, |x|)."""
+    y = x.abs()
+    z = (y > 0.5).then((1 - y) * 0.5, y * y)
+    root = (y > 0.5).then(z.sqrt(), y)
+    return z.polynomial(_ASIN) * z * root + root, y
+
+
+def asin(x: FloatTensor) -> FloatTensor:
+    """Inverse sine: a polynomial up to 1/2, above it that of half the angle's complement."""
+    part, y = _asin_parts(x)
+    return (y > 0.5).then(math.pi / 2 - part * 2, part).signed_like(x)
+
+
+def acos(x: FloatTensor) -> FloatTensor:
+    """Inverse cosine, as ``asin``."""
+    part, y = _asin_parts(x)
+    angle = (y > 0.5).then(part * 2, math.pi / 2 - part)
+    return (x < 0).then(math.pi - angle, angle)
+
+
+def sinh(x: FloatTensor) -> FloatTensor:
+    """(e + e / (e + 1)) / 2 with e = exp(|x|) - 1, which cancels nowhere."""
+    e = x.abs().expm1()
+    finite = e.minimum(1e30)
+    return ((e + finite / (finite + 1)) * 0.5).signed_like(x)
+
+
+def asinh(x: FloatTensor) -> FloatTensor:
+    """log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|."""
+    y = x.abs()
+    square = y * y
+    return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().signed_like(x)
+
+
+def acosh(x: FloatTensor) -> FloatTensor:
+    """log(1 + t + sqrt(t) * sqrt(t + 2)), t = x - 1."""
+    t = x - 1
+    return (t + t.sqrt() * (t + 2).sqrt()).log1p()
+
+
+def atanh(x: FloatTensor) -> FloatTensor:
+    """log(1 + 2 y / (1 - y)) / 2, y = |x|."""
+    y = x.abs()
+    return ((y * 2 / (1 - y)).log1p() * 0.5).signed_like(x)
+
+
+def erfinv(x: FloatTensor) -> FloatTensor:
+    """Inverse error function; w is at most 17, but for the poles."""
+    w = -((1 - x) * (x + 1)).log()
+    w = w.minimum(30)
+    middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)
+    found = (w < 5).then(middle, tail) * x
+    return x.abs().equals(1).then(x * math.inf, found)
+
+
+def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> FloatTensor:
+    """x with numbers in place of NaN and infinities."""
+    largest = 3.4028234663852886e38
+    known = x.equals(x).then(x, nan or 0)
+    known = known.equals(math.inf).then(largest if posinf is None else posinf, known)
+    return known.equals(-math.inf).then(-largest if neginf is None else neginf, known)
+
+
+def rounded(x: FloatTensor) -> FloatTensor:
+    """The nearest integer; halves go to the even one, floor(x) where that is even."""
+    low = x.floor()
+    rest = x - low
+    odd = low - (low * 0.5).floor() * 2
+    nearest = (rest > 0.5).then(low + 1, (rest < 0.5).then(low, low + odd))
+    return (x.abs() < 2.0**23).then(nearest, x)

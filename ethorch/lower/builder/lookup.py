@@ -1,0 +1,149 @@
+"""Lookup tables: TABLE of codes, and sums of tables where one has too few entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.builder.int16_tables import FAR, Piece, pieces, sums_fit
+from ethorch.lower.builder.operands import OperandBuilder
+from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
+from ethorch.tosa.ir import Value
+
+#: A float dtype of NumPy.
+F = TypeVar("F", bound=np.floating[Any])
+
+
+class LookupBuilder(OperandBuilder):
+    """What looks up a function's value for each code of a tensor."""
+
+    def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
+        """``real``: the function's value at each of ``x.qparams.table_inputs``; in codes of ``out``.
+
+        TOSA 1.0 TABLE. int8: 256 entries, index = value + 128. int16: 513 entries, index = (value + 32768) >> 7, the low 7
+        bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
+        Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see ethorch.lower.builder.int16_tables).
+        Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit table, which is exact; a narrower
+        one is looked up in 1/128 of its steps and then rounded. Codes of int32 are 16 bits of the largest value, scaled.
+        """
+        source, real = x.value.dtype, continued(real)
+        if source == out.dtype == "INT8":
+            looked_up = self.emit("TABLE", x.value, self.const(out.quantize(real).astype(np.int8), name="table"))
+            return self.requantized(QTensor(looked_up, x.dims, out), out)
+        if out.dtype == "INT32":
+            fine = QParams((max(float(np.abs(real).max()) / 32767, out.step),), (0,), -32767, 32767, "INT16")
+            return self.requantized(self.table(x, real, fine, exact=exact), out)
+        if source == "INT8":
+            value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
+            entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)
+            looked_up = self.sum_of_tables(value, [Piece(-32768, 1, 1.0, entries)])
+            return QTensor(self.clamp(looked_up, out.qmin, out.qmax), x.dims, out)
+        fine = in_16_bits(out)
+        made = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
+        made = made or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
+        looked_up = self.clamp(self.sum_of_tables(x.value, made), fine.qmin, fine.qmax)
+        return self.requantized(QTensor(looked_up, x.dims, fine), out)
+
+    @staticmethod
+    def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
+        """Is there an ``exact`` table of ``real`` for an int16 input?"""
+        fine = in_16_bits(out)
+        return bool(pieces(codes_of(continued(real), fine), fine.qmin, fine.qmax, exact=True))
+
+    def sum_of_tables(self, value: Value, made: Sequence[Piece]) -> Value:
+        """INT16 sum of what the TABLEs have for an INT16 value, saturated."""
+        total: Value | None = None
+        fits = sums_fit(made)
+        for piece in made:
+            seen = value
+            if piece.zoom > 1:
+                middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
+                seen = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
+            looked_up = self.interpolated(seen, piece.entries)
+            if len(made) == 1:
+                return self.rescale(looked_up, piece.unit / 128, dtype="INT16")
+            part = self.rescale(looked_up, 1 / 128, dtype="INT16")
+            wide = self.rescale(part, piece.unit, dtype="INT32")
+            if total is None:
+                total = part if fits and piece.unit == 1 else self.rescale(wide, 1.0, dtype="INT16") if fits else wide
+                continue
+            wide = self.emit("ADD", self.rescale(total, 1.0, dtype="INT32") if fits else total, wide)
+            total = self.rescale(wide, 1.0, dtype="INT16") if fits else wide
+        assert total is not None
+        return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
+
+    def interpolated(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
+        """Look up INT16 codes in 513 entries: INT32, with 7 fractional bits. TOSA 1.0 TABLE, int16.
+
+        A target without the extension EXT-INT16 gets the same numbers from 8-bit TABLEs: one for each byte of an entry and of the
+        difference to the next entry, for each half of the entries.
+        """
+        if self.accepts("TABLE", "INT16"):
+            return self.emit("TABLE", value, self.const(entries, name="table"))
+
+        def const(number: int) -> Value:
+            return self.const(np.full((1,) * value.rank, number, np.int32))
+
+        code = self.emit("ADD", self.rescale(value, 1.0, dtype="INT32"), const(32768))
+        index = self.emit("ARITHMETIC_RIGHT_SHIFT", code, const(7), round=False)
+        rest = self.emit("SUB", code, self.emit("MUL", index, const(128), shift=0))
+        is_upper = self.emit("GREATER", index, const(255))
+        place = self.emit("SUB", index, self.emit("SELECT", is_upper, const(256), const(0)))
+        byte = self.rescale(place, 1.0, output_zp=-128, dtype="INT8")
+
+        def half(numbers: npt.NDArray[np.int64]) -> Value:
+            high = self.emit("TABLE", byte, self.const((numbers >> 8).astype(np.int8), name="high"))
+            low = self.emit("TABLE", byte, self.const(((numbers & 255) - 128).astype(np.int8), name="low"))
+            wide = [self.rescale(high, 256.0, dtype="INT32"), self.rescale(low, 1.0, input_zp=-128, dtype="INT32")]
+            return self.emit("ADD", *wide)
+
+        def both(numbers: npt.NDArray[np.int64]) -> Value:
+            return self.emit("SELECT", is_upper, half(numbers[256:]), half(numbers[:256]))
+
+        numbers = entries.astype(np.int64)
+        slope = self.emit("MUL", both(np.diff(numbers)), rest, shift=0)
+        return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
+
+    def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
+        """Truth values: is ``real``, for each of int8 ``x.qparams.table_inputs``, not 0? TOSA 1.0 TABLE."""
+        value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
+        return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
+
+    def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
+        """INT32 integers: ``real`` for each of int8 ``x.qparams.table_inputs``, saturated at 30 bits. TOSA 1.0 TABLE.
+
+        Integers of more than 8 or 15 bits are looked up in two halves.
+        """
+        whole = np.clip(np.trunc(continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
+        if np.abs(whole).max() < 128:
+            value = self.emit("TABLE", x.value, self.const(whole.astype(np.int8), name="table"))
+            return QTensor(self.rescale(value, 1.0, dtype="INT32"), x.dims, None)
+        unit = QParams((1.0,), (0,), *dtype_range("INT16"), "INT16")
+        low = self.rescale(self.table(x, whole & 0x7FFF, unit).value, 1.0, dtype="INT32")
+        high = self.rescale(self.table(x, whole >> 15, unit).value, 2.0**15, dtype="INT32")
+        return QTensor(self.emit("ADD", high, low), x.dims, None)
+
+
+def in_16_bits(out: QParams) -> QParams:
+    """``out``, or 1/128 of its steps if they are of 8 bits."""
+    return out if out.dtype == "INT16" else QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16")
+
+
+def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
+    """``real`` in steps of ``q``, neither rounded nor clamped."""
+    return real.astype(np.float64) / q.step + q.zp
+
+
+def continued(real: npt.NDArray[F]) -> npt.NDArray[F]:
+    """NaN (outside the function's domain) replaced by the nearest number: log of a negative code is log of the least one."""
+    known = np.flatnonzero(~np.isnan(real))
+    if known.size in (0, real.size):
+        return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)
+    after = np.clip(np.searchsorted(known, np.arange(real.size)), 0, known.size - 1)
+    before = np.maximum(after - 1, 0)
+    index = np.arange(real.size)
+    nearest = np.where(abs(known[after] - index) <= abs(known[before] - index), known[after], known[before])
+    return np.take(real, nearest)

@@ -1,0 +1,251 @@
+"""How tensors lie and move: reshapes, transposes, slices, joins and copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ethorch.lower.builder.qparams import QParams, QTensor
+from ethorch.targets.tuning import UNTUNED, Tuning
+from ethorch.tosa.emitter import Emitter
+from ethorch.tosa.ir import Value
+from ethorch.tosa.layout import MAX_RANK, Dims, around, arrangement, coarsest, contiguous, refine
+from ethorch.tosa.limits import Limits
+
+
+class MovementBuilder(Emitter):
+    """What moves and arranges, and computes nothing. No method changes an element.
+
+    Args:
+        limits: what the target can run of each operator.
+        tuning: which of several exact ways to say the same the target runs fastest.
+        target: its name, for refusals.
+    """
+
+    def __init__(self, limits: Mapping[str, Limits] | None = None, *, tuning: Tuning = UNTUNED, target: str = ""):
+        super().__init__(limits, target=target)
+        self.tuning = tuning
+
+    # --- values, by their stored axes -----------------------------------------------------------------------------------
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """RESHAPE, left out where ``value`` has that shape."""
+        return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
+
+    def ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
+        """``value`` with its stored axes in ``order``, as ``shape``: nothing, a RESHAPE, or a TRANSPOSE; made once."""
+        return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._ordered(value, order, shape))
+
+    def _ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
+        move = arrangement(value.shape, order)
+        moved = value
+        if move is not None and self.tuning.transpose == "whole" and value.rank <= 4:
+            perms = (*(axis for axis in range(value.rank) if axis not in order), *order)
+            moved = self.emit("TRANSPOSE", value, perms=perms)
+        elif move is not None:
+            moved = self._turned(self.reshape(value, move[0]), move[1])
+        return self.reshape(moved, shape)
+
+    def _turned(self, value: Value, order: Sequence[int]) -> Value:
+        """``value`` with its axes in ``order``, as whatever shape: a TRANSPOSE, or several of ``MAX_RANK`` axes at most.
+
+        Each brings two more axes to their places. What lies before and between those moves as one.
+        """
+        shape, now = value.shape, list(range(value.rank))
+        done = 0
+        while now != list(order):
+            done = len(shape) if len(shape) <= MAX_RANK or len(shape) - done < MAX_RANK else done + 2
+            wanted = [*order[:done], *(axis for axis in now if axis not in order[:done])]
+            step = arrangement(tuple(shape[axis] for axis in now), [now.index(axis) for axis in wanted])
+            if step is not None:
+                value = self.emit("TRANSPOSE", self.reshape(value, step[0]), perms=step[1])
+            now = wanted
+        return value
+
+    def sliced(self, value: Value, axis: int, start: int, size: int) -> Value:
+        """value[start : start + size] along a stored axis; left out where that is all of it. TOSA 1.0 SLICE."""
+        if size == value.shape[axis]:
+            return value
+        starts = tuple(start if k == axis else 0 for k in range(value.rank))
+        sizes = tuple(size if k == axis else extent for k, extent in enumerate(value.shape))
+        return self.emit("SLICE", value, start=starts, size=sizes)
+
+    def cropped(self, value: Value, shape: Sequence[int]) -> Value:
+        """The first ``shape[k]`` elements along each stored axis k; left out where that is all. TOSA 1.0 SLICE."""
+        if tuple(shape) == value.shape:
+            return value
+        return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
+
+    def padded(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
+        """So many elements ``code`` in front of a stored axis and behind it; left out where there are none. TOSA 1.0 PAD."""
+        if before == 0 == after:
+            return value
+        padding = [0] * (2 * value.rank)
+        padding[2 * axis : 2 * axis + 2] = before, after
+        return self.emit("PAD", value, padding=tuple(padding), pad_const=code)
+
+    # --- tensors, by their logical dims ---------------------------------------------------------------------------------
+
+    def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
+        """``x`` stored with one axis per group of logical dimensions, in that order (dims in no group have extent 1)."""
+        shape = x.shape
+        order = [axis for group in groups for dim in group for axis in x.dims[dim]]
+        return self.ordered(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
+
+    def logical(self, x: QTensor) -> Value:
+        """``x`` stored contiguously in its logical shape, as PyTorch's contiguous format."""
+        return self.stored_as(x, [(dim,) for dim in range(x.rank)])
+
+    def nhwc(self, x: QTensor) -> Value:
+        """A logical [N, C, H, W] (or [C, H, W]) tensor stored [N, H, W, C]."""
+        if x.rank == 3:
+            return self.stored_as(x, [(), (1,), (2,), (0,)])
+        return self.stored_as(x, [(0,), (2,), (3,), (1,)])
+
+    def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
+        """The inverse of ``nhwc``: logical [N, C, H, W] over a value stored [N, H, W, C]."""
+        return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
+
+    def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:
+        """The tensor whose dims are the stored axes of ``value``: axis k is dim ``order[k]``."""
+        return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
+
+    def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
+        """Reshape the logical tensor; data moves only where no stored order of up to ``MAX_RANK`` axes can express the new shape.
+
+        A shape of more dims than that has as many stored axes; it is there to be permuted, and viewed once more.
+        """
+        refined = refine(x.value.shape, x.dims, shape)
+        if refined is not None and len(refined[0]) > MAX_RANK:
+            refined = coarsest(*refined)
+        if refined is None or len(refined[0]) > MAX_RANK >= len(shape):
+            return QTensor(self.reshape(self.logical(x), shape), contiguous(shape), x.q)
+        stored, dims = refined
+        return QTensor(self.reshape(x.value, stored), dims, x.q)
+
+    def permute(self, x: QTensor, order: Sequence[int]) -> QTensor:
+        """Logical permute; nothing moves. Per-channel qparams follow their axis."""
+        q = x.q
+        if q is not None and q.axis is not None:
+            q = QParams(q.scale, q.zero_point, q.qmin, q.qmax, q.dtype, list(order).index(q.axis))
+        return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
+
+    def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
+        """``x`` so stored that logical ``dim`` is one axis: (value, that axis, dims of the value)."""
+        dim %= x.rank
+        if len(x.dims[dim]) == 1:
+            return x.value, x.dims[dim][0], x.dims
+        if x.shape[dim] == 1:
+            value = self.reshape(x.value, (*x.value.shape, 1))
+            axis = x.value.rank
+            return value, axis, tuple((axis,) if k == dim else axes for k, axes in enumerate(x.dims))
+        value = self.logical(x)
+        return value, dim, contiguous(x.shape)
+
+    def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
+        """Tensors of one rank, each stored with one axis per logical dim, all in the order of the largest."""
+        leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
+        order = list(range(leader.rank))
+        if all(len(axes) <= 1 for axes in leader.dims):
+            order.sort(key=lambda dim: leader.dims[dim] or (-1,))
+        dims = tuple((order.index(dim),) for dim in range(leader.rank))
+        return [self.stored_as(x, [(dim,) for dim in order]) for x in tensors], dims
+
+    def aligned(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
+        """Operands of a broadcasting operator, stored alike with equal ranks, and the dims of the result.
+
+        The operand with the most elements keeps its order; the others follow it where the factors agree.
+        """
+        rank = max(x.rank for x in tensors)
+        if rank == 0:
+            return [self.logical(x) for x in tensors], ()
+        padded = [QTensor(x.value, ((),) * (rank - x.rank) + x.dims, x.q) for x in tensors]
+        shapes = [x.shape for x in padded]
+        extents = tuple(max(extents) if 0 not in extents else 0 for extents in zip(*shapes, strict=True))
+        leader = max((x for x in padded if not x.value.is_const), key=lambda x: math.prod(x.shape), default=padded[0])
+        if any(leader.shape[d] not in (1, extents[d]) for d in range(rank)) or not self._follows(leader, padded, extents):
+            return [self.logical(x) for x in padded], contiguous(extents)
+        # Slots: the stored axes of the result, in the leader's order; a dim the leader broadcasts is appended.
+        slots: list[tuple[int, int]] = []  # (logical dim, factor index), in stored order
+        places = {axis: (dim, k) for dim, axes in enumerate(leader.dims) for k, axis in enumerate(axes)}
+        slots = [places[axis] for axis in range(leader.value.rank) if axis in places]
+        missing = [(dim, 0) for dim in range(rank) if extents[dim] > 1 and leader.shape[dim] == 1 and not leader.dims[dim]]
+        slots = [*missing, *slots] or [(0, 0)]
+        values = []
+        for x in padded:
+            order, shape = [], []
+            for dim, k in slots:
+                axes = x.dims[dim]
+                if x.shape[dim] == 1 or k >= len(axes):
+                    shape.append(1)
+                else:
+                    order.append(axes[k])
+                    shape.append(x.value.shape[axes[k]])
+            values.append(self.ordered(x.value, order, shape))
+        index = {slot: k for k, slot in enumerate(slots)}
+        dims = tuple(tuple(index[dim, k] for k in range(len(leader.dims[dim]) or 1) if (dim, k) in index) for dim in range(rank))
+        return values, dims
+
+    @staticmethod
+    def _follows(leader: QTensor, tensors: Sequence[QTensor], extents: tuple[int, ...]) -> bool:
+        """Do all operands factor every dim as the leader does, or have extent 1 there?"""
+
+        def factors(x: QTensor, dim: int) -> list[int]:
+            return [x.value.shape[axis] for axis in x.dims[dim]]
+
+        for x in tensors:
+            for dim in range(x.rank):
+                if x.shape[dim] == 1 or x is leader:
+                    continue
+                if leader.shape[dim] == 1:
+                    if leader.dims[dim] or len(x.dims[dim]) != 1:
+                        return False
+                elif factors(x, dim) != factors(leader, dim):
+                    return False
+        return True
+
+    def narrow(self, x: QTensor, dim: int, start: int, length: int) -> QTensor:
+        """x[start : start + length] along ``dim``. TOSA 1.0 SLICE."""
+        value, axis, dims = self.axis_of(x, dim)
+        return x if length == value.shape[axis] else QTensor(self.sliced(value, axis, start, length), dims, x.q)
+
+    def every(self, x: QTensor, dim: int, step: int) -> QTensor:
+        """x[::step] along ``dim``: the axis is folded by ``step``, and the first of each group kept. TOSA 1.0 SLICE."""
+        if step == 1 or x.shape[dim] == 1:
+            return x
+        value, axis, dims = self.axis_of(x, dim)
+        count = -(-value.shape[axis] // step)
+        missing = count * step - value.shape[axis]
+        value = self.padded(value, axis, 0, missing, 0)  # the last group is short: filled with what is dropped again
+        before, after = value.shape[:axis], value.shape[axis + 1 :]
+        if value.rank < MAX_RANK:
+            kept = self.sliced(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
+        else:
+            kept = self.sliced(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
+        return QTensor(self.reshape(kept, (*before, count, *after)), dims, x.q)
+
+    def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
+        """x with ``before`` zeros in front of ``dim`` (negative: without the first), then cut or padded to ``extent``."""
+        after = extent - before - x.shape[dim]
+        if before == 0 == after:
+            return x
+        value, axis, dims = self.axis_of(x, dim)
+        flat = self.reshape(value, around(value.shape, axis))
+        flat = self.sliced(flat, 1, max(-before, 0), flat.shape[1] + min(before, 0) + min(after, 0))
+        flat = self.padded(flat, 1, max(before, 0), max(after, 0), x.qparams.zp if max(before, after) > 0 else 0)
+        return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
+
+    def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:
+        """x repeated ``multiples[d]`` times along each logical dim d. TOSA 1.0 TILE."""
+        (value,), dims = self.alike([x])
+        stored = [1] * value.rank
+        for dim, count in enumerate(multiples):
+            stored[dims[dim][0]] = count
+        return QTensor(self.emit("TILE", value, multiples=tuple(stored)) if max(stored, default=1) > 1 else value, dims, x.q)
+
+    def concat(self, parts: Sequence[QTensor], dim: int) -> QTensor:
+        """Parts of equal qparams side by side along ``dim``. TOSA 1.0 CONCAT."""
+        if len(parts) == 1:
+            return parts[0]
+        values, dims = self.alike(parts)
+        return QTensor(self.emit("CONCAT", *values, axis=dims[dim % parts[0].rank][0]), dims, parts[0].q)

@@ -1,0 +1,142 @@
+"""What an operator is given, in the codes that it computes with: tensors, plain integers, truth values and Python's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.builder.scaling import ScalingBuilder, saturating_reach
+from ethorch.targets.tuning import UNTUNED, Tuning
+from ethorch.tosa.ir import DTYPES, Value
+from ethorch.tosa.layout import contiguous
+from ethorch.tosa.limits import Limits
+
+B = TypeVar("B", bound="OperandBuilder")
+
+_INT32 = np.iinfo(np.int32)
+_INTEGERS = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
+
+
+class OperandBuilder(ScalingBuilder):
+    """What brings operands into codes.
+
+    Args:
+        limits: what the target can run of each operator.
+        tuning: which of several exact ways to say the same it runs fastest.
+        target: its name, for refusals.
+        floats: the float dtypes it has.
+        integers: has it quantized arithmetic?
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Limits] | None = None,
+        *,
+        tuning: Tuning = UNTUNED,
+        target: str = "",
+        floats: Sequence[str] = (),
+        integers: bool = True,
+    ):
+        super().__init__(limits, tuning=tuning, target=target)
+        self.floats = frozenset(floats)
+        self.integers = integers
+
+    def emptied(self: B) -> B:
+        """Another of the same target, with an empty graph."""
+        return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
+
+    # --- quantized and float tensors ------------------------------------------------------------------------------------
+
+    def to_int32(self, x: QTensor) -> QTensor:
+        """INT32 with the zero point removed; one RESCALE per use, since Vela fuses only those with a single user."""
+        return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
+
+    def requantized(self, x: QTensor, out: QParams | None) -> QTensor:
+        """``x`` in the qparams ``out``: itself where they are equal, else one RESCALE, and a CLAMP if ``out`` is narrow.
+
+        Where ``out`` is None, the result is of plain integers or truth values, as ``x`` is.
+        """
+        if out is None:
+            return x
+        q = x.qparams
+        if q.is_float and not out.is_float:
+            return QTensor(self.quantized(x.value, out), x.dims, out)
+        if (q.scale, q.zero_point, q.dtype) == (out.scale, out.zero_point, out.dtype):
+            value = x.value if out.qmin <= q.qmin and q.qmax <= out.qmax else self.clamp(x.value, out.qmin, out.qmax)
+        elif out.dtype == "INT32":
+            value = self.requantize(x.value if q.dtype == "INT32" else self.to_int32(x).value, q.step, out)
+        else:
+            value, factor = x.value, q.step / out.step
+            reach = saturating_reach(q.code_count, factor)
+            if q.dtype != "INT32" and reach:
+                value = self.clamp(value, q.zp - reach, q.zp + reach)
+            value = self.rescale(value, factor, input_zp=q.zp, output_zp=out.zp, dtype=out.dtype)
+            value = self.clamp(value, out.qmin, out.qmax)
+        return QTensor(value, x.dims, out)
+
+    # --- plain integers, truth values, numbers --------------------------------------------------------------------------
+
+    def widened(self, value: Value) -> Value:
+        """Plain integers or truth values as INT32."""
+        if value.dtype == "INT32":
+            return value
+        if value.data is not None:
+            return self.const(value.data.astype(np.int32), name=value.name)
+        if not self.integers:  # without the profile INT there is no RESCALE
+            return self.cast(value, "INT32")
+        if value.dtype == "BOOL":
+            value = self.emit("CAST", value, dtype="INT8")
+        return self.rescale(value, 1.0, dtype="INT32")
+
+    def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
+        """A tensor as it is; a number or constant array as plain integers of ``dtype``, or as truth values as the NPU holds them.
+
+        Raises:
+            Unsupported: ``integer.constant``, where a number has a fraction or more than 32 bits.
+        """
+        if isinstance(x, QTensor):
+            return x
+        array = np.asarray(x)
+        if array.dtype == np.bool_ or dtype == "BOOL":
+            array, dtype = array.astype(np.bool_), self.tuning.truth_dtype
+            return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
+        if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
+            text = f"a constant between {array.min()} and {array.max()}; allowed are integers of 32 bits"
+            raise self.refuse("integer.constant", text, "Convert the tensor that it meets to float in the model, and quantize.")
+        return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
+
+    def operand(self, x: Any, out: QParams) -> QTensor:
+        """A tensor, plain integers, truth values or a number, as codes of ``out``."""
+        if not isinstance(x, QTensor):
+            codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
+            return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
+        if not x.is_integer:
+            return self.requantized(x, out)
+        if out.is_float:
+            return QTensor(self.rescale(x.value, 1.0, dtype=out.dtype), x.dims, out)
+        scaled = self.rescale(self.widened(x.value), 1.0 / out.step, output_zp=out.zp, dtype=out.dtype)
+        return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
+
+    def moved_operand(self, x: Any, out: Result) -> QTensor:
+        """``x``, of which a part becomes the result, in the qparams of ``out``; where it has none, plain integers of its dtype."""
+        if out.q is not None:
+            return self.operand(x, out.q)
+        dtype = out.dtype or "INT32"
+        found = self.plain_tensor(x, dtype)
+        if dtype == "BOOL" or found.value.dtype == dtype:
+            return found
+        return QTensor(self.rescale(self.widened(found.value), 1.0, dtype=dtype), found.dims, None)
+
+    def wrapped(self, x: QTensor, dtype: str) -> QTensor:
+        """Plain integers in the ``dtype`` PyTorch gives them, modulo its width: INT32 to INT8 or INT16; anything else as it is."""
+        if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
+            return x
+        if not self.integers:
+            return QTensor(self.cast(x.value, dtype), x.dims, None)
+        spare = self.const(np.full((1,) * x.value.rank, {"INT8": 24, "INT16": 16}[dtype], np.int32))
+        high = self.emit("LOGICAL_LEFT_SHIFT", x.value, spare)
+        value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # what it shifts out is 0
+        return QTensor(self.rescale(value, 1.0, dtype=dtype), x.dims, None)

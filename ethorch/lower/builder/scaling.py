@@ -1,0 +1,152 @@
+"""How numbers change scale and dtype: rescales, casts, clamps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ethorch.lower.builder.movement import MovementBuilder
+from ethorch.lower.builder.qparams import QParams, dtype_range, multipliers_and_shifts
+from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
+from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
+
+#: Codes of int32 activations are multiples of this: 28 bits, of which float32 represents 24.
+_INT32_STEPS = 8
+
+
+def saturating_reach(largest: float, scale: float) -> int | None:
+    """Return the magnitude at which ``scale`` saturates every code, if values up to ``largest`` may exceed 32 bits; else None.
+
+    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32). 2**17 is beyond all codes of INT16.
+    """
+    return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
+
+
+class ScalingBuilder(MovementBuilder):
+    """What multiplies codes by a scale, rounds, saturates and casts."""
+
+    def rescale(
+        self,
+        value: Value,
+        scale: float | Sequence[float],
+        *,
+        input_zp: int = 0,
+        output_zp: int = 0,
+        dtype: str = "INT8",
+    ) -> Value:
+        """RESCALE, SINGLE_ROUND: dtype((value - input_zp) * scale + output_zp); a sequence is per last stored axis.
+
+        Floats are multiplied, in their own dtype unless ``dtype`` is another float's: integer dtypes are steps on the way.
+
+        Raises:
+            Unsupported: ``requantize.scale``, where a scale is zero, not finite or out of RESCALE's range.
+        """
+        scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
+        if value.dtype in FLOATS:
+            if set(scales) != {1.0}:
+                factors = np.asarray(scales, DTYPES[value.dtype])
+                shape = (1,) * value.rank if len(scales) == 1 else (1,) * (value.rank - 1) + (len(scales),)
+                value = self.emit("MUL", value, self.const(factors.reshape(shape), value.dtype), shift=0)
+            return self.cast(value, dtype if dtype in FLOATS else value.dtype)
+        if dtype in FLOATS:
+            return self.rescale(self.dequantized(value, input_zp), scale, dtype=dtype)
+        try:
+            multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
+        except OverflowError as error:
+            way_out = (
+                "Calibrate with inputs of a usual range: a scale next to 0, or next to infinity, comes from what was observed."
+            )
+            raise self.refuse("requantize.scale", f"cannot requantize: {error}", way_out) from None
+        return self.emit(
+            "RESCALE",
+            value,
+            multiplier=multipliers,
+            shift=shifts,
+            input_zp=input_zp,
+            output_zp=output_zp,
+            dtype=dtype,
+            per_channel=len(scales) > 1,
+            input_unsigned=False,
+            output_unsigned=False,
+        )
+
+    def from_unsigned(self, value: Value) -> Value:
+        """uint8, which TOSA holds as INT8, as int8: less 128. TOSA 1.0 RESCALE, input_unsigned."""
+        return self.emit("RESCALE", value, **FROM_UNSIGNED)
+
+    def to_unsigned(self, value: Value) -> Value:
+        """The inverse: int8 as uint8, more by 128. TOSA 1.0 RESCALE, output_unsigned."""
+        return self.emit("RESCALE", value, **TO_UNSIGNED)
+
+    def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
+        """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range.
+
+        Args:
+            largest: The largest magnitude of ``acc``, if ``acc * scale / out.step`` may exceed 32 bits. Then ``acc`` is clamped,
+                because TOSA does not define what a RESCALE returns (TOSA 1.0 apply_scale_32).
+        """
+        scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
+        reach = saturating_reach(largest, max(scales) / out.step)
+        if out.dtype != "INT32" and reach:
+            acc = self.limited(acc, reach)
+        if out.dtype == "INT32":
+            return self._requantize_to_int32(acc, [s / out.step for s in scales])
+        scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
+        return self.clamp(scaled, out.qmin, out.qmax)
+
+    def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, saturated. TOSA 1.0 MINIMUM, MAXIMUM, RESCALE, MUL.
+
+        A RESCALE to INT32 does not saturate, and what it scales up has to stay below 2**29 (TOSA 1.0 apply_scale_32).
+        """
+        scales = [scale / _INT32_STEPS for scale in scales]
+        limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
+        if limit < 1 << 31:
+            acc = self.limited(acc, limit)
+        steps = self.const(np.full((1,) * acc.rank, _INT32_STEPS, np.int32))
+        return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
+
+    def limited(self, value: Value, limit: int) -> Value:
+        """Return INT32 ``value`` clamped to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
+        for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
+            value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
+        return value
+
+    def dequantized(self, value: Value, zero_point: int) -> Value:
+        """FP32 value - zero_point of integers; of truth values 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
+        if value.dtype == "BOOL":
+            one, zero = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
+            return self.emit("SELECT", value, one, zero)
+        value = self.cast(value, "FP32")
+        return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """CAST, left out where it has that dtype already; of a constant, done now."""
+        if value.dtype == dtype:
+            return value
+        if value.data is not None and dtype in FLOATS:
+            return self.const(value.data.astype(DTYPES[dtype]), dtype, value.name)
+        return self.emit("CAST", value, dtype=dtype)
+
+    def clamp(self, value: Value, low: float, high: float) -> Value:
+        """CLAMP, left out where it is the whole range of the dtype."""
+        if value.dtype in FLOATS:
+            bound = FLOAT_MAX[value.dtype]
+            low, high = max(low, -bound), min(high, bound)
+            return value if (low, high) == (-bound, bound) else self.emit("CLAMP", value, min_val=float(low), max_val=float(high))
+        full = dtype_range(value.dtype)
+        low, high = max(low, full[0]), min(high, full[1])
+        if (low, high) == full:
+            return value
+        return self.emit("CLAMP", value, min_val=low, max_val=high)
+
+    def quantized(self, value: Value, out: QParams) -> Value:
+        """Floats as codes of ``out``: round(value / scale), halves to even, then the zero point. TOSA 1.0 MUL, CAST."""
+        inverse = float(np.float32(1.0) / np.float32(out.step))
+        scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
+        codes = self.cast(self.cast(scaled, "INT32"), "FP32")
+        if out.zp:
+            codes = self.emit("ADD", codes, self.const(np.full((1,) * value.rank, out.zp, np.float32)))
+        return self.cast(self.clamp(codes, out.qmin, out.qmax), out.dtype)

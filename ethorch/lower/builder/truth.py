@@ -1,0 +1,181 @@
+"""What comparisons, logic and selection share: truth values, and operands brought to one integer unit.
+
+A truth value is a plain tensor (its QParams are None): BOOL where the NPU has that type, else INT8 holding 0 or 1, which
+has the same bytes at a delegate's boundary. ``Tuning.truth_dtype`` says which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor, float_qparams
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import Value
+from ethorch.tosa.layout import Dims, contiguous
+
+#: Left shift of the finer of two scales, so that comparing rounds nothing that matters and differences fit in int32.
+_HEADROOM = {"INT8": 19, "INT16": 14}
+
+
+def native(b: Builder) -> bool:
+    """Has the NPU the type BOOL and operators on it?"""
+    return b.tuning.truth_dtype == "BOOL"
+
+
+def truth_from_int8(b: Builder, value: Value) -> Value:
+    """INT8 holding 0 or 1, as the NPU's truth value."""
+    return b.emit("CAST", value, dtype="BOOL") if native(b) else value
+
+
+def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]], npt.ArrayLike]) -> Value:
+    """Truth values of INT8 codes: ``holds`` says of the array of all codes which of them are true. TOSA 1.0 TABLE."""
+    codes = np.arange(-128, 128)
+    table = b.const(np.asarray(holds(codes)).astype(np.int8), name="truth")
+    return truth_from_int8(b, b.emit("TABLE", value, table))
+
+
+def negated(b: Builder, value: Value) -> Value:
+    """Logical not."""
+    return b.emit("LOGICAL_NOT", value) if native(b) else truth_of_codes(b, value, lambda v: v == 0)
+
+
+def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
+    """Two operands as INT32 in a common unit, aligned for broadcasting.
+
+    Operands of one scale, constants and plain integers are exact. Two scales are brought to a unit that is 2**19 (int8) or 2**14
+    (int16) times finer than the coarser of them.
+    """
+    tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
+    if not tensors:
+        values, dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
+        return [b.widened(value) for value in values], dims
+    constants = [_constant(value) for value in (x, y)]
+    if any(constant is not None for constant in constants):
+        q = tensors[0].qparams
+        operands = [v if c is None else _among_codes(b, c, q) for v, c in zip((x, y), constants, strict=True)]
+        values, dims = b.aligned(*operands)
+        return [value if value.dtype == "INT32" else b.rescale(value, 2.0, input_zp=q.zp, dtype="INT32") for value in values], dims
+    wide = "INT16" if any(t.qparams.dtype == "INT16" for t in tensors) else "INT8"
+    coarse = max(t.qparams.step for t in tensors)
+    exact = len(tensors) == 2 and tensors[0].qparams.step == tensors[1].qparams.step
+    unit = coarse if exact else coarse / (1 << _HEADROOM[wide])
+
+    values, dims = b.aligned(x, y)
+    for k, t in enumerate((x, y)):
+        if not t.is_integer:
+            values[k] = b.rescale(values[k], t.qparams.step / unit, input_zp=t.qparams.zp, dtype="INT32")
+        else:
+            values[k] = b.rescale(values[k], 1.0 / unit, dtype="INT32")
+    return values, dims
+
+
+def _constant(x: Any) -> npt.NDArray[Any] | None:
+    """The numbers of a constant that is not quantized; None of anything else."""
+    if isinstance(x, QTensor):
+        return x.value.data if x.is_integer and x.value.is_const else None
+    return np.asarray(x)
+
+
+def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
+    """Constants in halves of a step of ``q``: even where PyTorch's float32 finds them equal to a code, odd between two codes."""
+    reals, wanted = q.dequantize(q.codes), numbers.astype(np.float32)
+    place = np.searchsorted(reals, wanted)
+    equal = reals[np.minimum(place, reals.size - 1)] == wanted
+    halves = 2 * (int(q.codes[0]) + place - q.zp) - np.logical_not(equal)
+    return QTensor(b.const(halves.astype(np.int32)), contiguous(halves.shape), None)
+
+
+def any_float(*operands: Any) -> bool:
+    """Is there a float tensor among them?"""
+    return any(isinstance(x, QTensor) and x.is_float for x in operands)
+
+
+def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
+    """Two operands in their float dtype, FP32 where they differ, aligned for broadcasting; integers and numbers become floats."""
+    dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
+    out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
+    return b.aligned(b.operand(x, out), b.operand(y, out))
+
+
+def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
+    """An INT8 that has the sign of x - y and is 0 where x equals y, of INT32.
+
+    Args:
+        below: |x - y| is less. From 2**29 on, a RESCALE does not saturate it, and it is clamped to -1..1 first. From 2**31 on, it
+            does not fit INT32, and one of the two is brought next to the other before: next to a constant, that costs no more.
+    """
+    if below <= 1 << 29:
+        value = b.emit("SUB", x, y)
+    elif below <= 1 << 31:
+        value = _clamped(b, b.emit("SUB", x, y), *(b.const(np.full((1,) * x.rank, one, np.int32)) for one in (-1, 1)))
+    elif x.is_const:
+        value = b.emit("SUB", x, _next_to(b, y, x))
+    else:
+        value = b.emit("SUB", _next_to(b, x, y), y)
+    return b.rescale(value, 1.0, dtype="INT8")
+
+
+def _clamped(b: Builder, value: Value, low: Value, high: Value) -> Value:
+    return b.emit("MINIMUM", b.emit("MAXIMUM", value, low), high)
+
+
+def _next_to(b: Builder, x: Value, y: Value) -> Value:
+    """``x`` where it is at most 1 from ``y``; elsewhere the number beside ``y`` on its side. Nothing overflows. TOSA 1.0 INT32."""
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+    def number(value: int) -> Value:
+        return b.const(np.full((1,) * y.rank, value, np.int32))
+
+    if y.data is not None:
+        below, above = b.const(np.maximum(y.data, low + 1) - 1), b.const(np.minimum(y.data, high - 1) + 1)
+    else:
+        below = b.emit("SUB", b.emit("MAXIMUM", y, number(low + 1)), number(1))
+        above = b.emit("ADD", b.emit("MINIMUM", y, number(high - 1)), number(1))
+    return _clamped(b, x, below, above)
+
+
+def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
+    """condition ? x : y, whose codes mean the same. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
+    (c, xv, yv), dims = b.aligned(condition, x, y)
+    if native(b):
+        if c.dtype != "BOOL":
+            c = b.emit("CAST", c, dtype="BOOL")
+        return QTensor(b.emit("SELECT", c, xv, yv), dims, q)
+    dtype, zp = xv.dtype, q.zp if q else 0
+
+    def centred(value: Value) -> Value:
+        if value.is_const:
+            assert value.data is not None
+            return b.const(value.data.astype(np.int32) - zp)
+        return value if value.dtype == "INT32" else b.rescale(value, 1.0, input_zp=zp, dtype="INT32")
+
+    # The second operand of a MUL is 0 or 1: no product overflows, and one summand is always 0.
+    taken = b.emit("MUL", centred(xv), b.widened(c), shift=0)
+    other = b.emit("MUL", centred(yv), b.widened(negated(b, c)), shift=0)
+    both = b.emit("ADD", taken, other)
+    return QTensor(both if dtype == "INT32" else b.rescale(both, 1.0, output_zp=zp, dtype=dtype), dims, q)
+
+
+def finite(value: float, out: QParams) -> float:
+    """An infinite fill value as the end of ``out``'s range."""
+    low, high = ((code - out.zp) * out.step for code in (out.qmin, out.qmax))
+    return min(max(value, low), high) if not math.isnan(value) else 0.0
+
+
+def float_operand(name: str, *operands: Any) -> Reason | None:
+    """A Reason where a constant float tensor stands among operands that are not quantized."""
+    if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
+        return None
+    if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
+        return Reason(
+            f"{name}.mixed",
+            "integers with fractions; allowed are integers with integers, or quantized tensors",
+            "Convert the integers to float in the model, and quantize.",
+        )
+    return None

@@ -1,0 +1,45 @@
+"""Importing this registers every operator family, so that OPS is complete."""
+
+from ethorch.lower.ops import (
+    accumulate,
+    activations,
+    arithmetic,
+    attention,
+    bitwise,
+    cast,
+    clamp,
+    compare,
+    conv,
+    cumulative,
+    division,
+    extremes,
+    gather,
+    grid_sample,
+    joining,
+    linear,
+    logical,
+    matmul,
+    normalize,
+    pad,
+    patches,
+    pool2d,
+    pool_composites,
+    recurrent,
+    resample,
+    resize,
+    rounding,
+    scatter,
+    scatter_reduce,
+    selection,
+    shape,
+    slicing,
+    softmax,
+    sorting,
+    statistics,
+    sums,
+    unary,
+)
+from ethorch.lower.ops.samples import Sample
+from ethorch.lower.ops.spec import OPS, OpSpec, op
+
+__all__ = ["OPS", "OpSpec", "Sample", "op"]

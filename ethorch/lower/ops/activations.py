@@ -1,0 +1,38 @@
+"""Activations that are made of others: gated linear units and PReLU. Those that are a table are in unary.py, clamps in clamp.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.samples import I8, Sample, W
+from ethorch.lower.ops.spec import composite
+
+aten = torch.ops.aten
+
+
+@composite("aten.glu.default", samples=[Sample(I8(2, 8, 5), 1), Sample(I8(3, 6))])
+def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
+    """out = first half * sigmoid(second half) of x along ``dim``."""
+    half = shape_of(x)[dim] // 2
+    first, second = (s(aten.slice.Tensor, x, dim, k * half, (k + 1) * half) for k in range(2))
+    return s(aten.mul.Tensor, first, s(aten.sigmoid.default, second))
+
+
+@composite(
+    "aten.prelu.default",
+    "aten._prelu_kernel.default",
+    samples=[Sample(I8(2, 6, 5, 4), W(6)), Sample(I8(3, 40), W(40)), Sample(I8(2, 5, 7), W(1))],
+)
+def prelu(s: AtenBuilder, x: Node, weight: Node) -> Any:
+    """out = max(x, 0) + weight * min(x, 0), with a weight for each channel or one for all."""
+    behind = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
+    shape = [*shape_of(weight), *behind]
+    if weight.op == "get_attr":
+        weight = s.parameter(weight, lambda data: data.reshape(shape))
+    else:
+        weight = s(aten.reshape.default, weight, shape)
+    return s(aten.add.Tensor, s(aten.relu.default, x), s(aten.mul.Tensor, s(aten.clamp.default, x, None, 0.0), weight))

@@ -1,0 +1,285 @@
+"""Elementwise arithmetic: sums, differences, products, signs.
+
+With one quantized tensor and constants these operators join a table. Plain integers are added and multiplied as int32; where they
+meet a quantized tensor they count as quantized with scale 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range, float_qparams
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.logical import logical
+from ethorch.lower.ops.matmul import fold_factor
+from ethorch.lower.ops.quant_rules import EACH_INPUT
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
+from ethorch.lower.ops.spec import composite, op
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import DTYPES, Value
+from ethorch.tosa.layout import Dims
+
+aten = torch.ops.aten
+
+_INTEGERS = QParams((1.0,), (0,), *dtype_range("INT32"), "INT32")
+#: log2 of how many units of a sum the larger of its operands' scales is, by the widest dtype among them. For int8 and int16 that is
+#: the NPU's own left shift; for plain integers it leaves them 20 bits. Vela merges no other scales into an ADD, or
+#: merges them wrongly (``vela.sum-of-whole-scales``).
+_HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
+
+
+def as_quantized(b: Builder, x: Any) -> QTensor:
+    """A quantized tensor as it is; plain integers and numbers as quantized with scale 1."""
+    if isinstance(x, QTensor) and not x.is_integer:
+        return x
+    x = b.plain_tensor(x)
+    return QTensor(b.widened(x.value), x.dims, _INTEGERS)
+
+
+def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
+    """``compute`` of two operands of plain integers, in INT32. Where PyTorch's result is narrower, it keeps the low bits of it."""
+    (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
+    return QTensor(compute(b.widened(xv), b.widened(yv)), dims, None)
+
+
+def narrowed(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
+    """INT32 as plain integers of ``dtype``, saturated. A ``dtype`` of "" is int64, which is INT32 here."""
+    dtype = dtype or "INT32"
+    return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
+
+
+def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
+    """out = x + alpha * y (``name`` ADD) or x - alpha * y (SUB), in int32.
+
+    Both operands are rescaled to a common unit. Where their scales are equal, it is their scale, and the sum is exact. Where they
+    are not, it is so fine that only the last rounding counts. |x - zp| < 2**bits, so the sum stays below 2**31.
+    Activations of int32 are quartered, since half of 2**31 - 1 is rounded up, and the sum of two such halves overflows.
+    """
+    name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
+    if out is None:
+
+        def plain(xv: Value, yv: Value) -> Value:
+            factor = b.const(np.full((1,) * yv.rank, abs(alpha), np.int32))
+            return b.emit(name, xv, yv if abs(alpha) == 1 else b.emit("MUL", yv, factor, shift=0))
+
+        return plain_pair(b, x, y, plain)
+    x, y = as_quantized(b, x), as_quantized(b, y)
+    scales = (x.qparams.step, y.qparams.step * abs(alpha))
+    headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
+    wide_codes = any(q is not _INTEGERS and q.dtype == "INT32" for q in (x.qparams, y.qparams))
+    unit = max(scales) * 4 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
+    (xv, yv), dims = b.aligned(x, y)
+    wide = [
+        b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
+        for value, scale, q in ((xv, scales[0], x.qparams), (yv, scales[1], y.qparams))
+    ]
+    total = b.emit(name, *wide)
+    return QTensor(b.requantize(total, unit, out), dims, out)
+
+
+def no_float_constant(name: str) -> Callable[..., Reason | None]:
+    """The check of ``name``: no operand is a float constant."""
+
+    def check_operands(*operands: Any, **_: Any) -> Reason | None:
+        for value in operands:
+            if isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
+                return Reason(
+                    f"{name}.operand",
+                    "an operand is a float constant; allowed are quantized tensors and integers",
+                    "Quantize the module it is in.",
+                )
+        return None
+
+    return check_operands
+
+
+def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
+    """TOSA's ``name`` of two operands, of which one is a float tensor.
+
+    It computes in the dtype of the tensors if they have one dtype, and every number fits it. Otherwise it computes in FP32.
+    """
+    dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
+    numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
+    fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
+    out = float_qparams(dtypes.pop() if fits else "FP32")
+    values, dims = b.aligned(b.operand(x, out), b.operand(y, out))
+    return QTensor(b.emit(name, *values, **attrs), dims, out)
+
+
+def _scalar(x: Any, y: Any, alpha: float = 1) -> Any:
+    """Arguments of add.Scalar and sub.Scalar, whose alpha is no keyword."""
+    return (x, y), {"alpha": alpha}
+
+
+PAIRS = [
+    Sample(I8(1, 8, 5, 6), I8(1, 8, 5, 6, low=-1.0, high=4.0)), Sample(I8(1, 8, 4, 4), I8(1, 8, 1, 1)), Sample(I8(2, 3), I8(3)),
+    Sample(I8(1, 1, 4, 4), I8(1, 6, 1, 1)), Sample(I8(1, 6, 4, 4), W(6, 1, 1)), Sample(I8(3, 4), 0.5), Sample(I8(4), I8(1)),
+    Sample(I8(2, 1, 3, 2, 4), I8(1, 5, 3, 1, 4)), Sample(I8(1, 2, 3, 2, 3, 4), I8(3, 4)), Sample(Ints(3, 20), Ints(20)),
+    Sample(Ints(2, 3, 4), 7), Sample(Ints(3, 20, low=-128, high=127, dtype="int8"), Ints(20, low=-128, high=127, dtype="int8")),
+]  # fmt: skip
+
+
+def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> Any:
+    """out = x + alpha * y of floats. TOSA 1.0 ADD."""
+    return float_pair(b, "ADD", x, y) if alpha == 1 else FloatTensor.of(b, x) + FloatTensor.of(b, y) * alpha
+
+
+@op(
+    "aten.add.Tensor",
+    quant=EACH_INPUT,
+    pointwise=True,
+    int32=True,
+    also={"aten.add.Scalar": _scalar},
+    check=no_float_constant("add"),
+    floats=add_of_floats,
+    samples=[
+        *PAIRS,
+        Sample(Bools(2, 3, 5), Bools(5)),
+        Sample(I8(2, 8), I8(2, 8), alpha=2),
+        Sample(Ints(2, 8), Ints(2, 8), alpha=-3),
+        Sample(Ints(2, 8), 5, 2).of("aten.add.Scalar"),
+    ],
+)
+def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
+    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD.
+
+    A sum of truth values is x or y.
+    """
+    if out.dtype == "BOOL":
+        return logical(b, "or", x, y)
+    return summed(b, "ADD", x, y, alpha, out.q)
+
+
+def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> Any:
+    """out = x - alpha * y of floats. TOSA 1.0 SUB."""
+    return float_pair(b, "SUB", x, y) if alpha == 1 else FloatTensor.of(b, x) - FloatTensor.of(b, y) * alpha
+
+
+@op(
+    "aten.sub.Tensor",
+    quant=EACH_INPUT,
+    pointwise=True,
+    int32=True,
+    also={"aten.sub.Scalar": _scalar, "aten.rsub.Tensor": lambda x, y, alpha=1: ((y, x), {"alpha": alpha})},
+    check=no_float_constant("sub"),
+    floats=sub_of_floats,
+    samples=[*PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(I8(2, 8), I8(2, 8, high=5.0), alpha=0.5).of("aten.rsub.Tensor")],
+)
+def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
+    """out = x - alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 SUB."""
+    return summed(b, "SUB", x, y, alpha, out.q)
+
+
+def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:
+    """out = scale * (x - zp) * (y - zp): exact in int32, rounded once."""
+    (xv, yv), dims = b.aligned(x, y)
+    x32 = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
+    y32 = b.rescale(yv, 1.0, input_zp=y.qparams.zp, dtype="INT32")
+    return QTensor(b.requantize(b.emit("MUL", x32, y32, shift=0), scale, out), dims, out)
+
+
+def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
+    """A factor of a bmm becomes part of the bmm."""
+    return fold_factor(s, x, y)
+
+
+@op(
+    "aten.mul.Tensor",
+    "aten.mul.Scalar",
+    quant=EACH_INPUT,
+    pointwise=True,
+    check=no_float_constant("mul"),
+    floats=lambda b, x, y, *, out: float_pair(b, "MUL", x, y, shift=0),
+    decompose=decompose_mul,
+    samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
+)
+def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
+    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once by the RESCALE. TOSA 1.0 MUL.
+
+    A product of truth values is x and y.
+    """
+    if out.dtype == "BOOL":
+        return logical(b, "and", x, y)
+    if out.q is None:
+        return plain_pair(b, x, y, lambda xv, yv: b.emit("MUL", xv, yv, shift=0))
+    x, y = as_quantized(b, x), as_quantized(b, y)
+    return product(b, x, y, x.qparams.step * y.qparams.step, out.q)
+
+
+@op(
+    "aten.abs.default",
+    quant=EACH_INPUT,
+    pointwise=True,
+    floats=lambda b, x, *, out: QTensor(b.emit("ABS", x.value), x.dims, x.q),
+    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
+)
+def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = |x|: a table; of plain integers TOSA 1.0 ABS."""
+    return QTensor(b.emit("ABS", b.widened(x.value)), x.dims, None)
+
+
+@op(
+    "aten.neg.default",
+    quant=EACH_INPUT,
+    pointwise=True,
+    floats=lambda b, x, *, out: QTensor(b.emit("NEGATE", x.value, input_zp=0, output_zp=0), x.dims, x.q),
+    samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
+)
+def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = -x: a table; of plain integers TOSA 1.0 SUB from 0."""
+    zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
+    return QTensor(b.emit("SUB", zero, b.widened(x.value)), x.dims, None)
+
+
+@composite(
+    "aten.hypot.default",
+    floats=lambda b, x, y, *, out: (FloatTensor.of(b, x) * x + FloatTensor.of(b, y) * y).sqrt(),
+    samples=[Sample(I8(2, 5, 6), I8(6)), Sample(I8(3, 40), I8(3, 40, low=0.5))],
+    bound16=3,
+)
+def hypot(s: AtenBuilder, x: Node, y: Node) -> Node:
+    """out = sqrt(x * x + y * y)."""
+    return s(aten.sqrt.default, s(aten.add.Tensor, s(aten.mul.Tensor, x, x), s(aten.mul.Tensor, y, y)))
+
+
+@composite(
+    "aten.logaddexp.default", samples=[Sample(I8(2, 5, 6), I8(6)), Sample(I8(3, 40, low=-9.0, high=9.0), I8(3, 40))], bound16=3
+)
+def logaddexp(s: AtenBuilder, x: Node, y: Node) -> Node:
+    """out = log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(-|x - y|))."""
+    distance = s(aten.abs.default, s(aten.sub.Tensor, x, y))
+    return s(aten.add.Tensor, s(aten.maximum.default, x, y), s(aten.softplus.default, s(aten.neg.default, distance)))
+
+
+def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
+    """x times a constant of ones and zeros."""
+    rows, columns = shape_of(x)[-2:]
+    ones = torch.ones(rows, columns, dtype=x.meta["val"].dtype)
+    return s(aten.mul.Tensor, x, s.constant(ones.tril(diagonal) if lower else ones.triu(diagonal)))
+
+
+@composite(
+    "aten.tril.default",
+    decomposes_integers=True,
+    samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
+)
+def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
+    """out = x on the diagonal and below it, 0 above: x times a constant of ones and zeros."""
+    return _triangle(s, x, diagonal, True)
+
+
+@composite(
+    "aten.triu.default",
+    decomposes_integers=True,
+    samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
+)
+def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
+    """out = x on the diagonal and above it, 0 below: x times a constant of ones and zeros."""
+    return _triangle(s, x, diagonal, False)

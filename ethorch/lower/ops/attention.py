@@ -1,0 +1,107 @@
+"""Scaled dot-product attention, taken apart so that scores and weights are calibrated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.fx.node import tensor_of
+from ethorch.lower.ops.matmul import scaled_bmm
+from ethorch.lower.ops.samples import I8, Sample
+from ethorch.lower.ops.spec import composite
+
+aten = torch.ops.aten
+
+#: What the score of a masked position becomes. It is not -inf, which would make NaN of a row that is masked as a whole.
+MASKED = -1e9
+
+
+def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
+    """Scores with a mask applied.
+
+    - A float mask is added.
+    - A boolean mask (True: attend) makes the scores of all other positions ``MASKED``.
+    - So does the causal mask, of positions behind the row's own.
+    """
+    rows, columns = shape_of(scores)[-2:]
+    fill = MASKED if s.calibrated else -math.inf
+    if causal:
+        future = s.constant(torch.ones(rows, columns, dtype=torch.bool).triu(1))
+        scores = s(aten.masked_fill.Scalar, scores, future, fill)
+    if mask is None:
+        return scores
+    if mask.meta["val"].dtype == torch.bool:
+        return s(aten.masked_fill.Scalar, scores, s(aten.logical_not.default, mask), fill)
+    return s(aten.add.Tensor, scores, mask)
+
+
+def _masked_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
+    """bool[..., rows, 1]: which rows a constant mask leaves no position to attend to. PyTorch makes zeros of such rows.
+
+    None if there is no such row, or the mask is no constant.
+    """
+    constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
+    if constant is None or isinstance(constant, torch.nn.Parameter):
+        return None
+    left = constant if constant.dtype == torch.bool else constant != -math.inf
+    if causal:
+        left = left & torch.ones(rows, columns, dtype=torch.bool).tril()
+    none = ~left.any(-1, keepdim=True)
+    return none if none.any() else None
+
+
+@composite(
+    "aten.scaled_dot_product_attention.default",
+    bound=2,
+    bound16=4,
+    samples=[
+        Sample(I8(1, 2, 6, 8), I8(1, 2, 7, 8), I8(1, 2, 7, 5)),
+        Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
+        Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
+        Sample(I8(2, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 2, 5, 8), enable_gqa=True),
+        Sample(I8(1, 3, 1, 8), I8(1, 3, 20, 8), I8(1, 3, 20, 8)),
+    ],
+)
+def scaled_dot_product_attention(
+    s: AtenBuilder,
+    query: Node,
+    key: Node,
+    value: Node,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """out = softmax(scale * query @ key.T + mask) @ value over the last two dims; the scale is part of the product.
+
+    The bounds: the softmax is rounded before its product is.
+    """
+    *lead, rows, width = shape_of(query)
+    columns = shape_of(key)[-2]
+    groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1
+    operands = []
+    for x in (query, key, value):
+        *own, tall, wide = shape_of(x)
+        if groups > 1 and x is not query:
+            x = s(aten.unsqueeze.default, x, -3)
+            x = s(aten.expand.default, x, [*own, groups, tall, wide])
+            x = s(aten.reshape.default, x, [*own[:-1], own[-1] * groups, tall, wide])
+        elif own != lead:
+            x = s(aten.expand.default, x, [*lead, tall, wide])
+        operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
+    factor = width**-0.5 if scale is None else scale
+    scores = scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
+    if attn_mask is not None or is_causal:
+        full = s(aten.reshape.default, scores, [*lead, rows, columns])
+        masked = _with_mask(s, full, attn_mask, is_causal)
+        scores = s(aten.reshape.default, masked, [math.prod(lead), rows, columns])
+    weights = s(aten.softmax.int, scores, -1)
+    result = s(aten.reshape.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
+    none = _masked_rows(s, attn_mask, rows, columns, is_causal)
+    return result if none is None else s(aten.masked_fill.Scalar, result, s.constant(none), 0.0)

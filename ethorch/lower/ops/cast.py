@@ -1,0 +1,119 @@
+"""Changes of dtype: between quantized tensors, plain integers and truth values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QTensor, Result, float_qparams
+from ethorch.lower.builder.truth import native
+from ethorch.lower.ops.compare import compared
+from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.lower.ops.rounding import truncating, whole
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
+from ethorch.lower.ops.spec import op
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import FLOATS
+
+
+def _rule(node: Any) -> QuantRule:
+    """How a cast is quantized.
+
+    - Float to float: the result has the qparams of x.
+    - Anything to integers or truth values: the result has none.
+    - Integers to float: the result has qparams of its own.
+    """
+    x, result = node.args[0].meta["val"].dtype, node.meta["val"].dtype
+    if not result.is_floating_point:
+        return QuantRule(output="none")
+    return SAME_AS_INPUT if x.is_floating_point else EACH_INPUT
+
+
+def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
+    """What is cast is a tensor."""
+    if not isinstance(x, QTensor):
+        return Reason(
+            "to.operand",
+            f"its input is {type(x).__name__}; allowed are quantized tensors, integers and truth values",
+            "Quantize the module that computes its input.",
+        )
+    return None
+
+
+def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
+    """out = x in another dtype, from or to floats. TOSA 1.0 CAST.
+
+    CAST rounds where PyTorch truncates, so what becomes an integer is truncated first.
+    """
+    wanted = out.dtype or "INT32"
+    if x.is_integer:
+        return QTensor(b.rescale(x.value, 1.0, dtype=wanted), x.dims, float_qparams(wanted))
+    if wanted in FLOATS:
+        return b.requantized(x, float_qparams(wanted))
+    if wanted == "BOOL":
+        return compared(b, "ne", x, 0)
+    truncated = FloatTensor.of(b, x).trunc().t
+    return QTensor(b.cast(truncated.value, wanted), truncated.dims, None)
+
+
+@op(
+    "aten._to_copy.default",
+    "aten.to.dtype",
+    "aten.to.dtype_layout",
+    "aten.to.device",
+    "aten.to.prim_Device",
+    "aten.to.other",
+    "aten.type_as.default",
+    "dim_order_ops._to_dim_order_copy.default",
+    quant=_rule,
+    pointwise=True,
+    steps=True,
+    check=check_to,
+    floats=to_of_floats,
+    samples=[
+        Sample(I8(2, 3, 7), dtype="int32"),
+        Sample(I8(2, 90, low=-500.0, high=700.0), dtype="int32"),
+        Sample(I8(4, 9), dtype="bool"),
+        Sample(I8(2, 90, low=-5e5, high=7e5), dtype="int32"),
+        Sample(Ints(3, 40, low=-90, high=120), dtype="float32"),
+        Sample(Bools(2, 3, 5, 1), dtype="float32"),
+        Sample(Bools(2, 30), dtype="int32"),
+        Sample(Ints(2, 40, low=-2, high=2), dtype="bool"),
+        Sample(Ints(4, 30, low=-128, high=127, dtype="int8"), dtype="int32"),
+        Sample(Ints(4, 30, low=-128, high=127), dtype="int8"),
+        Sample(Ints(4, 30, low=-70_000, high=7_000_000), dtype="int8"),
+        Sample(Ints(4, 30, low=-32768, high=32767, dtype="int16"), dtype="int8"),
+        Sample(Ints(4, 30, dtype="int16"), dtype="int32"),
+    ],
+)
+def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
+    """out = x in another dtype, from and to quantized tensors, integers and truth values.
+
+    - Quantized to integers: rounded towards 0, by a TABLE; of int16 by arithmetic.
+    - Integers to quantized: a RESCALE.
+    - Quantized or integers to narrower integers: what does not fit keeps its low bits, as in PyTorch.
+    - Anything to truth values: is it not 0?
+
+    TOSA 1.0 CAST, RESCALE.
+    """
+    if out.q is not None:
+        return b.operand(x, out.q)
+    if out.dtype == "BOOL":
+        return compared(b, "ne", x, 0)
+    wanted = out.dtype or "INT32"
+    if not x.is_integer:
+        number = whole(b, x, torch.trunc, truncating, 1.0)
+        if number is None:
+            text = "int16 activations to integers that no thresholds tell apart; allowed is int8"
+            raise b.refuse("to.int16", text, "Quantize this module to int8.")
+        return QTensor(number, x.dims, None)
+    if x.value.dtype == wanted:
+        return x
+    if x.value.dtype == "BOOL" and native(b):
+        return QTensor(b.emit("CAST", x.value, dtype=wanted), x.dims, None)
+    wide = b.widened(x.value)
+    fits = x.value.dtype == "BOOL" or (x.value.dtype, wanted) == ("INT8", "INT16")
+    return QTensor(b.rescale(wide, 1.0, dtype=wanted) if fits else wide, x.dims, None)

@@ -1,0 +1,176 @@
+"""Maxima, minima and clamps. Behind most operators a clamp between two numbers costs nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.ops.arithmetic import PAIRS, as_quantized, float_pair, narrowed, no_float_constant, plain_pair
+from ethorch.lower.ops.logical import logical
+from ethorch.lower.ops.quant_rules import EACH_INPUT, RECTIFIED, QuantRule
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
+from ethorch.lower.ops.spec import op
+
+
+def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
+    """MAXIMUM or MINIMUM of x and y with broadcasting. It is exact in the codes of ``out``: quantizing never reverses an order.
+
+    If ``out`` is None, the operands and the result are plain integers, the result in ``dtype``. Of truth values, true is greater.
+    """
+    if dtype == "BOOL":
+        return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)
+    if out is None:
+        result = plain_pair(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
+        return narrowed(b, result.value, result.dims, dtype)
+    x, y = (b.requantized(as_quantized(b, value), out) for value in (x, y))
+    (xv, yv), dims = b.aligned(x, y)
+    wide = [b.rescale(value, 1.0, input_zp=out.zp, dtype="INT32") for value in (xv, yv)]
+    return QTensor(b.clamp(b.rescale(b.emit(name, *wide), 1.0, output_zp=out.zp, dtype=out.dtype), out.qmin, out.qmax), dims, out)
+
+
+@op(
+    "aten.maximum.default",
+    "aten.max.other",
+    "aten.fmax.default",
+    quant=EACH_INPUT,
+    pointwise=True,
+    check=no_float_constant("maximum"),
+    floats=lambda b, x, y, *, out: float_pair(b, "MAXIMUM", x, y),
+    samples=[*(sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
+)
+def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
+    """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MAXIMUM."""
+    return extreme_of(b, "MAXIMUM", x, y, out.q, out.dtype)
+
+
+@op(
+    "aten.minimum.default",
+    "aten.min.other",
+    "aten.fmin.default",
+    quant=EACH_INPUT,
+    pointwise=True,
+    check=no_float_constant("minimum"),
+    floats=lambda b, x, y, *, out: float_pair(b, "MINIMUM", x, y),
+    samples=[*(sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
+)
+def minimum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
+    """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MINIMUM."""
+    return extreme_of(b, "MINIMUM", x, y, out.q, out.dtype)
+
+
+def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> Any:
+    """out = min(max(x, low), high) of floats. TOSA 1.0 MAXIMUM, MINIMUM."""
+    x = x if low is None else float_pair(b, "MAXIMUM", x, low)
+    return x if high is None else float_pair(b, "MINIMUM", x, high)
+
+
+@op(
+    "aten.clamp.Tensor",
+    "aten.clip.Tensor",
+    quant=EACH_INPUT,
+    pointwise=True,
+    also={
+        "aten.clamp_min.Tensor": lambda x, low: ((x, low, None), {}),
+        "aten.clamp_max.Tensor": lambda x, high: ((x, None, high), {}),
+    },
+    check=no_float_constant("clamp"),
+    floats=clamp_tensor_of_floats,
+    samples=[Sample(I8(2, 5, 6), I8(6, low=-2.0, high=-1.0), I8(5, 1, low=1.0, high=2.0)), Sample(I8(3, 40), W(1), None)],
+)
+def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
+    """out = min(max(x, low), high) with broadcasting; a bound may be missing. TOSA 1.0 MAXIMUM, MINIMUM."""
+    y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out.q, out.dtype)
+    y = y if high is None else extreme_of(b, "MINIMUM", y, high, out.q, out.dtype)
+    return y if out.q is None else b.requantized(y, out.q)
+
+
+def _clamped_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:
+    """Plain integers between two bounds: MAXIMUM, MINIMUM, since TOSA 1.0 has no CLAMP of INT32."""
+    if low > -math.inf:
+        x = extreme_of(b, "MAXIMUM", x, low, None, dtype)
+    return extreme_of(b, "MINIMUM", x, high, None, dtype) if high < math.inf else x
+
+
+def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTensor:
+    """min(max(x, low), high) in the codes of ``out``. It is exact, since quantizing never reverses an order.
+
+    Behind an operator that absorbed it, ``x`` has the qparams of ``out`` already. A bound at the end of their range needs nothing.
+    """
+    q = out.q
+    if q is None:
+        return _clamped_integers(b, x, low, high, out.dtype)
+    x = b.operand(x, q)
+    if q.is_float:
+        return QTensor(b.clamp(x.value, low, high), x.dims, q)
+    codes = q.quantize([max(low, -3e38), min(high, 3e38)])
+    low_code = q.qmin if low == -math.inf else int(codes[0])
+    high_code = q.qmax if high == math.inf else int(codes[1])
+    return QTensor(b.clamp(x.value, low_code, high_code) if (low_code, high_code) != (q.qmin, q.qmax) else x.value, x.dims, q)
+
+
+@op(
+    "aten.relu.default",
+    quant=RECTIFIED,
+    homogeneous=0,
+    absorbs=True,
+    pointwise=True,
+    samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
+)
+def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = max(x, 0): int8, int16 or plain integers. TOSA 1.0 CLAMP, or nothing where saturation does it."""
+    return _clamp(b, x, 0.0, math.inf, out)
+
+
+@op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
+def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
+    """out = min(max(x, 0), 6): int8, int16 or plain integers. TOSA 1.0 CLAMP, or nothing where saturation does it."""
+    return _clamp(b, x, 0.0, 6.0, out)
+
+
+@op(
+    "aten.hardtanh.default",
+    quant=EACH_INPUT,
+    absorbs=True,
+    pointwise=True,
+    samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
+)
+def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
+    """out = min(max(x, min_val), max_val): int8, int16 or plain integers.
+
+    TOSA 1.0 CLAMP, or nothing where saturation does it.
+    """
+    return _clamp(b, x, min_val, max_val, out)
+
+
+def _clamp_rule(node: Any) -> QuantRule:
+    """Return the rule of a clamp: one between zero and infinity keeps codes."""
+    low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
+    return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
+
+
+@op(
+    "aten.clamp.default",
+    quant=_clamp_rule,
+    absorbs=True,
+    pointwise=True,
+    also={
+        "aten.clamp_min.default": lambda x, low: ((x, low, None), {}),
+        "aten.clamp_max.default": lambda x, high: ((x, None, high), {}),
+        "aten.clip.default": lambda x, low=None, high=None: ((x, low, high), {}),
+    },
+    samples=[
+        Sample(I8(1, 8, 5, 5), -1.0, 1.5),
+        Sample(I8(2, 9), 0.0),
+        Sample(I8(2, 9), None, 0.75),
+        Sample(Ints(3, 40, low=-128, high=127, dtype="int8"), -50, 70),
+        Sample(Ints(3, 40), None, 300),
+    ],
+)
+def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
+    """out = min(max(x, low), high): int8, int16 or plain integers; a bound may be missing.
+
+    TOSA 1.0 CLAMP, or nothing where saturation does it.
+    """
+    return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

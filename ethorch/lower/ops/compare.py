@@ -1,0 +1,118 @@
+"""Comparisons of two tensors. With one quantized tensor and constants they join a table.
+
+U85 has operators for them. U55 and U65 subtract, and look up the sign of the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.builder.truth import (
+    any_float,
+    difference,
+    float_operand,
+    in_one_float,
+    in_one_unit,
+    native,
+    negated,
+    truth_of_codes,
+)
+from ethorch.lower.ops.quant_rules import QuantRule
+from ethorch.lower.ops.samples import I8, Ints, Sample
+from ethorch.lower.ops.spec import OpSpec, op
+
+#: The operands are quantized, the result is truth values.
+COMPARED = QuantRule(output="none")
+ORDERED = QuantRule(output="none", is_threshold=True)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How TOSA says a comparison, and how the sign of a difference does.
+
+    Attributes:
+        symbol: Python's.
+        operator: TOSA's, of the two operands, or of the two ``swapped``; its result may have to be ``negated``.
+        holds: what codes of x - y say, of which the sign counts and whether they are 0.
+    """
+
+    symbol: str
+    operator: str
+    holds: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]
+    swapped: bool = False
+    negated: bool = False
+
+
+_COMPARISONS = {
+    "eq": _Comparison("==", "EQUAL", lambda d: d == 0),
+    "ne": _Comparison("!=", "EQUAL", lambda d: d != 0, negated=True),
+    "gt": _Comparison(">", "GREATER", lambda d: d > 0),
+    "ge": _Comparison(">=", "GREATER_EQUAL", lambda d: d >= 0),
+    "lt": _Comparison("<", "GREATER", lambda d: d < 0, swapped=True),
+    "le": _Comparison("<=", "GREATER_EQUAL", lambda d: d <= 0, swapped=True),
+}
+
+#: How exact a comparison is; a part of the documentation of each.
+_EXACTNESS = """\
+- Plain integers: exact.
+- Quantized tensors of one scale: exact.
+- A quantized tensor and a constant: as PyTorch's float32 compares them.
+- Quantized tensors of two scales: to 1 / 2**19 of the coarser step, and of int16 to 1 / 2**14.
+"""
+
+
+def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
+    """Truth values of the comparison ``name`` of x and y with broadcasting; how exact it is, ``_EXACTNESS`` says.
+
+    TOSA 1.0 EQUAL, GREATER, GREATER_EQUAL; or SUB and TABLE.
+    """
+    comparison = _COMPARISONS[name]
+    floats = any_float(x, y)
+    (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)
+    quantized = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
+    if not native(b):
+        below = 1 << (29 if quantized == {"INT8"} else 31 if quantized else 32)
+        return QTensor(truth_of_codes(b, difference(b, xv, yv, below=below), comparison.holds), dims, None)
+    if quantized and not floats:
+        # Vela's bug vela.rescale-in-comparison
+        xv = b.emit("SUB", xv, yv)
+        yv = b.const(np.zeros((1,) * xv.rank, np.int32))
+    result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))
+    return QTensor(negated(b, result) if comparison.negated else result, dims, None)
+
+
+_PAIRS = (
+    Sample(I8(1, 8, 5, 6), I8(1, 8, 5, 6, low=-1.0, high=4.0)), Sample(I8(2, 1, 4), I8(3, 1)),
+    Sample(Ints(3, 40, low=-3, high=3), Ints(3, 40, low=-3, high=3)), Sample(Ints(3, 40), Ints(1, 40)),
+)  # fmt: skip
+_SCALARS = (Sample(I8(2, 7), 0.5), Sample(Ints(2, 20, low=-3, high=3), 1))
+
+
+def _comparison(name: str) -> OpSpec:
+    """Register aten.eq, ne, gt, ge, lt or le."""
+
+    @op(
+        f"aten.{name}.Tensor",
+        f"aten.{name}.Scalar",
+        quant=COMPARED if name in ("eq", "ne") else ORDERED,
+        doc=f"out = x {_COMPARISONS[name].symbol} y with broadcasting, as truth values.\n\n{_EXACTNESS}",
+        check=lambda x, y: float_operand(name, x, y),
+        pointwise=True,
+        steps=True,
+        samples=[*_PAIRS, *(sample.of(f"aten.{name}.Scalar") for sample in _SCALARS)],
+    )
+    def compare(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
+        return compared(b, name, x, y)
+
+    return compare
+
+
+#: The comparisons, of two tensors or of a tensor and a number.
+COMPARISONS = tuple(_comparison(name) for name in _COMPARISONS)

@@ -1,0 +1,133 @@
+"""Transposed convolutions over two axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.builder.window import Window
+from ethorch.lower.ops.weights import Filters
+from ethorch.tosa.ir import Value
+
+#: Up to so many channels, a SLICE of columns costs more than taps that save it, and least as one of whole rows.
+FEW = 4
+
+
+def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
+    """out[n,o,s*i+k] += x[n,c,i] * w[c,o,k]: x[N,C,H,W] with codes [C,O/G,KH,KW]. What it becomes, the first that applies:
+
+    - groups of one channel: phases by a DEPTHWISE_CONV2D;
+    - one group and stride (2, 2), where the target runs it faster: a TRANSPOSE_CONV2D;
+    - all others: phases by a CONV2D for each group, and a CONCAT.
+
+    Phases: a place y = s*q + r of the result depends on the taps k = r (mod s) only. So it is one convolution of stride 1 with s*s
+    times the channels, which are interleaved afterwards. In one dimension that order costs nothing.
+    """
+    filters = filters.with_codes(_spread(filters.codes, window.dilation))
+    inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
+    if groups > 1 and inputs == outputs == 1:
+        return _phases(b, x, filters, window, out.shape, out.qparams, depthwise=True)
+    parts = []
+    value = b.nhwc(x)
+    for group in range(groups):
+        part = b.from_nhwc(b.sliced(value, 3, group * inputs, inputs), x.q)
+        codes = filters.codes[group * inputs : (group + 1) * inputs]
+        own = filters.with_codes(codes, slice(group * outputs, (group + 1) * outputs))
+        if groups == 1 and window.stride == (2, 2) and b.tuning.transpose_conv == "TRANSPOSE_CONV2D":
+            parts.append(_transpose_conv2d(b, part, own, window, out.shape, out.qparams))
+        else:
+            parts.append(_phases(b, part, own, window, out.shape, out.qparams, depthwise=False))
+    if groups == 1:
+        return parts[0]
+    values, dims = b.alike(parts)
+    return QTensor(b.emit("CONCAT", *values, axis=dims[1][0]), dims, out.qparams)
+
+
+def _spread(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
+    """A dilated kernel as one without: zeros between its elements."""
+    spans = [(k - 1) * d + 1 for k, d in zip(codes.shape[2:], dilation, strict=True)]
+    spread = np.zeros((*codes.shape[:2], *spans), codes.dtype)
+    spread[:, :, :: dilation[0], :: dilation[1]] = codes
+    return spread
+
+
+def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams) -> QTensor:
+    """TOSA 1.0 TRANSPOSE_CONV2D with stride (2, 2). Rows that output_padding adds beyond the kernel's reach hold the bias."""
+    pads: list[int] = []
+    for axis in (0, 1):
+        reach = (x.shape[2 + axis] - 1) * 2 + filters.codes.shape[2 + axis]
+        pads += [-window.before[axis], shape[2 + axis] + window.before[axis] - reach]
+    acc = b.emit(
+        "TRANSPOSE_CONV2D",
+        b.nhwc(x),
+        b.const(np.ascontiguousarray(filters.codes.transpose(1, 2, 3, 0)), name="weight"),
+        filters.bias_codes(b),
+        out_pad=tuple(pads),
+        stride=(2, 2),
+        input_zp=x.qparams.zp,
+        weight_zp=filters.zero_point,
+    )
+    return b.from_nhwc(filters.requantize(b, acc, out), out)
+
+
+def _phases(
+    b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
+) -> QTensor:
+    """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
+
+    Zeros in front of the kernel move the first place of the result to phase 0, so that nothing is cut off in front: where that
+    needs no tap more, and of few channels always.
+    """
+    stride, kernel = window.stride, filters.codes.shape[2:]
+    few = filters.codes.shape[1] <= FEW
+    zeros = [
+        -p % s if few or -(-(k + -p % s) // s) == -(-k // s) else 0 for k, p, s in zip(kernel, window.before, stride, strict=True)
+    ]
+    padding = [p + z for p, z in zip(window.before, zeros, strict=True)]
+    taps = [max(-(-(k + z) // s), 1) for k, z, s in zip(kernel, zeros, stride, strict=True)]
+    fill = [(z, tap * s - k - z) for z, tap, s, k in zip(zeros, taps, stride, kernel, strict=True)]
+    i, o = filters.codes.shape[:2]
+    codes = np.pad(filters.codes, [(0, 0), (0, 0), *fill]).reshape(i, o, taps[0], stride[0], taps[1], stride[1])
+    codes = codes[:, :, ::-1, :, ::-1]
+    firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # whole periods that padding cuts off
+    counts = [-(-(size + p - f * s) // s) for size, p, f, s in zip(shape[2:], padding, firsts, stride, strict=True)]
+    needed = [count + tap - 1 for count, tap in zip(counts, taps, strict=True)]
+    value = _fitted(b, b.nhwc(x), [tap - 1 - first for tap, first in zip(taps, firsts, strict=True)], needed, x.qparams.zp)
+    phases = stride[0] * stride[1]
+    if depthwise:
+        codes = codes[:, 0].transpose(1, 3, 0, 2, 4).reshape(*taps, i, phases)
+        own = filters.with_codes(codes, np.repeat(np.arange(i), phases))
+        result = own.depthwise_conv2d(b, value, None, out)
+        stored, dims = (*result.shape[:3], i, *stride), ((0,), (3,), (1, 4), (2, 5))
+    else:
+        codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)
+        result = filters.with_codes(codes, np.tile(np.arange(o), phases)).conv2d(b, value, None, out)
+        stored, dims = (*result.shape[:3], *stride, o), ((0,), (5,), (1, 3), (2, 4))
+    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # interleaved here: what follows wants NHWC, or transposes in one go
+    before = [f * s - p for f, s, p in zip(firsts, stride, padding, strict=True)]
+    return b.from_nhwc(_fitted(b, y, before, shape[2:], out.zp), out)
+
+
+def _fitted(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
+    """A map [N,H,W,C] with so many rows and columns of ``code`` in front (negative: without the first), then of ``extents``."""
+    starts = [max(-n, 0) for n in before]
+    sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
+    if (*sizes,) != value.shape[1:3]:
+        n, h, w, c = value.shape
+        if c <= FEW:  # columns are what lies together, then
+            rows = b.reshape(value, (n, h, w * c))
+            value = b.emit("SLICE", rows, start=(0, starts[0], starts[1] * c), size=(n, sizes[0], sizes[1] * c))
+            value = b.reshape(value, (n, *sizes, c))
+        else:
+            value = b.emit("SLICE", value, start=(0, *starts, 0), size=(n, *sizes, c))
+    fronts = [max(n, 0) for n in before]
+    behind = [extents[k] - fronts[k] - sizes[k] for k in (0, 1)]
+    if not any(fronts + behind):
+        return value
+    padding = (0, 0, fronts[0], behind[0], fronts[1], behind[1], 0, 0)
+    return b.emit("PAD", value, padding=padding, pad_const=code)

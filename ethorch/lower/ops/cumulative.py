@@ -1,0 +1,173 @@
+"""Running sums and products, and the product over a dim."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FP32, FloatTensor
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.extremes import indices_read
+from ethorch.lower.ops.quant_rules import EACH_INPUT
+from ethorch.lower.ops.samples import I8, Sample
+from ethorch.lower.ops.spec import composite, op
+from ethorch.support.errors import Unsupported
+from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
+
+#: Longest dim that is summed by one triangle of ones: it has the square of it elements, 4 MB, 0.7 s in Vela.
+_LONGEST_TRIANGLE = 2048
+#: How many elements of a longer dim each triangle sums.
+_PART = 256
+
+
+def _too_long(b: Builder, extent: int) -> Unsupported:
+    text = f"a running sum over {extent} elements of more than 8 bits, allowed are {_LONGEST_TRIANGLE}"
+    way_out = (
+        "Quantize the module to int8; or reshape the dim into two, sum along the last, and add the running sums of the totals."
+    )
+    return b.refuse("cumsum.extent", text, way_out)
+
+
+def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
+    """out[i] = x[0] + ... + x[i] of floats, in FP32: a product with a triangle of ones. TOSA 1.0 MATMUL."""
+    dim %= x.rank
+    extent, others = x.shape[dim], [d for d in range(x.rank) if d != dim]
+    if extent > _LONGEST_TRIANGLE:
+        raise _too_long(b, extent)
+    value = b.stored_as(FloatTensor.of(b, x).t, [(), tuple(others), (dim,)])
+    ones = b.const(np.triu(np.ones((extent, extent), np.float32))[None], name="ones")
+    result = b.emit("MATMUL", value, ones, a_zp=0, b_zp=0)
+    return b.from_order(b.reshape(result, (*(x.shape[d] for d in others), extent)), [*others, dim], FP32)
+
+
+@op(
+    "aten.cumsum.default",
+    quant=EACH_INPUT,
+    floats=cumsum_of_floats,
+    samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
+)
+def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
+    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA 1.0 CONV2D.
+
+    Of more than 2,048 elements of int8, each 256 are summed so, and what comes before them is added in int32: exact, too.
+    """
+    dim %= x.rank
+    extent = x.shape[dim]
+    others = [d for d in range(x.rank) if d != dim]
+    value = b.stored_as(x, [(), tuple(others), (), (dim,)])
+    if extent <= _LONGEST_TRIANGLE:
+        made = b.requantize(_running(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+    elif value.dtype == "INT8":
+        made = b.requantize(_running_in_parts(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+        made = b.reshape(made, (made.shape[0], math.prod(made.shape[1:])))
+        made = b.emit("SLICE", made, start=(0, 0), size=(made.shape[0], extent))
+    else:
+        raise _too_long(b, extent)
+    return b.from_order(b.reshape(made, (*(x.shape[d] for d in others), extent)), [*others, dim], out.qparams)
+
+
+def _running(b: Builder, value: Value, zp: int) -> Value:
+    """The running sums along the last axis of a map of one picture, as accumulators."""
+    extent = value.shape[-1]
+    ones = b.const(np.tril(np.ones((extent, extent), np.int8)).reshape(extent, 1, 1, extent), name="ones")
+    return b.conv2d(value, ones, input_zp=zp)
+
+
+def _running_in_parts(b: Builder, value: Value, zp: int) -> Value:
+    """INT32 [rows, parts, 256]: the running sums along the last axis of int8 [1, rows, 1, extent], padded to whole parts."""
+    _, rows, _, extent = value.shape
+    parts = -(-extent // _PART)
+    value = b.emit("PAD", b.reshape(value, (rows, extent)), padding=(0, 0, 0, parts * _PART - extent), pad_const=zp)
+    sums = b.reshape(_running(b, b.reshape(value, (1, rows * parts, 1, _PART)), zp), (rows, parts, _PART))
+    totals = b.emit("SLICE", sums, start=(0, 0, _PART - 1), size=(rows, parts, 1))
+    before, step = _later(b, totals, 1), 1
+    while step < parts:  # each is the sum of the ``step`` parts before it
+        before, step = b.emit("ADD", before, _later(b, before, step)), 2 * step
+    return b.emit("ADD", sums, before)
+
+
+def _later(b: Builder, value: Value, places: int) -> Value:
+    """INT32 [rows, parts, 1] moved back by so many parts, with zeros before."""
+    rows, parts, _ = value.shape
+    kept = b.emit("SLICE", value, start=(0, 0, 0), size=(rows, parts - places, 1))
+    return b.emit("PAD", kept, padding=(0, 0, places, 0, 0, 0), pad_const=0)
+
+
+#: Most factors of a product. Each product on the way is rounded to 8 bits, so one of more factors would be noise.
+_MOST_FACTORS = 16
+
+
+def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result, dtype: Any = None) -> FloatTensor:
+    """out = product of x over ``dim``, of floats. TOSA 1.0 REDUCE_PRODUCT."""
+    return FloatTensor.of(b, x).prod([dim % x.rank]).view(out.shape)
+
+
+@composite(
+    "aten.prod.dim_int",
+    floats=prod_of_floats,
+    samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
+)
+def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """out = product of x over ``dim``, of at most 16 factors: a chain of muls."""
+    if shape_of(x)[dim] > _MOST_FACTORS:
+        return None
+    made = _products(s, x, dim)[-1]
+    return s(aten.unsqueeze.default, made, dim) if keepdim else made
+
+
+def _scanned(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
+    """out[i] = x[0], ..., x[i] along ``dim`` combined by ``combine``, of two tensors: as many steps as the extent has bits."""
+    extent, step = shape_of(x)[dim], 1
+    while step < extent:
+        first, earlier, later = (s(aten.slice.Tensor, x, dim, *ends) for ends in ((0, step), (0, extent - step), (step, extent)))
+        x, step = s(aten.cat.default, [first, s(combine, earlier, later)], dim), 2 * step
+    return x
+
+
+@composite(
+    "aten.cumprod.default",
+    samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
+)
+def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
+    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls; of more than 16 factors, a mul for each doubling."""
+    if shape_of(x)[dim] > _MOST_FACTORS:
+        return _scanned(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
+    return s(aten.stack.default, _products(s, x, dim), dim)
+
+
+@composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
+def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``: a logaddexp for each doubling."""
+    return _scanned(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
+
+
+@composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
+def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = the largest of x[0], ..., x[i] along ``dim``; not its index."""
+    return _running_extreme(s, x, dim, aten.maximum.default)
+
+
+@composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
+def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
+    """out[i] = the least of x[0], ..., x[i] along ``dim``; not its index."""
+    return _running_extreme(s, x, dim, aten.minimum.default)
+
+
+def _running_extreme(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Any:
+    return None if indices_read(s) else [_scanned(s, x, dim % len(shape_of(x)), combine), None]
+
+
+def _products(s: AtenBuilder, x: Node, dim: int) -> list[Node]:
+    """The running products along ``dim``."""
+    made = [s(aten.select.int, x, dim, 0)]
+    for k in range(1, shape_of(x)[dim]):
+        made.append(s(aten.mul.Tensor, made[-1], s(aten.select.int, x, dim, k)))
+    return made

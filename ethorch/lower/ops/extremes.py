@@ -1,0 +1,195 @@
+"""The largest and the least: their values over any dims, and their indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.builder.reductions import all_dims, maximum_of, minimum_of, reduced_tensor
+from ethorch.lower.builder.truth import selected
+from ethorch.lower.fx.aten_builder import AtenBuilder
+from ethorch.lower.ops.compare import compared
+from ethorch.lower.ops.indices import index_as_int32
+from ethorch.lower.ops.logical import truth_reduced
+from ethorch.lower.ops.quant_rules import SAME_AS_INPUT, QuantRule
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
+from ethorch.lower.ops.spec import composite, op
+from ethorch.support.errors import Unsupported
+from ethorch.tosa.ir import Value
+from ethorch.tosa.layout import contiguous
+
+aten = torch.ops.aten
+
+
+def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
+    """The lowering of amax or amin of floats: TOSA 1.0's ``name``, REDUCE_MAX or REDUCE_MIN."""
+
+    def extreme_of_floats(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
+        value, dims = x.value, all_dims(x, dim)
+        for axis in (axis for d in dims for axis in x.dims[d] if value.shape[axis] > 1):
+            value = b.emit(name, value, axis=axis)
+        return b.view(reduced_tensor(x, value, dims, x.q), out.shape)
+
+    return extreme_of_floats
+
+
+def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
+    """Maximum or minimum of x over ``dims``, which keep extent 1; exact. TOSA 1.0 MAX_POOL2D, MINIMUM.
+
+    ``name``: "max" or "min". Of truth values, it is whether any or all are true.
+    """
+    if x.value.dtype == "BOOL":
+        return truth_reduced(b, "any" if name == "max" else "all", x, dims)
+    value = x.value
+    for axis in (axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1):
+        value = (maximum_of if name == "max" else minimum_of)(b, value, axis)
+    return reduced_tensor(x, value, dims, x.q)
+
+
+_EXTREMES = [
+    Sample(I8(2, 5, 7), [1]), Sample(I8(1, 8, 6, 5), [2, -1], True), Sample(I8(30, 9), [-1]), Sample(I8(3, 4, 11, 2, 1), [2]),
+    Sample(Ints(30, 5), [1]), Sample(Bools(5, 9, chance=0.1), [1]),
+]  # fmt: skip
+
+
+@op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
+def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
+    """out = maximum of x over ``dim``, exact: quantized tensors or plain integers. TOSA 1.0 MAX_POOL2D, MAXIMUM."""
+    return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
+
+
+@op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
+def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
+    """out = minimum of x over ``dim``, exact: quantized tensors or plain integers. TOSA 1.0 MINIMUM."""
+    return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
+
+
+@composite("aten.max.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
+def max_all(s: AtenBuilder, x: Node) -> Any:
+    """out = the largest element of x."""
+    return s(aten.amax.default, x, [], False)
+
+
+@composite("aten.min.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
+def min_all(s: AtenBuilder, x: Node) -> Any:
+    """out = the least element of x."""
+    return s(aten.amin.default, x, [], False)
+
+
+def indices_read(s: AtenBuilder) -> bool:
+    """Does anybody read the second result of the node that is replaced?"""
+    return any(user.args[1] == 1 and user.users for user in s.node.users)
+
+
+@composite(
+    "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
+)
+def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
+    """out = (maximum of x over ``dim``, its index if somebody reads that)."""
+    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if indices_read(s) else None]
+
+
+@composite(
+    "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
+)
+def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
+    """out = (minimum of x over ``dim``, its index if somebody reads that)."""
+    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if indices_read(s) else None]
+
+
+def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
+    """int32[shape]: the index along ``dim`` of the largest or least code, the first of several; over all dims if it is None.
+
+    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other. It reads no INT32, and on U55 no INT16 and at most 127
+    channels: others are compared with their extreme.
+    """
+    dims = list(range(x.rank)) if dim is None else [dim % x.rank]
+    rest = [d for d in range(x.rank) if d not in dims]
+    if x.value.dtype == "INT32":
+        return b.view(_first_of_equals(b, b.stored_as(x, [rest, dims]), minimum_of if least else maximum_of), shape)
+    value = b.stored_as(x, [(), (), rest, dims])
+    if least:
+        minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
+        reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is a code too
+        value = b.rescale(reversed_, 1.0, dtype=value.dtype)
+    try:
+        with b.attempt():
+            found = b.emit("ARGMAX", value, axis=3)
+    except Unsupported:
+        if x.is_float:
+            raise
+        rows = b.reshape(b.rescale(value, 1.0, dtype="INT32"), value.shape[2:])
+        return b.view(_first_of_equals(b, rows, maximum_of), shape)
+    result = b.reshape(found, [x.shape[d] for d in rest])
+    return b.view(QTensor(result, contiguous(result.shape), None), shape)
+
+
+def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
+    """int32[N]: the index in each of the ``rows`` INT32[N, K] of its extreme, the first of several.
+
+    Where a number is the extreme, K - its index counts, and the largest is that of the first. Exact where the extreme is less than
+    2**31 away from every number. TOSA 1.0 MAXIMUM, EQUAL, SELECT, SUB.
+    """
+    extent = rows.shape[1]
+    numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))
+    counts = b.plain_tensor(np.arange(extent, 0, -1, dtype=np.int32)[None])
+    nothing = b.plain_tensor(np.zeros((1, 1), np.int32))
+    first = maximum_of(b, selected(b, compared(b, "eq", numbers, best), counts, nothing, None).value, 1)
+    index = b.reshape(b.emit("SUB", b.const(np.full((1, 1), extent, np.int32)), first), (rows.shape[0],))
+    return QTensor(index, contiguous(index.shape), None)
+
+
+def decompose_index_of_extreme(s: AtenBuilder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
+    """The index as int32, which the NPU has, and that cast to int64, which is left to the CPU; int64 token ids as int32."""
+    narrow = index_as_int32(s, x)
+    casts = all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users)
+    if casts and narrow is None:
+        return None
+    index = s(s.node.target, x if narrow is None else narrow, dim, keepdim)
+    if casts:
+        return index
+    return s(torch.ops.aten._to_copy.default, s(torch.ops.aten._to_copy.default, index, dtype=torch.int32), dtype=torch.int64)
+
+
+_INDICES = [
+    Sample(I8(1, 5, 4, 10), -1), Sample(I8(2, 7, 3), 1, True), Sample(I8(3, 5), None), Sample(I8(1, 8, 4, 5), 1),
+    Sample(Ints(3, 77, low=-9, high=9), -1), Sample(Ints(2, 5, 3), None, True),
+]  # fmt: skip
+
+
+@op(
+    "aten.argmax.default",
+    quant=QuantRule(output="none"),
+    decompose=decompose_index_of_extreme,
+    decomposes_integers=True,
+    samples=_INDICES,
+)
+def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
+    """out = index of the maximum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX."""
+    return _index_of_extreme(b, x, dim, False, out.shape)
+
+
+def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
+    """out = index of the minimum of x along ``dim``, of floats: TOSA 1.0 ARGMAX of -x."""
+    opposite = b.emit("NEGATE", x.value, input_zp=0, output_zp=0)
+    return _index_of_extreme(b, QTensor(opposite, x.dims, x.q), dim, False, out.shape)
+
+
+@op(
+    "aten.argmin.default",
+    quant=QuantRule(output="none"),
+    decompose=decompose_index_of_extreme,
+    decomposes_integers=True,
+    floats=argmin_of_floats,
+    samples=_INDICES,
+)
+def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
+    """out = index of the minimum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX of -x."""
+    return _index_of_extreme(b, x, dim, True, out.shape)

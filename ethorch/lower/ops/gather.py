@@ -1,0 +1,254 @@
+"""Reads at indices: index_select, index, gather, embedding.
+
+Numbers known at compile time become slices and a CONCAT, one slice for each run of them. Those from a tensor are a GATHER, which
+only some NPUs have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.fx.aten_builder import AtenBuilder
+from ethorch.lower.ops.indices import (
+    MOST_PIECES,
+    as_int32,
+    constant_numbers,
+    evenly_spaced,
+    one_number,
+    operands_known,
+    runs,
+    side_by_side,
+    strided,
+)
+from ethorch.lower.ops.quant_rules import QuantRule
+from ethorch.lower.ops.samples import I8, Ints, Sample, W
+from ethorch.lower.ops.spec import op
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
+
+#: x is quantized and keeps its qparams; an index is not.
+_FIRST_ONLY = QuantRule(only_first=True, output="same")
+
+
+def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
+    """The slices of x along ``dim`` whose numbers are in ``index``, in the shape of the index: a constant, or INT32 of any rank."""
+    dim %= x.rank
+    shape = tuple(index.shape)
+    constant = constant_numbers(index)
+    if constant is not None:
+        if constant.dtype == np.bool_:
+            constant = np.flatnonzero(constant)
+            shape = constant.shape
+        numbers = [int(k) % x.shape[dim] for k in constant.ravel()]
+        pieces = runs(numbers)
+        if len(pieces) > MOST_PIECES and (even := evenly_spaced(numbers)) is not None:
+            rows = strided(b, x, dim, even[0], None, even[1])
+            return b.view(b.narrow(rows, dim, 0, len(numbers)), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
+        if len(pieces) <= MOST_PIECES:
+            parts = [b.narrow(x, dim, first, size) for first, size in pieces]
+            return b.view(b.concat(parts, dim), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
+        codes = b.const(np.asarray(numbers, np.int32), name="index")
+    else:
+        codes = b.logical(index)
+    return gathered(b, x, dim, codes, shape)
+
+
+def _gather(b: Builder, values: Value, index: Value) -> Value:
+    """TOSA 1.0 GATHER, which has no BOOL."""
+    if values.dtype != "BOOL":
+        return b.emit("GATHER", values, index)
+    return b.emit("CAST", b.emit("GATHER", b.emit("CAST", values, dtype="INT8"), index), dtype="BOOL")
+
+
+def gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
+    """TOSA 1.0 GATHER along ``dim``, which is moved to the front; ``index`` holds INT32 numbers for ``shape``."""
+    others = [d for d in range(x.rank) if d != dim]
+    inner = math.prod(x.shape[d] for d in others)
+    value = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
+    rows = _gather(b, value, b.reshape(index, (1, math.prod(shape))))
+    places = range(dim, dim + len(shape))
+    order = [*places, *range(dim), *range(places.stop, len(shape) + len(others))]
+    return b.from_order(b.reshape(rows, (*shape, *(x.shape[d] for d in others))), order, x.q)
+
+
+def check_index_select(x: Any, dim: int, index: Any) -> Reason | None:
+    """The index is an int32 tensor or a constant."""
+    return operands_known(index)
+
+
+def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any:
+    """A computed int64 index as int32."""
+    narrow = as_int32(s, index)
+    return None if narrow is None else s(aten.index_select.default, x, dim, narrow)
+
+
+@op(
+    "aten.index_select.default",
+    "aten.index_select_copy.default",
+    quant=_FIRST_ONLY,
+    needs="GATHER",
+    check=check_index_select,
+    decompose=decompose_index_select,
+    decomposes_integers=True,
+    samples=[
+        Sample(I8(2, 5, 7), 1, torch.tensor([3, 0, 1, 4])),
+        Sample(I8(6, 4), -1, torch.tensor([2])),
+        Sample(I8(2, 5, 7), 1, Ints(4, low=0, high=4)),
+    ],
+)
+def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
+    """out[..., k, ...] = x[..., index[k], ...], exact: slices and a CONCAT, or TOSA 1.0 GATHER."""
+    return b.requantized(rows_of(b, x, dim, index), out.q)
+
+
+def check_embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Reason | None:
+    """The table is quantized, and its indices are int32 tensors or constants."""
+    if not isinstance(weight, QTensor):
+        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+    return operands_known(indices)
+
+
+def decompose_embedding(
+    s: AtenBuilder, weight: Node, indices: Node, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
+) -> Any:
+    """Computed int64 indices as int32."""
+    narrow = as_int32(s, indices)
+    return None if narrow is None else s(aten.embedding.default, weight, narrow, padding_idx)
+
+
+@op(
+    "aten.embedding.default",
+    quant=_FIRST_ONLY,
+    needs="GATHER",
+    check=check_embedding,
+    decompose=decompose_embedding,
+    samples=[Sample(W(9, 16), torch.tensor([[1, 2, 8], [0, 0, 5]])), Sample(W(9, 16), Ints(2, 5, low=0, high=8))],
+)
+def embedding(
+    b: Builder,
+    weight: QTensor,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad: bool = False,
+    sparse: bool = False,
+    *,
+    out: Result,
+) -> QTensor:
+    """out = weight[indices]: rows of a table, exact: slices and a CONCAT, or TOSA 1.0 GATHER."""
+    return b.requantized(rows_of(b, weight, 0, indices), out.q)
+
+
+def check_index(x: Any, indices: Any) -> Reason | None:
+    """There is one index, or several constants of dims side by side."""
+    given = [k for k, one in enumerate(indices) if one is not None]
+    constant = all(constant_numbers(indices[k]) is not None for k in given if isinstance(indices[k], (QTensor, np.ndarray)))
+    if len(given) > 1 and not (constant and side_by_side(indices)):
+        return Reason(
+            "index.several",
+            f"{len(given)} indices; allowed are one, or constants of neighbouring dims",
+            "Flatten the indexed dims, and index by one number, i * size + j.",
+        )
+    return operands_known(*(indices[k] for k in given))
+
+
+def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
+    """Several computed indices of dims side by side as one; computed int64 indices as int32."""
+    several = None if s.absent("GATHER") else one_number(s, x, indices)
+    if several is not None:
+        merged, dim, number = several
+        return s(aten.index.Tensor, merged, [*[None] * dim, number])
+    narrow = [as_int32(s, one) for one in indices]
+    if not any(narrow):
+        return None
+    return s(aten.index.Tensor, x, [new or old for new, old in zip(narrow, indices, strict=True)])
+
+
+@op(
+    "aten.index.Tensor",
+    quant=_FIRST_ONLY,
+    needs="GATHER",
+    check=check_index,
+    decompose=decompose_index,
+    decomposes_integers=True,
+    samples=[
+        Sample(I8(2, 5, 7), [None, torch.tensor([3, 0, 1])]),
+        Sample(I8(6, 4), [torch.tensor([[2, 0], [5, 5]])]),
+        Sample(I8(4, 5, 3), [torch.tensor([0, 3, 1]), torch.tensor([4, 2, 2])]),
+        Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(2, 1, low=0, high=4)]),
+    ],
+)
+def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
+    """out = x[indices], exact: slices and a CONCAT, or TOSA 1.0 GATHER.
+
+    There is one index, or there are several constant ones of dims side by side, which become one of those dims merged.
+    """
+    given = [k for k, one in enumerate(indices) if one is not None]
+    if len(given) == 1:
+        return b.requantized(rows_of(b, x, given[0], indices[given[0]]), out.q)
+    arrays = np.broadcast_arrays(*(np.asarray(constant_numbers(indices[k])) for k in given))
+    first, last = given[0], given[-1]
+    extents = x.shape[first : last + 1]
+    flat = np.ravel_multi_index([a % extent for a, extent in zip(arrays, extents, strict=True)], extents)
+    merged = b.view(x, (*x.shape[:first], math.prod(extents), *x.shape[last + 1 :]))
+    return b.requantized(rows_of(b, merged, first, np.asarray(flat).reshape(arrays[0].shape)), out.q)
+
+
+def check_gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Reason | None:
+    """The index is an int32 tensor or a constant."""
+    return operands_known(index)
+
+
+def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    """A computed int64 index as int32."""
+    narrow = as_int32(s, index)
+    return None if narrow is None else s(aten.gather.default, x, dim, narrow)
+
+
+@op(
+    "aten.gather.default",
+    quant=_FIRST_ONLY,
+    needs="GATHER",
+    check=check_gather,
+    decompose=decompose_gather,
+    decomposes_integers=True,
+    samples=[
+        Sample(I8(3, 6), 1, torch.tensor([[0, 5], [2, 2], [1, 4]])),
+        Sample(I8(1, 5, 4), 1, torch.tensor([[[3] * 4, [0] * 4]])),
+    ],
+)
+def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
+    """out[i, j] = x[i, index[i, j]] for dim 1, and so on; exact: slices and a CONCAT, or TOSA 1.0 GATHER.
+
+    - A constant index: slices of the flat x.
+    - A computed one: a GATHER with a row of x along ``dim`` for each place in the other dims.
+    """
+    dim %= x.rank
+    shape = tuple(index.shape)
+    constant = constant_numbers(index)
+    if constant is not None:
+        places = list(np.indices(shape, sparse=True))
+        places[dim] = constant % x.shape[dim]
+        flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*places)), x.shape)
+        rows = rows_of(b, b.view(x, (math.prod(x.shape),)), 0, flat)
+        return b.requantized(rows, out.q)
+    for d in range(x.rank):
+        if d != dim:
+            x = b.narrow(x, d, 0, shape[d])
+    order = [*(d for d in range(x.rank) if d != dim), dim]
+    lines = math.prod(shape[d] for d in order[:-1])
+    values = b.reshape(b.logical(b.permute(x, order)), (lines, x.shape[dim], 1))
+    numbers = b.reshape(b.logical(b.permute(index, order)), (lines, shape[dim]))
+    picked = b.reshape(_gather(b, values, numbers), [shape[d] for d in order])
+    return b.requantized(b.from_order(picked, order, x.q), out.q)

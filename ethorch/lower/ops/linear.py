@@ -1,0 +1,166 @@
+"""Matrix products with constant weights: linear and addmm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FP32, FloatTensor
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.quant_rules import Layer, QuantRule
+from ethorch.lower.ops.samples import I8, Sample, W
+from ethorch.lower.ops.spec import composite, op
+from ethorch.lower.ops.weights import accumulator_scales, bias_codes, real_values, weight_array
+from ethorch.support.errors import Reason
+
+aten = torch.ops.aten
+#: Outputs of one CONV2D. Of a longer one Vela's time grows with the square: 14 s for 200,000, where parts take half a second.
+MOST_OUTPUTS = 65536
+
+
+def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Arguments of aten.addmm, whose weight is [I, O], as those of aten.linear, whose weight is [O, I]."""
+    return (x, w if isinstance(w, Node) else _transposed(w), bias), {} if beta == alpha == 1 else {"factors": (beta, alpha)}
+
+
+def _transposed(w: Any) -> Any:
+    """A weight [I, O] as [O, I]; nothing moves."""
+    if isinstance(w, np.ndarray):
+        return w.T
+    if not isinstance(w, QTensor) or w.is_integer:
+        return w
+    q = w.qparams
+    return QTensor(w.value, w.dims[::-1], replace(q, axis=None if q.axis is None else 1 - q.axis))
+
+
+def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
+    """A weight [I] as one [1, I]; an addmm of user code as what is quantized best.
+
+    - With parameters as weight and bias, and no factors: a linear layer.
+    - Any other: mm, mul and add.
+    """
+    if s.node.target is not aten.addmm.default:
+        if w.meta["val"].dim() != 1:
+            return None
+        row = s.parameter(w, lambda data: data[None]) if w.op == "get_attr" else s(aten.unsqueeze.default, w, 0)
+        bias = bias and s(aten.reshape.default, bias, [1])
+        return s(aten.squeeze.dim, s(aten.linear.default, x, row, bias), -1)
+    added, x, w = s.node.args[:3]  # type: ignore[assignment]
+    assert isinstance(added, Node)
+    beta, alpha = s.node.kwargs.get("beta", 1), s.node.kwargs.get("alpha", 1)
+    if w.op == "get_attr" and added.op == "get_attr" and beta == alpha == 1 and added.meta["val"].dim() == 1:
+        return s(aten.linear.default, x, s.transposed(w), added)
+    made = s(aten.mm.default, x, w)
+    made = made if alpha == 1 else s(aten.mul.Scalar, made, alpha)
+    if beta == 0:
+        return made
+    return s(aten.add.Tensor, made, added if beta == 1 else s(aten.mul.Scalar, added, beta))
+
+
+def check_linear(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reason | None:
+    """The weight is a quantized constant, and addmm has no factors."""
+    if factors:
+        return Reason(
+            "addmm.factors", f"beta={factors[0]}, alpha={factors[1]}: allowed are 1 and 1", "Multiply weight and bias by them."
+        )
+    if not isinstance(w, QTensor):
+        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+    if not w.value.is_const:
+        return Reason(
+            "linear.dynamic_weight",
+            "its weight is computed at run time; a constant weight is needed",
+            "Make the weight a parameter or buffer, or use torch.matmul, which takes two activations.",
+        )
+    return None
+
+
+def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> Any:
+    """out = x @ w.T + bias of floats.
+
+    - A constant weight: a CONV2D, as of integers.
+    - A weight that is computed at run time, or factors: a MATMUL of all rows in FP32.
+    """
+    if w.rank == 1:
+        column = linear_of_floats(b, x, b.view(w, (1, *w.shape)), bias, out=out, factors=factors)
+        return b.view(column, x.shape[:-1])
+    beta, alpha = factors or (1, 1)
+    if w.value.is_const and (bias is None or (isinstance(bias, np.ndarray) and bias.ndim == 1)) and not factors:
+        return linear(b, x, w, bias, out=replace(out, q=x.q))
+    value = b.stored_as(x, [(), tuple(range(x.rank - 1)), (x.rank - 1,)])
+    product = b.emit("MATMUL", value, b.stored_as(w, [(), (1,), (0,)]), a_zp=0, b_zp=0)
+    made = FloatTensor.of(b, b.view(QTensor(product, ((1,), (2,)), FP32), (*x.shape[:-1], w.shape[0])))
+    made = made if alpha == 1 else made * alpha
+    return made if bias is None or beta == 0 else made + FloatTensor.of(b, bias) * beta
+
+
+@op(
+    "aten.linear.default",
+    quant=QuantRule(layer=Layer()),
+    also={"aten.addmm.default": _addmm},
+    decompose=decompose_linear,
+    check=check_linear,
+    floats=linear_of_floats,
+    samples=[
+        Sample(I8(1, 32), W(10, 32), W(10)),
+        Sample(I8(4, 17), W(9, 17)),
+        Sample(I8(2, 3, 16), W(8, 16), W(8)),
+        Sample(I8(5), W(3, 5), W(3)),
+        Sample(I8(6, 7), W(7)),
+    ],
+)
+def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, and of int16 in int48; rounded once, by the RESCALE.
+
+    It is a 1x1 CONV2D; rows of x lie along the width of the map: along its height NPUs take up to twice as long. TOSA 1.0 CONV2D.
+    """
+    weight = weight_array(w)
+    outputs, inputs = weight.shape
+    rows = math.prod(x.shape[:-1])
+    x, weight = _contraction_as_stored(x, weight)
+    value = b.stored_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
+    scales = accumulator_scales(x, w, outputs)
+    value = b.reshape(value, (1, 1, rows, inputs))
+    real = np.zeros(outputs) if bias is None else real_values(bias)
+    parts = []
+    for start in range(0, outputs, MOST_OUTPUTS):
+        span = slice(start, start + MOST_OUTPUTS)
+        matrix = b.const(weight[span].reshape(-1, 1, 1, inputs), name="weight")
+        codes = bias_codes(b, real[span], scales[span], len(scales[span]), x.qparams.dtype)
+        acc = b.conv2d(value, matrix, codes, input_zp=x.qparams.zp, weight_zp=w.qparams.zero_point[0])
+        parts.append(b.requantize(acc, scales[span] if w.qparams.per_channel else scales[:1], out.qparams))
+    result = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+    return b.view(QTensor(result, ((), (2,), (), (3,)), out.qparams), (*x.shape[:-1], outputs))
+
+
+def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
+    """x and the weight with the contracted dim in the order in which x is stored.
+
+    Behind a flatten that dim is several stored axes. Reordering the columns of the weight costs nothing; moving x would.
+    """
+    axes = x.dims[-1]
+    in_memory = tuple(sorted(axes))
+    if axes == in_memory:
+        return x, weight
+    columns = weight.reshape(weight.shape[0], *(x.value.shape[axis] for axis in axes))
+    columns = columns.transpose(0, *(1 + axes.index(axis) for axis in in_memory))
+    return QTensor(x.value, (*x.dims[:-1], in_memory), x.q), columns.reshape(weight.shape)
+
+
+@composite(
+    "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
+)
+def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
+    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o]: a linear layer of x, and a matmul with y."""
+    outputs, inputs, others = shape_of(weight)
+    matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
+    of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])
+    out = s(aten.squeeze.dim, s(aten.matmul.default, of_x, s(aten.unsqueeze.default, y, -1)), -1)
+    return out if bias is None else s(aten.add.Tensor, out, bias)

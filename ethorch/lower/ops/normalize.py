@@ -1,0 +1,426 @@
+"""Normalization: by given statistics (batch norm) and by those of a row itself (layer, group, instance and RMS norm).
+
+A batch norm behind a convolution or linear layer is folded into its weights before quantization.
+
+The others are a core that computes the statistics of its rows exactly. Where there are a gamma and a beta, a batch norm behind the
+core applies them, and what is in between is calibrated: a 1x1 DEPTHWISE_CONV2D costs a fraction of MUL and ADD against constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.builder.reductions import (
+    REST_BITS,
+    deviations,
+    exact_deviations,
+    geometric_bounds,
+    in_finer_steps,
+    int32_product,
+    led_in_pieces,
+    steps_per_code,
+    sum_of_exact_squares,
+    sum_of_squares,
+    tabulated,
+)
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.quant_rules import EACH_INPUT, FIRST_INPUT
+from ethorch.lower.ops.samples import I8, Sample, W
+from ethorch.lower.ops.spec import composite, op
+from ethorch.lower.ops.weights import bias_codes
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
+
+#: How often its beginning is the end of a piece of the table of reciprocal roots.
+_RATIO = 64.0
+#: How many bits of a reciprocal root of int16 are in a product of their own. A row of n elements has deviations of sqrt(n) standard
+#: deviations, so that the root has log2(n) / 2 bits less where the product of both fits in 32 bits: of 32,768 elements it had 8.
+_ROOT_BITS = 7
+#: A row of so many elements has a root of too few bits without them.
+_LONG = 1024
+
+
+def batch_norm_of_floats(
+    b: Builder, x: QTensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float, *, out: Result
+) -> FloatTensor:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias per channel, of floats. TOSA 1.0 MUL, ADD."""
+    gain = (1.0 if weight is None else np.asarray(weight, np.float64)) / np.sqrt(np.asarray(var, np.float64) + eps)
+    offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
+    channels = (-1, *(1,) * (x.rank - 2))
+    result: FloatTensor = FloatTensor.of(b, x) * gain.reshape(channels) + offset.reshape(channels)
+    return result
+
+
+@op(
+    "aten._native_batch_norm_legit_no_training.default",
+    quant=FIRST_INPUT,
+    also={
+        "aten.batch_norm.default": lambda x, w, bias, mean, var, training=False, momentum=0.1, eps=1e-5, cudnn=False: (
+            (x, w, bias, mean, var, momentum, eps),
+            {},
+        ),
+        "aten.native_batch_norm.default": lambda x, w, bias, mean, var, training, momentum, eps: (
+            (x, w, bias, mean, var, momentum, eps),
+            {},
+        ),
+    },
+    floats=batch_norm_of_floats,
+    samples=[
+        Sample(I8(1, 6, 5, 5), W(6), W(6), W(6), W(6).positive(), 0.1, 1e-5),
+        Sample(I8(2, 6, 5), None, None, W(6), W(6).positive(), 0.1, 1e-5),
+    ],
+)
+def batch_norm(
+    b: Builder, x: QTensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float, *, out: Result
+) -> QTensor:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
+
+    It is a 1x1 DEPTHWISE_CONV2D. Its weights are 127 and the scale of each channel is its own, so that the factors lose nothing.
+    TOSA 1.0 DEPTHWISE_CONV2D.
+    """
+    channels = x.shape[1]
+    gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
+    gain = np.broadcast_to(gain, channels)
+    offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
+    # The offset has to fit the accumulator. Where it does not at the scale of the factors, x hardly counts.
+    least = np.abs(offset) * 2.0 ** -(38 if x.qparams.dtype == "INT16" else 30)
+    scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
+    codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
+    spatial = tuple(range(2, x.rank))
+    value, bias_of_all = b.stored_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
+    limits = b.limits.get("DEPTHWISE_CONV2D")
+    parts, most = [], limits.ranges["ifm_c"].high if limits is not None and "ifm_c" in limits.ranges else channels
+    for start in range(0, channels, most):  # of a layer norm there may be more than the NPU has channels
+        part = slice(start, min(start + most, channels))
+        count = part.stop - start
+        factors = b.const(codes[part].reshape(1, 1, count, 1), name="gain")
+        bias_part = bias_codes(b, bias_of_all[part], scales[part], count, x.qparams.dtype)
+        rows = value if count == channels else b.sliced(value, 3, start, count)
+        acc = b.depthwise_conv2d(rows, factors, bias_part, input_zp=x.qparams.zp)
+        parts.append(b.requantize(acc, scales[part], out.qparams))
+    whole = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+    stored = b.reshape(whole, (x.shape[0], *x.shape[2:], channels))
+    return QTensor(stored, ((0,), (x.rank - 1,), *((axis - 1,) for axis in spatial)), out.qparams)
+
+
+def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
+    """out = (x - mean) / sqrt(var + eps) over the last ``count`` dims; not ``centred``: x / sqrt(mean(x**2) + eps).
+
+    - Sums are exact.
+    - Deviations have 7 bits below the code of x; of int16 none, but the mean has 6, and what they add is added to the product.
+    - Squares of deviations have as many bits as their sum leaves room for in 32: their mean is at most (range / 2) ** 2.
+    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. Of int16 its product with a deviation
+      is to fit in 32 bits; of a long row the root has 7 bits more, in a product of their own.
+    """
+    return led_in_pieces(
+        b, x, range(x.rank - count, x.rank), lambda rows: _normalized_rows(b, rows, count, eps, centred=centred, out=out)
+    )
+
+
+def _normalized_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: bool, out: QParams) -> QTensor:
+    """``_normalized`` of what is stored as it is to be summed."""
+    axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
+    rows = math.prod(x.shape[x.rank - count :])
+    zp, codes, int8 = x.qparams.zp, x.qparams.code_count, x.value.dtype == "INT8"
+    fine = steps_per_code(codes, rows)
+    if centred and int8:
+        deviation = deviations(b, x, axes, fine)
+        square, units = sum_of_squares(b, deviation, 0, axes, codes * fine)
+        units /= fine * fine
+    elif centred:
+        deviation, rest = exact_deviations(b, x, axes)
+        square, units = sum_of_exact_squares(b, deviation, axes, codes)
+    else:
+        deviation = in_finer_steps(b, x.value, zp, fine) if int8 else b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32")
+        square, units = sum_of_squares(b, x.value, zp, axes, codes if int8 else codes / 2)
+    epsilon = eps / x.qparams.step**2
+    lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
+
+    def variance(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The variance in squared codes of x, of a sum of squares."""
+        return np.maximum(v * (units / rows) + epsilon, lowest)
+
+    pieces = geometric_bounds(lowest, highest, _RATIO) if int8 else _bounds_of_int16(lowest, highest)
+    bounds = [(bound - epsilon) * rows / units for bound in pieces]
+    if int8:
+        # The reciprocal fourth root, twice: it has 15 bits over the whole range of variances, and products of INT16 need no pass.
+        largest = lowest**-0.25
+        root = tabulated(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
+        reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
+        half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
+        return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
+    unit = math.sqrt(rows) * 2 / 2.0**30  # a deviation is at most sqrt(rows) standard deviations
+
+    def reciprocal(v: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return 1 / np.sqrt(variance(v))
+
+    if rows > _LONG:
+        root, below = _in_two_parts(b, square, reciprocal, bounds, unit)
+        part = b.rescale(b.emit("MUL", deviation, below, shift=0), 2.0**-_ROOT_BITS, dtype="INT32")
+        acc = b.emit("ADD", b.emit("MUL", deviation, root, shift=0), part)
+    else:
+        root = tabulated(b, square, reciprocal, bounds, unit)
+        acc = b.emit("MUL", deviation, root, shift=0)
+    if centred:
+        acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-REST_BITS, dtype="INT32"), shift=0))
+    return QTensor(b.requantize(acc, unit, out), x.dims, out)
+
+
+def _in_two_parts(
+    b: Builder,
+    v: Value,
+    function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    bounds: Sequence[float],
+    unit: float,
+) -> tuple[Value, Value]:
+    """(INT32 r, INT32 rest from -64 to 64): r + rest / 128 is function(v) / unit, for a function that falls.
+
+    Where it is above 2**23 units, r has bits enough and there is no rest.
+    """
+    first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
+    both = tabulated(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
+    r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
+    rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))
+    if first:
+        end = function(np.asarray([bounds[first]]))
+        above = tabulated(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit, highest=bounds[-1])
+        r = b.emit("ADD", r, above)
+    return r, rest
+
+
+def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
+    """Bounds of variances in squared codes: the larger the deviation, the more bits it has, and the shorter is the piece.
+
+    Lines between 511 entries over v to v * ratio are off by (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. That is to be a tenth
+    of a code of the deviation, and a quarter of a code of 15 bits of the result.
+    """
+    fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
+    bounds = [lowest]
+    while bounds[-1] < highest:
+        bounds.append(bounds[-1] * min(fine, 1 + math.sqrt(0.1 / 3.6e-7) / max(bounds[-1], 1.0) ** 0.25))
+    return bounds
+
+
+def _reach(bound: float, furthest: float, low: float, high: float) -> float:
+    """The largest d * r that matters, for r in ``low``..``high``, d up to ``furthest``, and d * r * r up to ``bound``."""
+    corner = min(max(math.sqrt(bound / furthest), low), high)
+    return 1.01 * min(bound / corner, furthest * corner)
+
+
+def check_layer_norm(
+    x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
+) -> Reason | None:
+    """Its gamma and beta have become a batch norm."""
+    return None if weight is None and bias is None else _AFFINE
+
+
+def decompose_layer_norm(
+    s: AtenBuilder, x: Node, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
+) -> Any:
+    """A layer norm without gamma and beta, and a batch norm with them."""
+    if weight is None and bias is None:
+        return None if s.node.target is aten.layer_norm.default else s(aten.layer_norm.default, x, shape, None, None, eps)
+    full = shape_of(x)
+    core = s(aten.layer_norm.default, x, shape, None, None, eps)
+    rows = s(aten.reshape.default, core, [-1, math.prod(shape)])
+    return s(aten.reshape.default, _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias)), list(full))
+
+
+def layer_norm_of_floats(
+    b: Builder,
+    x: QTensor,
+    shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn: bool = False,
+    *,
+    out: Result,
+) -> FloatTensor:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over the last dims, of floats, in FP32."""
+    dims = range(x.rank - len(shape), x.rank)
+    value = FloatTensor.of(b, x)
+    deviation = value - value.mean(dims)
+    made = deviation * ((deviation * deviation).mean(dims) + eps).rsqrt()
+    made = made if weight is None else made * weight
+    return made if bias is None else made + bias
+
+
+@op(
+    "aten.layer_norm.default",
+    quant=EACH_INPUT,
+    bound=2,
+    bound16=2,
+    also={"aten.native_layer_norm.default": lambda x, shape, w, bias, eps: ((x, shape, w, bias, eps), {})},
+    check=check_layer_norm,
+    decompose=decompose_layer_norm,
+    floats=layer_norm_of_floats,
+    samples=[
+        Sample(I8(1, 5, 32), [32]),
+        Sample(I8(2, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), W(24)),
+        Sample(I8(3, 16), [16], W(16, low=0.5)),
+        Sample(I8(2, 4, 6, 5), [6, 5], W(6, 5), W(6, 5)),
+        Sample(I8(9), [9]),
+    ],
+)
+def layer_norm(
+    b: Builder,
+    x: QTensor,
+    shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn: bool = False,
+    *,
+    out: Result,
+) -> QTensor:
+    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16. Gamma and beta become a batch norm behind it.
+
+    The bound: in front of the batch norm, about one code in a hundred is rounded to the other side than PyTorch rounds it, and a
+    large gamma makes two steps of that one. Of 32,768 rows of 16, 203 have such a place.
+    """
+    return _normalized(b, x, len(shape), eps, True, out.qparams)
+
+
+def check_rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Reason | None:
+    """Its gamma has become a batch norm."""
+    return None if weight is None else _AFFINE
+
+
+def decompose_rms_norm(s: AtenBuilder, x: Node, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    """An RMS norm without gamma, and a batch norm with it."""
+    if weight is None:
+        return None
+    rows = s(aten.reshape.default, s(aten.rms_norm.default, x, shape, None, eps), [-1, math.prod(shape)])
+    return s(aten.reshape.default, _affine(s, rows, _flat_parameter(s, weight), None), list(shape_of(x)))
+
+
+def rms_norm_of_floats(
+    b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result
+) -> FloatTensor:
+    """out = x / sqrt(mean(x**2) + eps) * weight over the last dims, of floats, in FP32."""
+    value = FloatTensor.of(b, x)
+    square = (value * value).mean(range(x.rank - len(shape), x.rank))
+    made = value * (square + (_EPS if eps is None else eps)).rsqrt()
+    return made if weight is None else made * weight
+
+
+@op(
+    "aten.rms_norm.default",
+    quant=EACH_INPUT,
+    bound=2,
+    bound16=3,
+    check=check_rms_norm,
+    decompose=decompose_rms_norm,
+    floats=rms_norm_of_floats,
+    samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
+)
+def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
+    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm behind it.
+
+    The bound: as of ``layer_norm``.
+    """
+    return _normalized(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
+
+
+_EPS = float(torch.finfo(torch.float32).eps)
+
+
+_AFFINE = Reason("norm.affine", "its gamma and beta are still part of it", "Let EthosUQuantizer quantize it: it takes them apart.")
+
+
+def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:
+    """x * weight + bias per channel (dim 1), as a batch norm of mean 0 and variance 1. Training leaves such a one as it is."""
+    if weight is None and bias is None:
+        return x
+    channels = shape_of(x)[1]
+    zeros, ones = s.constant(torch.zeros(channels)), s.constant(torch.ones(channels))
+    return s.results(aten.native_batch_norm.default, x, weight, bias, zeros, ones, False, 0.1, 0.0)[0]
+
+
+def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
+    """A parameter of several dims as one of one dim."""
+    return x if x is None or len(shape_of(x)) == 1 else s.flattened(x)
+
+
+@composite(
+    "aten.group_norm.default",
+    bound16=3,
+    also={"aten.native_group_norm.default": lambda x, w, bias, n, c, hw, groups, eps: ((x, groups, w, bias, eps), {})},
+    samples=[
+        Sample(I8(1, 8, 5, 4), 2, W(8, low=0.5), W(8)),
+        Sample(I8(2, 6, 7), 3),
+        Sample(I8(1, 4, 3, 3), 4, None, W(4)),
+        Sample(I8(3, 6), 2, W(6, low=0.5), W(6)),
+        Sample(I8(1, 6, 40, 40), 1, W(6, low=0.5), W(6)),
+    ],
+)
+def group_norm(
+    s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
+) -> Any:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each group of channels: a layer norm, then a batch norm."""
+    full = shape_of(x)
+    width = math.prod(full[1:]) // groups
+    core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
+    return _affine(s, s(aten.reshape.default, core, list(full)), weight, bias)
+
+
+@composite(
+    "aten.instance_norm.default",
+    samples=[
+        Sample(I8(1, 4, 6, 5), W(4, low=0.5), W(4), None, None, True, 0.1, 1e-5, False),
+        Sample(I8(2, 3, 8), None, None, None, None, True, 0.1, 1e-5, False),
+        Sample(I8(1, 3, 4, 4), W(3), W(3), W(3), W(3).positive(), False, 0.1, 1e-5, False),
+    ],
+)
+def instance_norm(
+    s: AtenBuilder,
+    x: Node,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Any:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each map: a layer norm, then a batch norm.
+
+    With running statistics it is a batch norm.
+    """
+    if not use_input_stats:
+        return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
+    return group_norm(s, x, shape_of(x)[1], weight, bias, eps)
+
+
+@composite(
+    "aten._native_batch_norm_legit.no_stats",
+    bound16=2,
+    samples=[Sample(I8(2, 4, 6, 5), W(4, low=0.5), W(4), True, 0.1, 1e-5), Sample(I8(1, 3, 8), None, None, True, 0.1, 1e-5)],
+)
+def batch_statistics_norm(
+    s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> list[Node | None]:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each channel of the batch: a layer norm, then a batch norm.
+
+    The other two results, the statistics, may not be read. An instance norm becomes this operator in an edge program.
+    """
+    n, channels, *rest = shape_of(x)
+    order = [1, 0, *range(2, len(rest) + 2)]
+    count = n * math.prod(rest)
+    rows = s(aten.reshape.default, s(aten.permute.default, x, order), [channels, count])
+    core = s(aten.reshape.default, s(aten.layer_norm.default, rows, [count], None, None, eps), [channels, n, *rest])
+    return [_affine(s, s(aten.permute.default, core, order), weight, bias), None, None]

@@ -1,0 +1,107 @@
+"""Padding: by a constant, by reflection and by replication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QTensor, Result
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.quant_rules import SAME_AS_INPUT
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
+from ethorch.lower.ops.spec import composite, op
+from ethorch.support.errors import Reason
+
+aten = torch.ops.aten
+
+
+def padded_index(extent: int, before: int, after: int, mode: str) -> list[int]:
+    """Of each element along a padded dim, which element of the dim of ``extent`` it copies; negative pads crop."""
+    places = range(-before, extent + after)
+    if mode == "replicate":
+        return [min(max(k, 0), extent - 1) for k in places]
+    if mode == "circular":
+        return [k % extent for k in places]
+    period = 2 * (extent - 1)
+    return [min(k % period, period - k % period) if period else 0 for k in places]
+
+
+def padded(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node:
+    """x padded by its own elements: a constant index along each dim. ``mode``: reflect, replicate or circular."""
+    rank = len(shape_of(x))
+    for k in range(len(pad) // 2):
+        dim, (before, after) = rank - 1 - k, pad[2 * k : 2 * k + 2]
+        if before or after:
+            numbers = padded_index(shape_of(x)[dim], before, after, mode)
+            x = s(aten.index_select.default, x, dim, s.constant(torch.tensor(numbers)))
+    return x
+
+
+@composite(
+    "aten.reflection_pad2d.default",
+    "aten.reflection_pad1d.default",
+    "aten.reflection_pad3d.default",
+    samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
+)
+def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
+    """out = x mirrored at its edges: a constant index along each dim."""
+    return padded(s, x, padding, "reflect")
+
+
+@composite(
+    "aten.replication_pad2d.default",
+    "aten.replication_pad1d.default",
+    "aten.replication_pad3d.default",
+    samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
+)
+def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
+    """out = x with its edges repeated: a constant index along each dim."""
+    return padded(s, x, padding, "replicate")
+
+
+def check_constant_pad(x: Any, pad: Any, value: Any = 0.0, mode: str = "constant") -> Reason | None:
+    """What the other modes copy has become an index."""
+    if mode == "constant":
+        return None
+    return Reason("pad.mode", f"mode {mode!r}, allowed is 'constant'", "Let EthosUQuantizer quantize it: it becomes an index.")
+
+
+def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: float = 0.0, *, mode: str = "constant") -> Any:
+    """In the modes reflect, replicate and circular: a constant index along each dim."""
+    return None if mode == "constant" else padded(s, x, pad, mode)
+
+
+@op(
+    "aten.constant_pad_nd.default",
+    quant=SAME_AS_INPUT,
+    also={"aten.pad.default": lambda x, pad, mode="constant", value=None: ((x, pad, value or 0.0), {"mode": mode})},
+    check=check_constant_pad,
+    decompose=decompose_constant_pad,
+    samples=[
+        Sample(I8(1, 4, 5, 5), [1, 2, 0, 1]),
+        Sample(I8(2, 6), [1, 1], 0.5),
+        Sample(I8(1, 4, 5, 5), [0, 0, 0, 0, 1, 2]),
+        Sample(Ints(3, 20), [2, -1], 7.0),
+        Sample(Bools(3, 20), [2, 1], 1.0),
+    ],
+)
+def constant_pad(b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: Result, mode: str = "constant") -> QTensor:
+    """out = x with ``value`` around it; negative pads crop. TOSA 1.0 PAD with the code of ``value``, SLICE."""
+    stored, dims = b.alike([b.requantized(x, out.q)])
+    values = stored[0]
+    pads = [(0, 0)] * values.rank
+    for k in range(len(pad) // 2):
+        pads[dims[x.rank - 1 - k][0]] = (pad[2 * k], pad[2 * k + 1])
+    starts = tuple(max(-before, 0) for before, _ in pads)
+    sizes = tuple(extent + min(before, 0) + min(after, 0) for extent, (before, after) in zip(values.shape, pads, strict=True))
+    if sizes != values.shape:
+        values = b.emit("SLICE", values, start=starts, size=sizes)
+    padding = tuple(max(amount, 0) for both in pads for amount in both)
+    if any(padding):
+        code = int(value) if out.q is None else out.q.quantize([value])[0].item()
+        values = b.emit("PAD", values, padding=padding, pad_const=code)
+    return QTensor(values, dims, out.q)

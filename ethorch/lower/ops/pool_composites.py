@@ -1,0 +1,221 @@
+"""Pooling over one and three dims, and adaptive maximum, by pooling over two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.pool2d import adaptive_windows
+from ethorch.lower.ops.samples import I8, Sample
+from ethorch.lower.ops.spec import composite
+
+aten = torch.ops.aten
+
+
+def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
+    """PyTorch's argument of a pooling, a number or one for each dim, as one for each of ``count`` dims."""
+    values = [value] if isinstance(value, int) else list(value) or list(default)
+    return values * count if len(values) == 1 else values
+
+
+@composite(
+    "aten.max_pool1d.default",
+    also={"aten.max_pool1d_with_indices.default": lambda *args: (args, {})},
+    samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], [1], True), Sample(I8(1, 3, 12), [2], [1], [0], [3])],
+)
+def max_pool1d(
+    s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    """out = maximum over each window of [N,C,L]: a map of height 1."""
+    (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
+    (t,) = _each(stride, 1, [k])
+    made = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
+    made = s(aten.squeeze.dim, made, -2)
+    return [made, None] if s.node.target is not aten.max_pool1d.default else made
+
+
+@composite("aten.avg_pool1d.default", samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], True, False)])
+def avg_pool1d(
+    s: AtenBuilder,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Any:
+    """out = mean over each window of [N,C,L]: a map of height 1."""
+    (k,), (p,) = _each(kernel, 1), _each(padding, 1)
+    (t,) = _each(stride, 1, [k])
+    flat = s(aten.unsqueeze.default, x, -2)
+    return s(aten.squeeze.dim, s(aten.avg_pool2d.default, flat, [1, k], [1, t], [0, p], ceil_mode, count_include_pad), -2)
+
+
+@composite(
+    "aten.adaptive_avg_pool1d.default",
+    samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
+)
+def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = mean over windows that divide [N,C,L]: a map of height 1."""
+    (count,) = _each(size, 1)
+    return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
+
+
+@composite(
+    "aten.adaptive_max_pool2d.default",
+    samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
+)
+def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide the map, None).
+
+    Windows that are all alike are one pooling; others are one for each row, then one for each column.
+    """
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    extents, sizes = shape_of(x)[-2:], [e if n is None else n for n, e in zip(_each(size, 2), shape_of(x)[-2:], strict=True)]
+    alike = [adaptive_windows(extent, count) for extent, count in zip(extents, sizes, strict=True)]
+    if alike[0] and alike[1]:
+        return [s(aten.max_pool2d.default, x, [alike[0][0], alike[1][0]], [alike[0][1], alike[1][1]]), None]
+    for dim, extent, count in ((-2, extents[0], sizes[0]), (-1, extents[1], sizes[1])):
+        parts = []
+        for k in range(count):
+            part = s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count))
+            parts.append(s(aten.amax.default, part, [dim], True))
+        x = s(aten.cat.default, parts, dim)
+    return [x, None]
+
+
+@composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
+def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide [N,C,L], None): a map of height 1."""
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    made, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
+    return [s(aten.squeeze.dim, made, -2), None]
+
+
+@composite(
+    "aten.max_pool3d.default",
+    also={"aten.max_pool3d_with_indices.default": lambda *args: (args, {})},
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1])],
+)
+def max_pool3d(
+    s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    """out = maximum over each window of [N,C,D,H,W]: over height and width of each plane, then over depth."""
+    k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
+    t = _each(stride, 3, k)
+    planes, shape = _planes(s, x)
+    flat = s(aten.max_pool2d.default, planes, k[1:], t[1:], p[1:], d[1:], ceil_mode)
+    columns, area = _columns(s, flat, shape)
+    made = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
+    made = s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+    return made if s.node.target is aten.max_pool3d.default else [made, None]
+
+
+@composite(
+    "aten.avg_pool3d.default",
+    bound=2,
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 2, 2]), Sample(I8(2, 2, 5, 5, 6), [3, 2, 3], [2, 1, 2], [1, 0, 1], False, False)],
+)
+def avg_pool3d(
+    s: AtenBuilder,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """out = mean over each window of [N,C,D,H,W]: over height and width of each plane, then over depth.
+
+    The bound: two roundings.
+    """
+    if divisor_override is not None:
+        return None
+    k, p = _each(kernel, 3), _each(padding, 3)
+    t = _each(stride, 3, k)
+    planes, shape = _planes(s, x)
+    flat = s(aten.avg_pool2d.default, planes, k[1:], t[1:], p[1:], ceil_mode, count_include_pad)
+    columns, area = _columns(s, flat, shape)
+    made = s(aten.avg_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], ceil_mode, count_include_pad)
+    return s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+
+
+@composite(
+    "aten.adaptive_avg_pool3d.default",
+    "aten._adaptive_avg_pool3d.default",
+    bound=2,
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
+)
+def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = mean over windows that divide [N,C,D,H,W]: over each slab of depth, then over the plane.
+
+    The bound: two roundings. Windows that are all alike are an avg_pool3d.
+    """
+    sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
+    if sizes == [1, 1, 1]:
+        return s(aten.mean.dim, x, [-3, -2, -1], True)
+    alike = _windows_alike(x, sizes)
+    if alike:
+        return s(aten.avg_pool3d.default, x, *alike)
+    parts = []
+    for slab in _slabs(s, x, sizes[0]):
+        plane = s(aten.mean.dim, slab, [-3])
+        parts.append(s(aten.unsqueeze.default, s(aten.adaptive_avg_pool2d.default, plane, sizes[1:]), -3))
+    return s(aten.cat.default, parts, -3) if len(parts) > 1 else parts[0]
+
+
+@composite(
+    "aten.adaptive_max_pool3d.default",
+    samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
+)
+def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
+    """out = (maximum over windows that divide [N,C,D,H,W], None): over each slab of depth, then of rows, then of columns.
+
+    Windows that are all alike are a max_pool3d.
+    """
+    if any(user.args[1] == 1 and user.users for user in s.node.users):
+        return None
+    sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
+    if sizes == [1, 1, 1]:
+        return [s(aten.amax.default, x, [-3, -2, -1], True), None]
+    alike = _windows_alike(x, sizes)
+    if alike:
+        return [s(aten.max_pool3d.default, x, *alike), None]
+    for dim, count in zip((-3, -2, -1), sizes, strict=True):
+        parts = [s(aten.amax.default, slab, [dim], True) for slab in _slabs(s, x, count, dim)]
+        x = s(aten.cat.default, parts, dim) if count > 1 else parts[0]
+    return [x, None]
+
+
+def _windows_alike(x: Node, sizes: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """(kernel, stride) of the pooling that these adaptive windows are, if those of each dim are all alike; else None."""
+    alike = [adaptive_windows(extent, size) for extent, size in zip(shape_of(x)[-len(sizes) :], sizes, strict=True)]
+    found = [window for window in alike if window]
+    return ([kernel for kernel, _ in found], [stride for _, stride in found]) if len(found) == len(alike) else None
+
+
+def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
+    """The adaptive windows of ``count`` along ``dim``, as slices."""
+    extent = shape_of(x)[dim]
+    return [s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
+
+
+def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
+    """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
+    shape = shape_of(x)
+    lead = shape[:-4] or (1,)
+    return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
+
+
+def _columns(s: AtenBuilder, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
+    area = shape_of(x)[-2:]
+    return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area

@@ -1,0 +1,302 @@
+"""Recurrent layers, taken apart into linear layers and gates.
+
+The inputs of all steps are multiplied by their weights at once: one product, whose rows are sliced. Step by step, each step would
+read the weights again. A GRU's gates are a product each, since their ranges differ: one range for all of them costs a decibel.
+Where the layer starts from zero, its first step has no product with the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.fx.sequences import refuse_long_sequence
+from ethorch.lower.ops.samples import I8, Sample, W
+from ethorch.lower.ops.spec import composite
+
+aten = torch.ops.aten
+
+#: (s, gates of this step's input in one tensor or several, state or None at a start from zero, weights) -> parts of the next state
+Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
+
+
+def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
+    """``count`` equal parts of the last dim."""
+    width = shape_of(x)[-1] // count
+    return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
+
+
+def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'). A projection multiplies h' by its weights."""
+    (gates,) = parts
+    if state is not None:
+        gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
+    i, f, g, o = _gates(s, gates, 4)
+    cell = s(aten.mul.Tensor, s(aten.sigmoid.default, i), s(aten.tanh.default, g))
+    if state is not None:
+        cell = s(aten.add.Tensor, s(aten.mul.Tensor, s(aten.sigmoid.default, f), state[1]), cell)
+    h = s(aten.mul.Tensor, s(aten.sigmoid.default, o), s(aten.tanh.default, cell))
+    return [s(aten.linear.default, h, weights["hr"], None) if "hr" in weights else h, cell]
+
+
+def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+    """r, z = sigmoid; n = tanh(x_n + r * h_n); h' = n + z * (h - n)."""
+    r, z, n = parts
+    hn: Node | None
+    if state is not None:
+        hr, hz, hn = _gates(s, s(aten.linear.default, state[0], weights["hh"], weights.get("b_n")), 3)
+        r, z = s(aten.add.Tensor, r, hr), s(aten.add.Tensor, z, hz)
+    else:
+        hn = _gates(s, weights["b_n"], 3)[2] if "b_n" in weights else None
+    r, z = s(aten.sigmoid.default, r), s(aten.sigmoid.default, z)
+    if hn is not None:
+        n = s(aten.add.Tensor, n, s(aten.mul.Tensor, r, hn))
+    n = s(aten.tanh.default, n)
+    if state is None:
+        return [s(aten.mul.Tensor, s(aten.rsub.Scalar, z, 1.0), n)]
+    return [s(aten.add.Tensor, n, s(aten.mul.Tensor, z, s(aten.sub.Tensor, state[0], n)))]
+
+
+def _simple_cell(function: Any) -> Cell:
+    """The cell of torch.nn.RNN: h' = function(W x + U h + b)."""
+
+    def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
+        """The next state, of the gates of this step's input."""
+        (gates,) = parts
+        if state is not None:
+            gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
+        return [s(function, gates)]
+
+    return cell
+
+
+def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
+    """The gates of the inputs x [..., I], those of a GRU one by one; and what the cell multiplies its state by."""
+    weights = {"hh": parameters[1]}
+    if len(parameters) % 2:  # a projection of the LSTM's output
+        weights["hr"] = parameters[-1]
+    bias = None
+    if len(parameters) > 3:
+        width = shape_of(parameters[1])[1]
+        if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
+            bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
+            weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
+        else:
+            bias = s.combined(parameters[2], parameters[3], torch.add)
+    if not gru:
+        return [s(aten.linear.default, x, parameters[0], bias)], weights
+    height = shape_of(parameters[0])[0] // 3
+
+    def third(parameter: Node, k: int) -> Node:
+        return s.parameter(parameter, lambda data: data[k * height : (k + 1) * height])
+
+    own = [(third(parameters[0], k), None if bias is None else third(bias, k)) for k in range(3)]
+    return [s(aten.linear.default, x, weight, part) for weight, part in own], weights
+
+
+def _direction(
+    s: AtenBuilder,
+    cell: Cell,
+    x: Node,
+    steps: int,
+    time: int,
+    start: list[Node] | None,
+    parameters: Sequence[Node],
+    reverse: bool,
+    gru: bool,
+) -> tuple[list[Node], list[Node]]:
+    """One layer in one direction over x [N,T,I] or [T,N,I]: its outputs in the order of time, and its last state."""
+    projected, weights = _projected(s, x, parameters, gru)
+    outputs: list[Node] = []
+    state = start
+    for step in reversed(range(steps)) if reverse else range(steps):
+        state = cell(s, [s(aten.select.int, part, time, step) for part in projected], state, weights)
+        outputs.append(state[0])
+    assert state is not None
+    return outputs[::-1] if reverse else outputs, state
+
+
+def _layers(
+    s: AtenBuilder,
+    cell: Cell,
+    x: Node,
+    start: Sequence[Node],
+    parameters: Sequence[Node],
+    layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    gru: bool = False,
+) -> list[Node]:
+    """A stack of layers, in one or both directions: [output, last states...]."""
+    time = 1 if batch_first and len(shape_of(x)) == 3 else 0
+    steps, directions = shape_of(x)[time], 2 if bidirectional else 1
+    refuse_long_sequence(steps)
+    per = len(parameters) // (layers * directions)
+    zero = all(s.is_zero(state) for state in start)
+    last: list[list[Node]] = [[] for _ in start]
+    for layer in range(layers):
+        sides = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            first = None if zero else [s(aten.select.int, state, 0, index) for state in start]
+            own = parameters[index * per : (index + 1) * per]
+            outputs, state = _direction(s, cell, x, steps, time, first, own, bool(direction), gru)
+            sides.append(outputs)
+            for kept, value in zip(last, state, strict=True):
+                kept.append(value)
+        rows = sides[0] if directions == 1 else [s(aten.cat.default, pair, -1) for pair in zip(*sides, strict=True)]
+        x = s(aten.stack.default, list(rows), time)
+    return [x, *(s(aten.stack.default, values, 0) for values in last)]
+
+
+_LSTM_WEIGHTS = [W(24, 5), W(24, 6), W(24), W(24)]
+
+
+@composite(
+    "aten.lstm.input",
+    bound16=6,
+    samples=[
+        Sample(I8(2, 4, 5), [W(1, 2, 6), W(1, 2, 6)], _LSTM_WEIGHTS, True, 1, 0.0, False, False, True),
+        Sample(I8(3, 1, 5), [W(2, 1, 6), W(2, 1, 6)], [*_LSTM_WEIGHTS[:2]] * 2, False, 1, 0.0, False, True, False),
+        Sample(
+            I8(2, 3, 5), [W(1, 2, 3), W(1, 2, 6)], [W(24, 5), W(24, 3), W(24), W(24), W(3, 6)], True, 1, 0.0, False, False, True
+        ),
+    ],
+)
+def lstm(
+    s: AtenBuilder,
+    x: Node,
+    hx: Sequence[Node],
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h, c) of torch.nn.LSTM, with or without a projection; every gate is calibrated."""
+    return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
+
+
+@composite(
+    "aten.gru.input",
+    bound16=6,
+    samples=[Sample(I8(2, 4, 5), W(1, 2, 6), [W(18, 5), W(18, 6), W(18), W(18)], True, 1, 0.0, False, False, True)],
+)
+def gru(
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.GRU; every gate is calibrated."""
+    return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
+
+
+_RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1, 0.0, False, False, True)]
+
+
+@composite("aten.rnn_tanh.input", samples=_RNN, bound16=8)
+def rnn_tanh(
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
+    return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, layers, bidirectional, batch_first)
+
+
+@composite("aten.rnn_relu.input", samples=_RNN)
+def rnn_relu(
+    s: AtenBuilder,
+    x: Node,
+    hx: Node,
+    parameters: Sequence[Node],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """out = (output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
+    return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
+
+
+def _step(
+    s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
+) -> list[Node] | None:
+    """One step of a cell: its next state. None, which leaves the node as it is, where it has one bias of two."""
+    given = [parameter for parameter in parameters if parameter is not None]
+    if len(given) == 3:
+        return None
+    gates, weights = _projected(s, x, given, gru)
+    return cell(s, gates, None if all(s.is_zero(part) for part in state) else state, weights)
+
+
+@composite(
+    "aten.lstm_cell.default",
+    bound16=4,
+    samples=[
+        Sample(I8(2, 5), [I8(2, 6), I8(2, 6)], *_LSTM_WEIGHTS),
+        Sample(I8(1, 5), [I8(1, 6), I8(1, 6)], *_LSTM_WEIGHTS[:2]),
+    ],
+)
+def lstm_cell(
+    s: AtenBuilder, x: Node, hx: Sequence[Node], w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = (h, c) of torch.nn.LSTMCell; every gate is calibrated."""
+    return _step(s, _lstm_cell, x, list(hx), [w_ih, w_hh, b_ih, b_hh])
+
+
+@composite(
+    "aten.gru_cell.default",
+    bound16=6,
+    samples=[
+        Sample(I8(2, 5), I8(2, 6), W(18, 5), W(18, 6), W(18), W(18)),
+        Sample(I8(1, 5), I8(1, 6), W(18, 5), W(18, 6)),
+    ],
+)
+def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
+    """out = h of torch.nn.GRUCell; every gate is calibrated."""
+    made = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
+    return made and made[0]
+
+
+_RNN_CELL = [Sample(I8(2, 5), I8(2, 6), W(6, 5), W(6, 6), W(6), W(6))]
+
+
+@composite("aten.rnn_tanh_cell.default", samples=_RNN_CELL, bound16=8)
+def rnn_tanh_cell(
+    s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = h of torch.nn.RNNCell: tanh(W x + U h + b)."""
+    made = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return made and made[0]
+
+
+@composite("aten.rnn_relu_cell.default", samples=_RNN_CELL)
+def rnn_relu_cell(
+    s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
+) -> Any:
+    """out = h of torch.nn.RNNCell with relu: max(W x + U h + b, 0)."""
+    made = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return made and made[0]

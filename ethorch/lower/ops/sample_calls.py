@@ -1,0 +1,72 @@
+"""Samples as modules with inputs: what is compiled to try an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
+
+#: What becomes an input of a sample's module, in order.
+INPUTS = (I8, Ints, Bools)
+
+
+class Call(torch.nn.Module):
+    """``torch.ops.<name>`` with a sample's arguments: W become parameters; I8, Ints and Bools inputs."""
+
+    def __init__(self, name: str, sample: Sample, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        namespace, packet, overload = (sample.overload or name).split(".")
+        self.function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        self.sample = sample
+        for index, parameter in enumerate(leaves(sample, W)):
+            data = torch.rand(parameter.shape, generator=generator) + parameter.low
+            setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The operator's result; indices as int32, as they leave the NPU."""
+        tensors, counter = iter(inputs), iter(range(100))
+
+        def fill(arg: Any) -> Any:
+            if isinstance(arg, INPUTS):
+                return next(tensors)
+            if isinstance(arg, W):
+                return getattr(self, f"w{next(counter)}")
+            return [fill(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
+
+        keywords = {k: getattr(torch, a) if k == "dtype" else fill(a) for k, a in self.sample.kwargs.items()}
+        result = self.function(*[fill(a) for a in self.sample.args], **keywords)
+        result = result[0] if isinstance(result, tuple) else result
+        if isinstance(result, list):  # split and its kin: every piece
+            return tuple(result)
+        return result.to(torch.int32) if result.dtype == torch.int64 else result
+
+
+def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
+    """All of that kind in a sample or in a nest of arguments, in order."""
+    if isinstance(arg, kind):
+        yield arg
+    elif isinstance(arg, (list, tuple)):
+        for item in arg:
+            yield from leaves(item, kind)
+    elif isinstance(arg, Sample):
+        yield from leaves([*arg.args, *arg.kwargs.values()], kind)
+
+
+def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
+    """Uniform over each input's whole range, the ends included."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = []
+    for kind in leaves(sample, INPUTS):
+        x = torch.rand(kind.shape, generator=generator)
+        if isinstance(kind, Bools):
+            tensors.append(x < kind.chance)
+            continue
+        x = x * (kind.high - kind.low) + kind.low
+        if x.numel():  # written in place: torch.export takes twice as long for a view
+            x.view(-1)[0], x.view(-1)[-1] = kind.low, kind.high
+        tensors.append(x if isinstance(kind, I8) else x.round().to(getattr(torch, kind.dtype)))
+    return tuple(tensors)

@@ -1,0 +1,240 @@
+"""Variance, standard deviation, norms, cosine similarity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.builder.reductions import (
+    all_dims,
+    deviations,
+    exact_deviations,
+    geometric_bounds,
+    led_in_pieces,
+    reduced_tensor,
+    steps_per_code,
+    sum_of_exact_squares,
+    sum_of_squares,
+    tabulated,
+)
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.ops.quant_rules import EACH_INPUT
+from ethorch.lower.ops.samples import I8, Sample
+from ethorch.lower.ops.spec import composite, op
+from ethorch.support.errors import Reason
+from ethorch.tosa.ir import Value
+
+aten = torch.ops.aten
+
+
+def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:
+    """(INT32 sum over ``dims`` of squares, of x or, if ``centred``, of deviations; what 1 means in it, in squared codes of x)."""
+    axes = [axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1]
+    codes = x.qparams.code_count
+    if not centred:
+        return sum_of_squares(b, x.value, x.qparams.zp, axes, codes)
+    if x.value.dtype == "INT16":
+        return sum_of_exact_squares(b, exact_deviations(b, x, axes)[0], axes, codes)
+    fine = steps_per_code(codes, math.prod(x.shape[d] for d in dims))
+    square, unit = sum_of_squares(b, deviations(b, x, axes, fine), 0, axes, codes * fine)
+    return square, unit / fine**2
+
+
+def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
+    """sqrt(square * unit) in codes of ``out``, by tables that reach down to half of its step. ``largest``: of square * unit."""
+    largest = min(largest, ((out.qmax - out.zp) * out.step * 1.01) ** 2)  # above it all is the highest code
+    largest = max(largest, 16 * unit)  # each piece of ``tabulated`` ends a step after the one before, and its roots must fit
+    lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
+    # Lines between 511 entries over v to v * ratio are off by ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
+    ratio = 64.0 if out.dtype == "INT8" else 8.0
+    bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
+    fraction = math.sqrt(largest) / 2.0**22
+    int16 = out.dtype == "INT16"  # whose step may be that of a table of all roots
+    root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16)
+    return b.requantize(root, fraction, out)
+
+
+def _unbiased(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    """Arguments of the spellings with ``unbiased`` as those with a correction."""
+    return (x, dim), {"correction": int(unbiased), "keepdim": keepdim}
+
+
+_VARIANCE = [Sample(I8(12, 30), [1]), Sample(I8(2, 6, 5, 4), [1, -1], keepdim=True), Sample(I8(4, 9, 3), [1], correction=0)]
+
+
+def _variance(b: Builder, x: QTensor, dim: Any, correction: float | None) -> FloatTensor:
+    """sum of (x - mean)**2 over ``dim`` / (N - correction), of floats."""
+    dims, value = all_dims(x, dim), FloatTensor.of(b, x)
+    deviation = value - value.mean(dims)
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    return (deviation * deviation).sum(dims) * (1 / count if count > 0 else math.inf)
+
+
+def var_of_floats(
+    b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False
+) -> FloatTensor:
+    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), of floats, in FP32."""
+    return _variance(b, x, dim, correction).view(out.shape)
+
+
+@op(
+    "aten.var.correction",
+    quant=EACH_INPUT,
+    floats=var_of_floats,
+    samples=_VARIANCE,
+    also={"aten.var.dim": _unbiased, "aten.var.default": lambda x, unbiased=True: _unbiased(x, None, unbiased)},
+)
+def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
+    """out = sum of (x - mean)**2 over ``dim`` / (N - correction): int8 or int16, sums exact, rounded once."""
+    dims, step = all_dims(x, dim), x.qparams.step
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, True)
+        result = b.requantize(square, unit * step**2 / max(count, 1e-9), out.qparams)
+        return reduced_tensor(rows, result, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+
+
+def std_of_floats(
+    b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False
+) -> FloatTensor:
+    """out = root of the variance over ``dim``, of floats, in FP32."""
+    return _variance(b, x, dim, correction).sqrt().view(out.shape)
+
+
+@op(
+    "aten.std.correction",
+    quant=EACH_INPUT,
+    floats=std_of_floats,
+    samples=_VARIANCE,
+    bound16=2,
+    also={"aten.std.dim": _unbiased, "aten.std.default": lambda x, unbiased=True: _unbiased(x, None, unbiased)},
+)
+def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
+    """out = root of the variance over ``dim``: int8 or int16, the sum of squares exact, the root from tables.
+
+    The bound of int16: the tables have 15 bits.
+    """
+    dims, step = all_dims(x, dim), x.qparams.step
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    codes = x.qparams.code_count
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, True)
+        root = _root(b, square, unit * step**2 / max(count, 1e-9), (codes * step) ** 2, out.qparams)
+        return reduced_tensor(rows, root, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+
+
+def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
+    """The order is 2."""
+    way_out = "Write it as x.abs().pow(order).sum(dim).pow(1 / order)."
+    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}, allowed are 1, 2 and infinity", way_out)
+
+
+def decompose_vector_norm(
+    s: AtenBuilder, x: Node, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Order 1 as a sum of |x|, infinity as its maximum."""
+    dims = list(range(len(shape_of(x)))) if dim is None else [dim] if isinstance(dim, int) else dim
+    if ord == 1:
+        return s(aten.sum.dim_IntList, s(aten.abs.default, x), dims, keepdim)
+    if ord == math.inf:
+        return s(aten.amax.default, s(aten.abs.default, x), dims, keepdim)
+    return None
+
+
+def vector_norm_of_floats(
+    b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None
+) -> FloatTensor:
+    """out = (sum of |x|**ord over ``dim``)**(1 / ord), of floats, in FP32.
+
+    Order 0 counts what is not 0. Infinite orders are the extremes of |x|.
+    """
+    dims, value = all_dims(x, dim), FloatTensor.of(b, x)
+    if abs(ord) == math.inf:
+        made = value.abs().amax(dims) if ord > 0 else value.abs().amin(dims)
+    elif ord == 2:
+        made = (value * value).sum(dims).sqrt()
+    elif ord == 1:
+        made = value.abs().sum(dims)
+    elif ord == 0:
+        made = value.equals(0).then(0, 1).sum(dims)
+    else:
+        made = (value.abs() ** ord).sum(dims) ** (1 / ord)
+    return made.view(out.shape)
+
+
+@op(
+    "aten.linalg_vector_norm.default",
+    quant=EACH_INPUT,
+    bound16=2,
+    also={"aten.norm.ScalarOpt_dim": lambda x, p, dim, keepdim=False: ((x, 2 if p is None else p, dim, keepdim), {})},
+    check=check_vector_norm,
+    decompose=decompose_vector_norm,
+    floats=vector_norm_of_floats,
+    samples=[
+        Sample(I8(12, 30), 2, [1]),
+        Sample(I8(2, 6, 5, 4), 2, [1, -1], True),
+        Sample(I8(12, 30, low=0.0), 1, [1]),
+        Sample(I8(12, 30), math.inf, [1]),
+    ],
+)
+def vector_norm(
+    b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
+) -> QTensor:
+    """out = root of the sum of x**2 over ``dim``: int8 or int16, the sum exact, the root from tables.
+
+    Orders 1 and infinity are decomposed. The bound of int16: the tables have 15 bits.
+    """
+    dims, codes = all_dims(x, dim), x.qparams.code_count
+    step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
+
+    def of_rows(rows: QTensor) -> QTensor:
+        square, unit = _squares(b, rows, dims, False)
+        root = _root(b, square, unit * step**2, count * (codes * step) ** 2, out.qparams)
+        return reduced_tensor(rows, root, dims, out.qparams)
+
+    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+
+
+@composite("aten.var_mean.correction", samples=_VARIANCE)
+def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> list[Node]:
+    """out = (variance of x over ``dim``, its mean)."""
+    variance = s(aten.var.correction, x, dim, correction=1 if correction is None else correction, keepdim=keepdim)
+    dims = list(range(len(shape_of(x)))) if dim is None else dim
+    return [variance, s(aten.mean.dim, x, dims, keepdim)]
+
+
+@composite(
+    "aten.cosine_similarity.default",
+    bound=3,
+    bound16=3,
+    samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
+)
+def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
+    """out = sum of x * y over ``dim`` / (norm of x * norm of y): the mean of a product of two RMS norms.
+
+    The bounds: three roundings.
+    """
+    parts = []
+    shape = torch.broadcast_shapes(shape_of(x), shape_of(y))
+    width = shape[dim]
+    for operand in (x, y):
+        if shape_of(operand) != shape:
+            operand = s(aten.expand.default, operand, list(shape))
+        last = s(aten.transpose.int, operand, dim, -1)
+        parts.append(s(aten.rms_norm.default, last, [width], None, eps * eps / width))
+    product = s(aten.unsqueeze.default, s(aten.mean.dim, s(aten.mul.Tensor, *parts), [-1]), -1)
+    return s(aten.squeeze.dim, s(aten.transpose.int, product, dim, -1), dim)

@@ -1,0 +1,201 @@
+"""Sums and means over any dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
+from ethorch.lower.builder.reductions import all_dims, led_in_pieces, reduced_tensor, sum_axes, sum_axis
+from ethorch.lower.ops.quant_rules import EACH_INPUT
+from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
+from ethorch.lower.ops.spec import op
+from ethorch.tosa.ir import Value
+from ethorch.tosa.layout import joined_axes
+
+#: Bits of the magnitude of a code without its zero point.
+_MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
+#: Elements of a map from which the sums of its columns, averaged, are the cheapest mean. Vela's estimate, in cycles: of 14x14x96
+#: 5,674, by a REDUCE_SUM 9,496 (u55-128); 5,003, by an AVG_POOL2D 6,217 (u85-256). Of 7x7x1280 29,056 and 32,120; 46,842 and 18,316
+#: on the same.
+_LARGE_MAP = 100
+#: Largest kernel of a convolution and largest window of an AVG_POOL2D in one direction (Vela SUPPORTED_OPS).
+_KERNEL, _WINDOW = 64, 256
+
+
+def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
+    """out = factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once. TOSA 1.0 REDUCE_SUM.
+
+    Stored axes that lie side by side are summed as one. A sum that could leave int32, as of 65536 elements of int16, is made of
+    partial sums without their lowest bits. Floats are summed in FP32.
+    """
+    if out.is_float:
+        total = (FloatTensor.of(b, x).sum(dims) * factor).t
+        return QTensor(b.cast(total.value, out.dtype), total.dims, out)
+    return led_in_pieces(b, x, dims, lambda rows: _summed(b, rows, dims, out, factor))
+
+
+def _summed(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
+    """``sum_over`` of integers that are stored as they are to be summed."""
+    reduced = {axis for dim in dims for axis in x.dims[dim]}
+    joined, places = joined_axes(x.value.shape, reduced)
+    acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE: Vela copies what is reshaped
+    acc = b.reshape(acc, joined)
+    unit, magnitude = 1.0, 1 << _MAGNITUDE_BITS[x.qparams.dtype]
+    for place in places:
+        acc, unit, magnitude = _summed_within_int32(b, acc, place, unit, magnitude)
+    result = b.requantize(acc, x.qparams.step * factor * unit, out)
+    result = b.reshape(result, [1 if axis in reduced else extent for axis, extent in enumerate(x.value.shape)])
+    return reduced_tensor(x, result, dims, out)
+
+
+def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
+    """(sum over ``axis``, its unit, its largest magnitude), the sum below 2**31.
+
+    Args: unit: what 1 means in ``acc``. magnitude: the largest magnitude in ``acc``.
+    """
+    extent = acc.shape[axis]
+    if extent * magnitude >= 1 << 31:
+        most = ((1 << 31) - 1) // magnitude
+        first = next(n for n in range(most, 0, -1) if extent % n == 0)
+        if first < most // 8:  # what is rounded is rounded up at a half: of few sums it is no drift
+            parts = -(-extent // most)
+            first = -(-extent // parts)
+            padding = [0] * (2 * acc.rank)
+            padding[2 * axis + 1] = parts * first - extent
+            acc = b.emit("PAD", acc, padding=tuple(padding), pad_const=0)
+            extent = parts * first
+        shape = (*acc.shape[:axis], extent // first, first, *acc.shape[axis + 1 :])
+        acc = b.reshape(sum_axis(b, b.reshape(acc, shape), axis + 1), (*shape[: axis + 1], *shape[axis + 2 :]))
+        extent, magnitude = extent // first, magnitude * first
+        drop = max((extent * magnitude).bit_length() - 31, 2)
+        acc, unit, magnitude = b.rescale(acc, 2.0**-drop, dtype="INT32"), unit * 2.0**drop, (magnitude >> drop) + 1
+    return sum_axis(b, acc, axis), unit, extent * magnitude
+
+
+def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
+    """out = factor * mean of x over ``dims``, which keep extent 1. What it becomes, the first that applies:
+
+    - an int8 map of ``_LARGE_MAP`` elements and more, to another scale than that of x: ``_mean_of_sums``, if there is int16;
+    - an int8 map on a target that prefers AVG_POOL2D, to a finer step than that of x: ``_mean_of_sums``;
+    - any other int8 map on such a target: an AVG_POOL2D and a RESCALE, which rounds to the step of x first;
+    - a map to the scale of x: an AVG_POOL2D;
+    - anything else: ``sum_over``, rounded once.
+
+    A map here is height and width, of 256 elements each at most.
+    """
+    step = x.qparams.step * factor
+    same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
+    extents, int8 = x.shape[-2:], x.qparams.dtype == "INT8"
+    of_map = 3 <= x.rank <= 4 and sorted(dims) == [x.rank - 2, x.rank - 1] and max(extents) <= _WINDOW
+    pools = b.tuning.mean == "AVG_POOL2D" and int8
+    sums_in_16_bits = of_map and int8 and not same and b.accepts("AVG_POOL2D", "INT16")
+    if sums_in_16_bits and (math.prod(extents) >= _LARGE_MAP or (pools and step > out.step)):
+        return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
+    if of_map and (same or pools):
+        zp, value = x.qparams.zp, b.nhwc(x)
+        value = b.emit("AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp)
+        if not same:
+            value = b.rescale(value, step / out.step, input_zp=zp, output_zp=out.zp, dtype=out.dtype)
+        return b.from_nhwc(b.clamp(value, out.qmin, out.qmax), out, x.rank)
+    count = math.prod(x.shape[dim] for dim in dims)
+    return sum_over(b, x, dims, out, factor / count)
+
+
+def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
+    """The mean over an int8 [N,H,W,C] in units of ``step``, as codes of ``out``: exact INT16 sums of its columns, averaged.
+
+    The sums are DEPTHWISE_CONV2Ds with weights of 1. An AVG_POOL2D takes their mean where that is exact to an eighth of a step of
+    ``out``; otherwise they are summed in turn.
+    """
+    batch, height, width, channels = value.shape
+    axis = 1 if height > 1 else 2
+    extent = value.shape[axis]
+    most = math.ceil(extent / math.ceil(extent / _KERNEL))
+    unit = 2.0 ** math.floor(math.log2(32767 / (255 * most)))
+    averaged = 4 * step / (most * unit) <= out.step
+    unit = unit if averaged else 1.0
+    none = b.no_bias(channels, "INT8")
+    sums: list[Value] = []
+    for start in range(0, extent, most):
+        rows = min(most, extent - start)
+        part = b.sliced(value, axis, start, rows)
+        ones = b.const(np.ones((rows, 1, channels, 1) if axis == 1 else (1, rows, channels, 1), np.int8))
+        acc = b.depthwise_conv2d(part, ones, none, input_zp=zp)
+        if part.shape[1:3] == (rows, 1) == (height, width):
+            return b.requantize(acc, step / rows, out)
+        sums.append(b.rescale(acc, unit, dtype="INT16"))
+    columns = sums[0] if len(sums) == 1 else b.emit("CONCAT", *sums, axis=axis)
+    window, scale = (columns.shape[1], columns.shape[2]), step / (height * width * unit)
+    if averaged:
+        mean = b.emit("AVG_POOL2D", columns, kernel=window, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=0, output_zp=0)
+        return b.requantize(mean, scale * math.prod(window), out)
+    if max(window) <= _KERNEL:
+        total = b.depthwise_conv2d(columns, b.const(np.ones((*window, channels, 1), np.int8)))
+        return b.requantize(total, scale, out)
+    flat = b.reshape(b.rescale(columns, 1.0, dtype="INT32"), (batch, math.prod(window), channels))
+    return b.reshape(b.requantize(sum_axis(b, flat, 1), scale, out), (batch, 1, 1, channels))
+
+
+@op(
+    "aten.mean.dim",
+    quant=EACH_INPUT,
+    bound=2,
+    also={"aten.mean.default": lambda x, **kwargs: ((x, None, False), kwargs)},
+    samples=[
+        Sample(I8(1, 8, 7, 7), [2, 3], True),
+        Sample(I8(2, 6, 5, 4), [-1, -2]),
+        Sample(I8(1, 8, 4, 4), [1], True),
+        Sample(I8(3, 10), [1]),
+        Sample(I8(2, 3, 4), None),
+        Sample(I8(1, 2, 256, 400), [2, 3]),
+        Sample(I8(2, 1, 3, 2, 5), [0, 3]),
+        Sample(I8(1, 2, 3, 2, 3, 4), [-2], True),
+        Sample(I8(2, 3, 70, 90), [2, 3]),
+        Sample(I8(1, 4, 1, 130), [2, 3], True),
+        Sample(I8(1, 5, 12, 9), [2, 3]),
+    ],
+)
+def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
+    """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
+
+    The mean of a large map is rounded to an eighth of a step before. The bound: on a target that prefers AVG_POOL2D, the mean of a
+    small map is rounded to the step of x first, if that is no coarser.
+    """
+    return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
+
+
+def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> FloatTensor:
+    """out = sum of x over ``dim`` of floats, in FP32. TOSA 1.0 REDUCE_SUM."""
+    return FloatTensor.of(b, x).sum(all_dims(x, dim)).view(out.shape)
+
+
+@op(
+    "aten.sum.dim_IntList",
+    quant=EACH_INPUT,
+    also={"aten.sum.default": lambda x, **kwargs: ((x, None, False), kwargs)},
+    floats=sum_of_floats,
+    samples=[
+        Sample(I8(1, 8, 5, 5), [2, 3]),
+        Sample(I8(2, 6, 5), [-1], True),
+        Sample(I8(1, 4, 6, 6), [1], True),
+        Sample(I8(3, 2, 1), [1]),
+        Sample(Ints(30, 4, 2), [1, 2]),
+        Sample(Bools(25, 9), [1]),
+    ],
+)
+def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
+    """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA 1.0 REDUCE_SUM."""
+    if out.q is None:
+
+        def total(rows: QTensor) -> QTensor:
+            axes = [axis for d in all_dims(x, dim) for axis in rows.dims[d]]
+            return QTensor(sum_axes(b, b.widened(rows.value), axes), rows.dims, None)
+
+        return b.view(led_in_pieces(b, x, all_dims(x, dim), total), out.shape)
+    return b.view(sum_over(b, x, all_dims(x, dim), out.q, 1.0), out.shape)

@@ -1,0 +1,141 @@
+"""Weights and biases of convolutions and linear layers as codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.builder.builder import Builder
+from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
+from ethorch.lower.builder.window import Window
+from ethorch.tosa.ir import DTYPES, FLOATS, Value
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A convolution's weights and bias as arrays, before they are laid out for an operator of TOSA.
+
+    Attributes:
+        codes: the weights, int8 or floats; in what order of axes the method that reads them says.
+        zero_point: of the weights.
+        bias: real values, one for each output channel.
+        scales: the real value of one unit of the accumulator, for each output channel: input scale x weight scale.
+        input: QParams of what is convolved.
+    """
+
+    codes: npt.NDArray[Any]
+    zero_point: int
+    bias: npt.NDArray[Any]
+    scales: tuple[float, ...]
+    input: QParams
+
+    @staticmethod
+    def of(x: QTensor, w: QTensor, bias: Any, channels: int) -> Filters:
+        """The filters of a convolution of ``x`` with ``channels`` results, with codes in PyTorch's order."""
+        real = np.zeros(channels) if bias is None else real_values(bias)
+        return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
+
+    def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
+        """The same with other codes. ``channels`` are the output channels that they are for, in their order; all if it is None."""
+        if channels is None:
+            return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
+        scales = np.asarray(self.scales)[channels].tolist()
+        return Filters(codes, self.zero_point, self.bias[channels], tuple(scales), self.input)
+
+    def without_bias(self) -> Filters:
+        """The same with a bias of 0."""
+        return Filters(self.codes, self.zero_point, np.zeros_like(self.bias), self.scales, self.input)
+
+    def bias_codes(self, b: Builder) -> Value:
+        """The bias as ``bias_codes`` has it."""
+        return bias_codes(b, self.bias, self.scales, len(self.scales), self.input.dtype)
+
+    def bias_in_shape(self, b: Builder, shape: tuple[int, ...], out: QParams) -> Value:
+        """Return the bias as a constant of ``shape``, whose last axis is that of channels, requantized."""
+        bias = self.bias_codes(b)
+        assert bias.data is not None
+        return self.requantize(b, b.const(np.broadcast_to(bias.data, shape).copy(), bias.dtype, name="bias"), out)
+
+    def requantize(self, b: Builder, acc: Value, out: QParams) -> Value:
+        """The accumulator as codes of ``out``, by one scale for all channels if they have one, else by one for each."""
+        return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)
+
+    def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
+        """A stored [N,H,W,C] convolved with codes [O,KH,KW,C], requantized. TOSA 1.0 CONV2D."""
+        weight = b.const(np.ascontiguousarray(self.codes), name="weight")
+        acc = b.conv2d(value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point)
+        return self.requantize(b, acc, out)
+
+    def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
+        """A stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M], requantized. TOSA 1.0 DEPTHWISE_CONV2D.
+
+        Where M is above 1 and there are more results than Vela transposes, it is some of the channels at a time.
+        """
+        channels, each = self.codes.shape[2:]
+        places = math.prod((window or Window.of(self.codes.shape[:2])).counts(value.shape[1:3]))
+        largest = b.tuning.largest_multiplied_depthwise
+        most = channels if each == 1 or largest is None else min(max(largest // places, 1), channels)
+        parts = []
+        for first in range(0, channels, most):
+            count = min(most, channels - first)
+            own = self if count == channels else self._of_channels(first, count)
+            part = value if count == channels else b.sliced(value, 3, first, count)
+            parts.append(own.requantize(b, own.depthwise(b, part, window), out))
+        return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+
+    def _of_channels(self, first: int, count: int) -> Filters:
+        """Return the filters of some input channels, of codes [KH,KW,C,M]."""
+        each = self.codes.shape[3]
+        return self.with_codes(self.codes[:, :, first : first + count], slice(first * each, (first + count) * each))
+
+    def depthwise(self, b: Builder, value: Value, window: Window | None) -> Value:
+        """The accumulator of a stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M]. TOSA 1.0 DEPTHWISE_CONV2D."""
+        weight = b.const(np.ascontiguousarray(self.codes), name="weight")
+        return b.depthwise_conv2d(
+            value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point
+        )
+
+
+def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
+    """The bias in units of the accumulator: round(bias / scale[o]), int32[O]; int48[O] of int16 activations; floats as they are.
+
+    It saturates, of which the quantizer warns: int48 at 40 bits, which is what the NPU adds (Vela SUPPORTED_OPS, TOSA CONV2D).
+    """
+    real = np.zeros(channels) if bias is None else real_values(bias)
+    if activations in FLOATS:
+        return b.const(real.astype(DTYPES[activations]), activations, name="bias")
+    codes = np.rint(real.astype(np.float64) / np.asarray(scales))
+    if activations == "INT16":
+        return b.const(np.clip(codes, -(2**39), 2**39 - 1).astype(np.int64), "INT48", name="bias")
+    low, high = dtype_range("INT32")
+    return b.const(np.clip(codes, low, high).astype(np.int32), name="bias")
+
+
+def real_values(bias: Any) -> npt.NDArray[Any]:
+    """The real values of a bias: a float constant, or one that was quantized after all."""
+    if not isinstance(bias, QTensor):
+        return np.asarray(bias)
+    q, data = bias.qparams, bias.value.data
+    assert data is not None
+    real: npt.NDArray[Any] = (data.astype(np.float64) - np.asarray(q.zero_point)) * np.asarray(q.scale)
+    return real
+
+
+def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
+    """The real value of one unit of the accumulator, for each output channel: input scale x weight scale."""
+    scales = w.qparams.scale
+    return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
+
+
+def weight_array(w: QTensor) -> npt.NDArray[Any]:
+    """A constant weight in its logical order; nothing is copied."""
+    data = w.value.data
+    assert data is not None
+    order = [axis for axes in w.dims for axis in axes]
+    rest = [axis for axis in range(data.ndim) if axis not in order]
+    return data.transpose(*order, *rest).reshape(w.shape)

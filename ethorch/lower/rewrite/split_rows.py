@@ -1,0 +1,281 @@
+"""A part of the graph computed in bands of rows: of what lies between its inputs and its result, no more than a band is alive.
+
+Vela's cascades do the same for a chain of operators, and compute no row twice. They end where a value has two readers, at CONCAT,
+and where data is moved, as by a TRANSPOSE. A band may go through all of these. It computes the rows again that the windows at its
+edges reach: the more windows, the more of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ethorch.lower.rewrite.rewriter import Place, Rewriter
+from ethorch.tosa.ir import Graph, Op, Value
+
+Range = tuple[int, int]  #: from a row to another, without that one
+
+_BYTES = {"INT8": 1, "BOOL": 1, "INT16": 2}  # of what is stored: a sum in INT32 becomes codes in the operator that made it
+_POINTWISE = frozenset(
+    {"RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "ABS", "ARITHMETIC_RIGHT_SHIFT", "CAST", "IDENTITY"}
+)
+_WINDOWS = frozenset({"CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"})
+_VIEWS = frozenset({"RESHAPE", "SLICE"})
+_ROWS = 1  # the axis of rows in NHWC
+_LEAST_ROWS = 4  # of a result that is cut
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Which rows of an operand an operator reads, along which of its axes."""
+
+    operand: int
+    axis: int
+    rows: Range
+
+
+def _axis_before(op: Op, axis: int) -> int | None:
+    """The axis of what a RESHAPE reads that becomes its ``axis``, maybe joined with the next or cut; None where there is none."""
+    before = math.prod(op.result.shape[:axis])
+    shape = op.operands[0].shape
+    for other, size in enumerate(shape):
+        high, wide = op.result.shape[axis], size
+        if math.prod(shape[:other]) == before and (high % wide == 0 or wide % high == 0) and wide > 1:
+            return other
+    return None
+
+
+def _window(op: Op) -> tuple[int, int, int, int]:
+    """Rows of a kernel, stride, dilation, and rows of padding in front."""
+    kernel = op.attrs["kernel"][0] if "kernel" in op.attrs else op.operands[1].shape[0 if op.name == "DEPTHWISE_CONV2D" else 1]
+    return kernel, op.attrs["stride"][0], op.attrs["dilation"][0] if "dilation" in op.attrs else 1, op.attrs["pad"][0]
+
+
+def _wanted(op: Op, axis: int, rows: Range) -> Range:
+    """The rows that are made where ``rows`` are wanted: a RESHAPE that cuts rows makes all that it cuts one into."""
+    if op.name != "RESHAPE":
+        return rows
+    before = _axis_before(op, axis)
+    assert before is not None
+    parts = max(1, op.result.shape[axis] // op.operands[0].shape[before])
+    return rows[0] // parts * parts, -(-rows[1] // parts) * parts
+
+
+def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
+    """What of its operands an operator reads for these rows; constants are read whole. None where it cannot be cut."""
+    first, last = rows
+    shape = op.result.shape
+    if len(op.results) != 1:
+        return None
+    if op.name in _POINTWISE:
+        if axis == len(shape) - 1:
+            return None
+        found = []
+        for number, value in enumerate(op.operands):
+            if value.rank == len(shape) and value.shape[axis] == shape[axis]:
+                if value.is_const and shape[axis] > 1:
+                    return None
+                found.append(_Read(number, axis, rows))
+        return [read for read in found if not op.operands[read.operand].is_const]
+    if op.name in _WINDOWS:
+        if axis != _ROWS or any(not value.is_const for value in op.operands[1:]):
+            return None
+        kernel, stride, dilation, pad = _window(op)
+        low, high = first * stride - pad, (last - 1) * stride - pad + (kernel - 1) * dilation + 1
+        return [_Read(0, axis, (max(low, 0), min(high, op.operands[0].shape[_ROWS])))]
+    if op.name == "CONCAT":
+        return None if op.attrs["axis"] == axis else [_Read(number, axis, rows) for number in range(len(op.operands))]
+    if op.name == "SLICE":
+        start = op.attrs["start"][axis]
+        return [_Read(0, axis, (first + start, last + start))]
+    if op.name == "TRANSPOSE":
+        return [_Read(0, op.attrs["perms"][axis], rows)]
+    if op.name == "RESHAPE":
+        before = _axis_before(op, axis)
+        if before is None:
+            return None
+        high, wide = shape[axis], op.operands[0].shape[before]
+        return [_Read(0, before, (first * wide // high, last * wide // high))]
+    return None
+
+
+def _again(at: Place, op: Op, axis: int, rows: Range, operands: Sequence[Value]) -> Value:
+    """These rows of what ``op`` makes, from the rows that ``_reads`` tells of."""
+    changed: dict[str, Any] = {}
+    if op.name in _WINDOWS:
+        kernel, stride, dilation, pad = _window(op)
+        low, high = rows[0] * stride - pad, (rows[1] - 1) * stride - pad + (kernel - 1) * dilation + 1
+        changed["pad"] = (max(0, -low), max(0, high - op.operands[0].shape[_ROWS]), *op.attrs["pad"][2:])
+    elif op.name == "SLICE":
+        changed["start"] = _with(op.attrs["start"], axis, 0)
+        changed["size"] = _with(op.attrs["size"], axis, rows[1] - rows[0])
+    elif op.name == "RESHAPE":
+        changed["shape"] = _with(op.result.shape, axis, rows[1] - rows[0])
+    return at.again(op, *operands, **changed)
+
+
+def _with(sizes: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    return tuple(size if number == axis else old for number, old in enumerate(sizes))
+
+
+def _cut(at: Place, value: Value, axis: int, has: Range, rows: Range) -> Value:
+    """Rows of a value that has the rows ``has``."""
+    if has == rows:
+        return value
+    start = tuple(rows[0] - has[0] if number == axis else 0 for number in range(value.rank))
+    return at.emit("SLICE", value, start=start, size=_with(value.shape, axis, rows[1] - rows[0]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Operators that can be computed in bands of rows of ``result``.
+
+    Attributes:
+        ops: in the order of the graph; the last one makes the result.
+        axes: of the rows, of each value that they make or read.
+    """
+
+    ops: tuple[Op, ...]
+    axes: dict[Value, int]
+
+    @property
+    def result(self) -> Value:
+        """What the bands are put together to."""
+        return self.ops[-1].result
+
+    @property
+    def given(self) -> list[Value]:
+        """What the operators read that others make."""
+        made = {op.result for op in self.ops}
+        return [value for value in self.axes if value not in made]
+
+    def rows(self, band: Range) -> dict[Value, Range]:
+        """The rows of each value that a band of the result needs."""
+        needed = {self.result: band}
+        for op in reversed(self.ops):
+            needed[op.result] = _wanted(op, self.axes[op.result], needed[op.result])
+            for read in _reads(op, self.axes[op.result], needed[op.result]) or ():
+                value = op.operands[read.operand]
+                low, high = needed.get(value, read.rows)
+                needed[value] = min(low, read.rows[0]), max(high, read.rows[1])
+        return needed
+
+    def bands(self, count: int) -> list[Range]:
+        """The result's rows in so many bands of about the same size."""
+        height = self.result.shape[_ROWS]
+        cuts = [height * number // count for number in range(count + 1)]
+        return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
+
+    def work(self, count: int) -> float:
+        """What the windows compute in so many bands, of what they compute at once."""
+        made = [self.rows(band) for band in self.bands(count)]
+        once, again = 0.0, 0.0
+        for op in self.ops:
+            if op.name in _WINDOWS:
+                shape = op.result.shape
+                taps = op.attrs["kernel"] if "kernel" in op.attrs else (math.prod(op.operands[1].shape) // shape[-1],)
+                products = math.prod((*taps, *shape))
+                once += products
+                again += products * sum(each[op.result][1] - each[op.result][0] for each in made) / shape[_ROWS]
+        return again / once
+
+    def alive_bytes(self, count: int) -> int:
+        """An estimate of the bytes alive while the part runs in so many bands: inputs, result, and what a band has at its peak."""
+        bands = self.bands(count)
+        rows = self.rows(bands[len(bands) // 2])
+        last = {value: number for number, op in enumerate(self.ops) for value in op.operands}
+        made, alive, most = {op.result for op in self.ops}, 0, 0
+        for number, op in enumerate(self.ops):
+            alive += self._bytes(op, rows)
+            most = max(most, alive)
+            for value in set(op.operands) & made:
+                if last[value] == number:
+                    alive -= self._bytes(self._maker(value), rows)
+        whole = sum(stored_bytes(value) for value in self.given)
+        return whole + (most + stored_bytes(self.result) if count > 1 else most)
+
+    def _maker(self, value: Value) -> Op:
+        return next(op for op in self.ops if op.result is value)
+
+    def _bytes(self, op: Op, rows: Mapping[Value, Range]) -> int:
+        low, high = rows[op.result]
+        height = op.result.shape[self.axes[op.result]]
+        return 0 if op.name in _VIEWS else stored_bytes(op.result) * (high - low) // height
+
+
+def stored_bytes(value: Value) -> int:
+    """What a value takes in memory; none for sums, which are codes before they are written."""
+    return math.prod(value.shape) * _BYTES.get(value.dtype, 0)
+
+
+def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
+    """The largest part that ends with ``result`` and whose inputs are read by others too, cannot be cut, or are small.
+
+    Args:
+        smallest: values of no more bytes are inputs, but for sums and those that only have another shape.
+    """
+    readers: dict[Value, list[Op]] = {}
+    for op in graph.ops:
+        for value in op.operands:
+            readers.setdefault(value, []).append(op)
+    outputs = set(graph.outputs)
+    taken: list[Op] = []
+    inside: set[int] = set()
+    axes = {result: _ROWS}
+    for op in reversed(graph.ops):
+        value = op.results[0]
+        if value not in axes:
+            continue
+        if value is not result:
+            if value in outputs or any(id(reader) not in inside for reader in readers.get(value, ())):
+                continue
+            if op.name not in _VIEWS and value.dtype in _BYTES and stored_bytes(value) <= smallest:
+                continue
+        reads = _reads(op, axes[value], (0, value.shape[axes[value]]))
+        if not reads or any(axes.get(op.operands[read.operand], read.axis) != read.axis for read in reads):
+            if value is result:
+                return None
+            continue
+        axes |= {op.operands[read.operand]: read.axis for read in reads}
+        taken.append(op)
+        inside.add(id(op))
+    return Part(tuple(reversed(taken)), axes) if len(taken) > 1 else None
+
+
+def parts(graph: Graph) -> Iterator[Part]:
+    """Parts of the graph with windows, each once, in an order that only the graph decides."""
+    seen: set[tuple[int, ...]] = set()
+    for op in graph.ops:
+        value = op.results[0]
+        if value.rank != 4 or value.shape[0] != 1 or value.shape[_ROWS] < _LEAST_ROWS or value.dtype not in _BYTES:
+            continue
+        whole = None if op.name in _VIEWS else part_of(graph, value, 0)
+        sizes = sorted({stored_bytes(own.result) for own in whole.ops if own.name not in _VIEWS} - {0}) if whole else []
+        for smallest in [0, *sizes]:
+            part = part_of(graph, value, smallest)
+            key = () if part is None else tuple(id(own) for own in part.ops)
+            if part is not None and key not in seen and any(own.name in _WINDOWS for own in part.ops):
+                seen.add(key)
+                yield part
+
+
+def split_rows(r: Rewriter, part: Part, count: int) -> None:
+    """Compute ``part`` in ``count`` bands, one after the other, and join them."""
+    end = part.ops[-1]
+    at, joined = r.before(end), []
+    for band in part.bands(count):
+        rows = part.rows(band)
+        made: dict[Value, tuple[Value, Range]] = {value: (value, (0, value.shape[part.axes[value]])) for value in part.given}
+        for op in part.ops:
+            operands = list(op.operands)
+            for read in _reads(op, part.axes[op.result], rows[op.result]) or ():
+                value = op.operands[read.operand]
+                operands[read.operand] = _cut(at, made[value][0], read.axis, made[value][1], read.rows)
+            made[op.result] = _again(at, op, part.axes[op.result], rows[op.result], operands), rows[op.result]
+        joined.append(_cut(at, made[end.result][0], _ROWS, made[end.result][1], band))
+    if len(joined) > 1:
+        r.replace(end, at.emit("CONCAT", *joined, axis=_ROWS))
+        r.drop_dead()

@@ -1,0 +1,589 @@
+"""What the rows of ``VELA_BUGS`` recognize: predicates of an operator and its surroundings, each the ``which`` of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ethorch.lower.rewrite.fold_pools import LARGEST_STRIDE
+from ethorch.lower.rewrite.insert_copies import ELEMENTWISE
+from ethorch.lower.rewrite.peephole import moves_before
+from ethorch.lower.rewrite.rewriter import Rewriter
+from ethorch.tosa.ir import Op, Value
+
+#: What makes the INT32 of which Vela makes the RESCALE behind it a part.
+ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
+#: Operators that read or make truth values.
+_LOGICAL = (
+    "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT",
+    "REDUCE_ANY", "REDUCE_ALL",
+)  # fmt: skip
+#: What takes the RESCALEs of both operands, by whatever they multiply.
+_TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
+#: What computes each element of a result of one element of each operand.
+POINTWISE = (
+    *ELEMENTWISE, "RESCALE", "CLAMP", "CAST", "ABS", "NEGATE", "CLZ", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL",
+    "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT",
+    "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT",
+)  # fmt: skip
+#: What Vela makes an elementwise operation of two operands, or several, of.
+TAKING_TWO = (
+    *ELEMENTWISE, "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "LOGICAL_AND",
+    "LOGICAL_OR", "LOGICAL_XOR", "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "INTDIV",
+)  # fmt: skip
+#: What Vela makes an elementwise operation of.
+BY_ELEMENT = (*TAKING_TWO, "ABS", "NEGATE", "CLZ", "CAST", "BITWISE_NOT", "LOGICAL_NOT")
+#: What follows an elementwise operator as a part of the same operation.
+FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
+#: NumPy's dtypes of codes.
+CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np.int16}
+#: CASTs that keep low bits.
+_NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
+
+#: Places of the last axis up to which a copy of INT32, which Vela makes as twice as many of INT16, fits into 65,536.
+_WIDEST_INT32 = 32768
+#: Places of an axis up to which Vela makes one operation of a window over it.
+_LONGEST_AXIS = 65536
+#: Padding at the upper and left edge of a map: its register has 7 bits (npu-reference, IFM_PAD_TOP).
+_WIDEST_PADDING = 127
+#: Rows that one transfer reads or writes by index: its register has 16 bits (npu-reference 2.3, DMA0_SIZE0).
+MOST_ROWS = 65535
+#: Axes of an operator that Vela takes as they are.
+MOST_AXES = 4
+#: Channels of NHCWB16 that lie side by side.
+_BRICK = 16
+#: Rows and columns of a kernel, as axes of its weights.
+KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
+
+
+def reads(r: Rewriter, value: Value, *names: str) -> bool:
+    """Does one of the operators ``names`` make ``value``, seen through RESHAPEs?"""
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+    return r.producer(value, *names) is not None
+
+
+def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
+    """Does a CONCAT or PAD place ``value`` in its result, seen through RESHAPEs?
+
+    Args:
+        reshaped: one RESHAPE at least must be between.
+    """
+    placed = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
+    return placed or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
+
+
+def any_of_them(r: Rewriter, op: Op) -> bool:
+    """Every operator of the row's names."""
+    return True
+
+
+def is_wide(r: Rewriter, op: Op) -> bool:
+    """More than four axes."""
+    return op.result.rank > 4
+
+
+def is_very_wide(r: Rewriter, op: Op) -> bool:
+    """More than five axes."""
+    return op.result.rank > 5
+
+
+def is_dilated(r: Rewriter, op: Op) -> bool:
+    """A dilation of more than 2, of which Vela makes several convolutions."""
+    return any(dilation > 2 for dilation in op.attrs["dilation"])
+
+
+def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
+    """Has padding, and along an axis of the kernel a dilation of more than 2 and than the map has places."""
+    extents = zip(op.operands[0].shape[1:3], KERNEL_AXES[op.name], op.attrs["dilation"], strict=True)
+    return any(op.attrs["pad"]) and any(
+        max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
+    )
+
+
+def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
+    """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
+    longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
+    return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
+
+
+def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
+    """A constant kernel with a dilation, on a map of more than 65,536 rows or columns."""
+    longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
+    return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
+
+
+def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
+    """It has a stride, and padding behind the map or a PAD before it, along an axis of more than 65,536 places."""
+    padded = r.producer(op.operands[0], "PAD") is not None
+    return any(
+        op.operands[0].shape[1 + axis] > _LONGEST_AXIS
+        and op.attrs["stride"][axis] > 1
+        and (padded or op.attrs["pad"][2 * axis + 1])
+        for axis in (0, 1)
+    )
+
+
+def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
+    """It has a stride and padding along one axis, and more than 65,536 places along the other."""
+    extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
+    return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
+
+
+def is_widely_padded(r: Rewriter, op: Op) -> bool:
+    """It has more padding at an edge than the NPU's register counts. Of a dilation above 2 Vela makes maps with as much less."""
+    steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
+    return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
+
+
+def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
+    """Enlarges a map by more than 2, and a CONCAT or PAD along the first axis of four reads it."""
+    numerator, denominator = op.attrs["scale"][:2]
+    places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
+    in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
+    return numerator > 2 * denominator and any(in_batch)
+
+
+def is_of_constant(r: Rewriter, op: Op) -> bool:
+    """Its operand is a constant, and its result no output."""
+    return op.operands[0].is_const and not r.is_output(op.result)
+
+
+def is_multiplied(r: Rewriter, op: Op) -> bool:
+    """A depthwise convolution with several outputs for each channel."""
+    return op.operands[1].shape[3] > 1
+
+
+def is_rescaled_multiplied(r: Rewriter, op: Op) -> bool:
+    """A RESCALE of what ``is_multiplied``."""
+    depthwise = r.producer(op.operands[0], "DEPTHWISE_CONV2D")
+    return depthwise is not None and is_multiplied(r, depthwise)
+
+
+def is_padded_batch(r: Rewriter, op: Op) -> bool:
+    """A window with padding over several pictures."""
+    return any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
+
+
+def is_summed_along_channels(r: Rewriter, op: Op) -> bool:
+    """A REDUCE_SUM along the last axis, or the RESCALE that it reads."""
+    sums = r.readers(op.result) if op.name == "RESCALE" else (op,)
+    return any(reader.name == "REDUCE_SUM" and reader.attrs["axis"] == reader.result.rank - 1 for reader in sums)
+
+
+def is_of_codes(r: Rewriter, op: Op) -> bool:
+    """Reads INT8 or INT16."""
+    return op.operands[0].dtype in ("INT8", "INT16")
+
+
+def is_lone(r: Rewriter, op: Op) -> bool:
+    """A RESCALE from or to INT32 that is part of no other operator."""
+    if "INT32" not in (op.operands[0].dtype, op.result.dtype):
+        return False
+    if op.result.dtype == "INT32":
+        readers = r.readers(op.result)
+        return len(readers) != 1 or not takes_scales(r, readers[0])
+    before = r.producer(op.operands[0])
+    return before is None or not (before.name in ACCUMULATING or takes_scales(r, before))
+
+
+def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
+    """A lone RESCALE whose result a SLICE reads, and something else does, too, or the SLICE's result has several readers."""
+    return is_lone(r, op) and _is_cut(r, op.result, shared=False)
+
+
+def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
+    """Does a SLICE read ``value``, seen through RESHAPEs, where ``shared`` or values on the way there are read several times?"""
+    shared |= r.uses(value) > 1
+    for reader in r.readers(value):
+        if reader.name == "SLICE" and (shared or r.uses(reader.result) > 1):
+            return True
+        if reader.name in ("RESHAPE", "IDENTITY") and _is_cut(r, reader.result, shared=shared):
+            return True
+    return False
+
+
+def is_rescaled_back(r: Rewriter, op: Op) -> bool:
+    """A RESCALE by 1 to INT32 with one reader that it is no part of, behind one by 1 from INT32 with one reader; perhaps RESHAPEs
+    between. Of numbers that may saturate: of others Vela may drop both."""
+    value = op.operands[0]
+    while reshape := r.producer(value, "RESHAPE", sole=True):
+        value = reshape.operands[0]
+    before = r.producer(value, "RESCALE", sole=True)
+    if before is None or r.uses(op.result) != 1 or not is_lone(r, op) or value.dtype not in ("INT8", "INT16"):
+        return False
+    back = {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
+    return back and _bound(r, before.operands[0]) > np.iinfo(CODES[value.dtype]).max
+
+
+def _bound(r: Rewriter, value: Value) -> float:
+    """What no number of ``value`` exceeds, as far as codes, constants, products and sums tell."""
+    if value.is_const:
+        return float(np.abs(value.data.astype(np.float64)).max(initial=0.0)) if value.data is not None else np.inf
+    op = r.producer(value)
+    if op is None:
+        return np.inf
+    if op.name in ("RESHAPE", "TRANSPOSE"):
+        return _bound(r, op.operands[0])
+    if op.name == "MUL":
+        return _bound(r, op.operands[0]) * _bound(r, op.operands[1])
+    if op.name in ("ADD", "SUB"):
+        return _bound(r, op.operands[0]) + _bound(r, op.operands[1])
+    if op.name == "RESCALE" and op.operands[0].dtype in CODES and not op.attrs["output_zp"]:
+        scale = max(multiplier / 2.0**shift for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
+        furthest = abs(int(np.iinfo(CODES[op.operands[0].dtype]).min)) + abs(int(op.attrs["input_zp"]))
+        return furthest * float(scale) + 1
+    return np.inf
+
+
+def _is_by_one(op: Op) -> bool:
+    """Does a RESCALE change nothing but the dtype?"""
+    attrs = op.attrs
+    scales = {multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True)}
+    return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
+
+
+def _largest_scale(op: Op) -> float:
+    """By what a RESCALE multiplies at most."""
+    return max(float(multiplier / 2.0**shift) for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
+
+
+def is_widened(r: Rewriter, op: Op) -> bool:
+    """A RESCALE without zero point of codes that nothing else reads, to a wider dtype, whose results may be outside the narrow one:
+    it multiplies, or another RESCALE reads it. One of both operands of a sum or of an extreme is part of that instead.
+    """
+    value, attrs = op.operands[0], op.attrs
+    if op.result.dtype == value.dtype or not is_of_codes(r, op) or attrs["input_zp"] or not _is_only_read(r, value):
+        return False
+    readers = r.readers(op.result)
+    if r.uses(op.result) == len(readers) == 1 and readers[0].name in _TAKING_BOTH and takes_rescales(r, readers[0]):
+        return False
+    return _largest_scale(op) > 1 or any(reader.name in ("RESCALE", "RESHAPE") for reader in readers)
+
+
+def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
+    """A RESCALE to INT32 of a pool with a stride above 3, perhaps behind RESHAPEs, that nothing else reads."""
+    source = root(r, op.operands[0])
+    pool = r.producer(source, "AVG_POOL2D", "MAX_POOL2D")
+    wide = pool is not None and max(pool.attrs["stride"]) > LARGEST_STRIDE
+    return wide and op.result.dtype == "INT32" and _is_only_read(r, op.operands[0])
+
+
+def _is_only_read(r: Rewriter, value: Value) -> bool:
+    """Is ``value`` read once, and so is what the RESHAPEs before it read?"""
+    while reshape := r.producer(value, "RESHAPE"):
+        if r.uses(value) > 1:
+            return False
+        value = reshape.operands[0]
+    return r.uses(value) == 1
+
+
+def is_of_wrapped(r: Rewriter, op: Op) -> bool:
+    """Reads a CAST to fewer bits, perhaps behind RESHAPEs."""
+    value = op.operands[0]
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+    cast = r.producer(value, "CAST")
+    return cast is not None and (cast.operands[0].dtype, cast.result.dtype) in _NARROWING
+
+
+def is_of_shifted(r: Rewriter, op: Op) -> bool:
+    """Reads a logical shift, perhaps behind RESHAPEs and a RESCALE by 1."""
+    value = op.operands[0]
+    while (before := r.producer(value, "RESHAPE", "RESCALE")) and (before.name == "RESHAPE" or _is_by_one(before)):
+        value = before.operands[0]
+    return r.producer(value, "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT") is not None
+
+
+def takes_rescales(r: Rewriter, op: Op) -> bool:
+    """Does Vela make the RESCALEs to INT32 that ``op`` reads part of it? An elementwise one's, if both are from INT8 or INT16."""
+    wide = [r.producer(value, "RESCALE") for value in op.operands]
+    dtypes = {before.operands[0].dtype if before else "" for before in wide}
+    return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
+
+
+def takes_scales(r: Rewriter, op: Op) -> bool:
+    """Do RESCALEs that ``takes_rescales`` are part of ``op`` on U55 and U65, too, by what they multiply?
+
+    By 1 they are. Of a sum of two or a difference that one RESCALE to INT8 or INT16 reads they are, too, where both are one whole
+    number of 15 bits, or the larger one is the shift that the NPU does by itself: 2**19 of INT8, 2**14 of INT16. Found by trying.
+    """
+    if not takes_rescales(r, op):
+        return False
+    rescales = [rescale for value in op.operands if (rescale := r.producer(value, "RESCALE"))]
+    scales = sorted(_largest_scale(rescale) for rescale in rescales)
+    if set(scales) <= {1.0}:
+        return True
+    reader = _sole_reader(r, op.result)
+    if op.name not in ("ADD", "SUB") or reader is None or reader.name != "RESCALE" or reader.result.dtype not in CODES:
+        return False
+    if scales[0] == scales[1]:
+        return scales[0].is_integer() and scales[0] < 2**15
+    return scales[1] == 2.0 ** (19 if rescales[0].operands[0].dtype == "INT8" else 14)
+
+
+def _sole_reader(r: Rewriter, value: Value) -> Op | None:
+    """The one operator that reads ``value``, seen through RESHAPEs that nothing else reads; None of several, or of an output."""
+    while r.uses(value) == len(readers := r.readers(value)) == 1:
+        if readers[0].name != "RESHAPE":
+            return readers[0]
+        value = readers[0].result
+    return None
+
+
+def is_wide_int32(r: Rewriter, op: Op) -> bool:
+    """Moves INT32 whose last axis, before or behind, has more than 32,768 places."""
+    return op.result.dtype == "INT32" and max((v.shape or (1,))[-1] for v in (*op.operands, op.result)) > _WIDEST_INT32
+
+
+def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
+    """Reads an input of the graph that is INT32 and whose last axis has more than 32,768 places."""
+    value = op.operands[0]
+    return value.dtype == "INT32" and value in r.graph.inputs and value.shape[-1:] > (_WIDEST_INT32,)
+
+
+def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
+    """A RESHAPE of INT32 that others read, too, where one of the shapes has more than 32,768 places along its last axis."""
+    value = op.operands[0]
+    if value.dtype != "INT32" or r.uses(value) < 2:
+        return False
+    shapes = [value.shape, *(reader.result.shape for reader in r.readers(value) if reader.name == "RESHAPE")]
+    return max((shape or (1,))[-1] for shape in shapes) > _WIDEST_INT32
+
+
+def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
+    """Both operands are one RESHAPE, or RESCALEs of one."""
+    first, second = (unscaled(r, value) for value in op.operands)
+    return first is second and r.producer(second, "RESHAPE") is not None
+
+
+def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
+    """A RESHAPE of a RESCALE that is no end of another operator and that is read several times, perhaps in SLICEs.
+
+    Of INT8 and INT16 both readers are operands of one elementwise operator, or SLICEs are read by elementwise operators alone,
+    perhaps behind RESCALEs.
+    """
+    rescale = r.producer(op.operands[0], "RESCALE")
+    if rescale is None:
+        return False
+    before = r.producer(rescale.operands[0])
+    if before is not None and (before.name in ACCUMULATING or takes_scales(r, before)):
+        return False
+    readers = list(_beyond_slices(r, op.result))
+    if op.result.dtype == "INT32":
+        return len(readers) > 1
+    readers = [other for reader in readers for other in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
+    if any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers):
+        return True
+    return len(readers) > 1 and all(reader.name in BY_ELEMENT for reader in readers)
+
+
+def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
+    """What reads ``value`` or a SLICE of it, as often as it does; SLICEs that are outputs, too."""
+    for reader in r.readers(value):
+        if reader.name != "SLICE":
+            yield reader
+            continue
+        yield from _beyond_slices(r, reader.result)
+        if r.is_output(reader.result):
+            yield reader
+
+
+def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
+    """Reads a RESHAPE of a SLICE, to another last axis, of which one does not fill bricks of 16 channels."""
+    reshape = r.producer(op.operands[0], "RESHAPE")
+    if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
+        return False
+    channels = [value.shape[-1] if value.rank else 1 for value in (reshape.operands[0], reshape.result)]
+    return channels[0] != channels[1] and any(count % _BRICK for count in channels)
+
+
+def is_of_slice_behind_ones(r: Rewriter, op: Op) -> bool:
+    """An operand, perhaps rescaled, is a SLICE reshaped to more than four axes, one of extent 1 before the last three.
+
+    A RESCALE that only elementwise operators read is part of them.
+    """
+    is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
+    return not is_part and bool(slices_behind_ones(r, op))
+
+
+def slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
+    """Which operands are such SLICEs."""
+    values = [unscaled(r, value) if op.name in BY_ELEMENT else value for value in op.operands]
+    return [index for index, value in enumerate(values) if _is_slice_behind_ones(r, value)]
+
+
+def _is_slice_behind_ones(r: Rewriter, value: Value) -> bool:
+    shape = value.shape
+    return len(shape) > MOST_AXES and 1 in shape[:-3] and math.prod(shape) > shape[-1] and reads(r, value, "SLICE")
+
+
+def is_of_slice_behind_ones_for_several(r: Rewriter, op: Op) -> bool:
+    """Reshapes a SLICE to more than four axes, one of extent 1 before the last three, for several readers."""
+    return r.uses(op.result) > 1 and _is_slice_behind_ones(r, op.result)
+
+
+def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
+    """Both operands are broadcast, and Vela stores the first in another shape than the operator reads."""
+    spread = all(value.shape != op.result.shape for value in op.operands[:2])
+    return spread and not has_one_shape(r, op.operands[0])
+
+
+def has_one_shape(r: Rewriter, value: Value) -> bool:
+    """Return True if Vela stores ``value``, and what its RESCALE reads, in the shape of ``value``: no SLICE in another one."""
+    source = root(r, value)
+    rescale = r.producer(source, "RESCALE")
+    read = value if rescale is None else rescale.operands[0]
+    sources = [source, root(r, read)]
+    if root(r, read) is not read and r.producer(root(r, read), "SLICE") is not None:
+        return False
+    return all(_stored_shapes(r, each) == {_without_leading_ones(value.shape)} for each in sources)
+
+
+def _stored_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
+    """Return the shapes in which Vela may store ``value``: those that RESHAPEs give it, or else its own.
+
+    Of a value that RESHAPEs read Vela keeps one tensor, in the shape of the last RESHAPE.
+    """
+    shapes = {_without_leading_ones(shape) for shape in _shapes_behind(r, value)}
+    return shapes or {_without_leading_ones(value.shape)}
+
+
+def _shapes_behind(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
+    for reader in r.readers(value):
+        if reader.name == "RESHAPE" and not _moves_behind_transpose(r, reader):
+            yield reader.result.shape
+            yield from _shapes_behind(r, reader.result)
+
+
+def _moves_behind_transpose(r: Rewriter, reshape: Op) -> bool:
+    """Return True if Vela moves a RESHAPE that only adds or removes axes of extent 1 behind the TRANSPOSE that alone reads it."""
+    before, after = ([n for n in value.shape if n != 1] for value in (reshape.operands[0], reshape.result))
+    readers = r.readers(reshape.result)
+    return before == after and r.uses(reshape.result) == len(readers) == 1 and readers[0].name == "TRANSPOSE"
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    first = next((axis for axis, extent in enumerate(shape) if extent != 1), len(shape))
+    return shape[first:]
+
+
+def root(r: Rewriter, value: Value) -> Value:
+    """Return what ``value`` is before all RESHAPEs."""
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+    return value
+
+
+def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
+    """An operand, perhaps rescaled, is a SLICE of a whole that has as many elements as the result."""
+    return bool(slices_of_as_many(r, op))
+
+
+def slices_of_as_many(r: Rewriter, op: Op) -> list[int]:
+    """Return the operands that are SLICEs of a whole with as many elements as the result."""
+    slices = [r.producer(root(r, unscaled(r, root(r, value))), "SLICE") for value in op.operands]
+    count = math.prod(op.result.shape)
+    return [index for index, cut in enumerate(slices) if cut is not None and math.prod(cut.operands[0].shape) == count]
+
+
+def is_of_two_sums(r: Rewriter, op: Op) -> bool:
+    """Both operands are REDUCE_SUMs, perhaps rescaled, clamped, looked up and reshaped."""
+    return len(op.operands) > 1 and all(_is_of_sum(r, value) for value in op.operands[:2])
+
+
+def _is_of_sum(r: Rewriter, value: Value) -> bool:
+    while before := r.producer(value, *FOLLOWING, "RESHAPE"):
+        value = before.operands[0]
+    return r.producer(value, "REDUCE_SUM") is not None
+
+
+def is_of_turned_slice(r: Rewriter, op: Op) -> bool:
+    """Reads a TRANSPOSE of a SLICE that others read, too, and Vela's own TRANSPOSE of the operand undoes that one."""
+    return turned_slice(r, op) is not None
+
+
+def turned_slice(r: Rewriter, op: Op) -> Op | None:
+    """Return the SLICE of which a MATMUL's second operand, or the operand of a REDUCE_SUM, is the TRANSPOSE that Vela undoes."""
+    value = op.operands[-1]
+    rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
+    turned = root(r, value if rescale is None else rescale.operands[0])
+    transpose = r.producer(turned, "TRANSPOSE")
+    if transpose is None:
+        return None
+    axes = [axis for axis in transpose.attrs["perms"] if transpose.operands[0].shape[axis] != 1]
+    if len(axes) < 2 or sorted(axes) != [*axes[:-2], axes[-1], axes[-2]] or op.attrs.get("axis", 1) != op.operands[0].rank - 2:
+        return None
+    value, shared = transpose.operands[0], False
+    while True:
+        shared |= r.uses(value) > 1
+        if (reshape := r.producer(value, "RESHAPE")) is None:
+            break
+        value = reshape.operands[0]
+    return r.producer(value, "SLICE") if shared else None
+
+
+def is_of_transposed(r: Rewriter, op: Op) -> bool:
+    """Reads a TRANSPOSE of INT8, perhaps behind RESHAPEs, that nothing else reads."""
+    return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
+
+
+def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
+    """Reads a convolution of a dilation above 2, perhaps behind what is part of the same operation."""
+    before = r.producer(op.operands[0])
+    while before is not None and before.name in (*FOLLOWING, "RESHAPE"):
+        before = r.producer(before.operands[0])
+    return before is not None and before.name in KERNEL_AXES and "dilation" in before.attrs and is_dilated(r, before)
+
+
+def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
+    """Reads INT8 that is a RESCALE of a depthwise convolution with several outputs for each channel."""
+    rescale = r.producer(op.operands[0], "RESCALE")
+    return op.operands[0].dtype == "INT8" and rescale is not None and is_rescaled_multiplied(r, rescale)
+
+
+def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
+    """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1, or is a sum along rows.
+
+    Vela has a REDUCE_SUM along the last axis but one write such a column.
+    """
+    value, axis = op.operands[0], op.attrs["axis"]
+    if axis != value.rank - 1 or value.rank == 0:
+        return False
+    if _is_sum_along_rows(r, value) and value.shape[-1] > 1:
+        return True
+    extent, source = value.shape[-1], root(r, value)
+    reverse = r.producer(source, "REVERSE")
+    is_column = source.shape[-2:] == (extent, 1)
+    return extent > 1 and (is_column or (reverse is not None and reverse.attrs["axis"] == source.rank - 1))
+
+
+def _is_sum_along_rows(r: Rewriter, value: Value) -> bool:
+    while step := r.producer(value, "RESHAPE", "TRANSPOSE", *FOLLOWING):
+        value = step.operands[0]
+    sums = r.producer(value, "REDUCE_SUM")
+    return sums is not None and sums.attrs["axis"] == value.rank - 2
+
+
+def unscaled(r: Rewriter, value: Value) -> Value:
+    rescale = r.producer(value, "RESCALE")
+    return rescale.operands[0] if rescale else value
+
+
+def is_read_bool_output(r: Rewriter, value: Value) -> bool:
+    """Is ``value`` a BOOL output, and read: by an operator, or before the RESHAPEs that lead to it?"""
+    if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.named(*_LOGICAL)):
+        return False
+    shared = bool(r.readers(value))
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+        shared |= r.uses(value) > 1
+    return shared
+
+
+def is_of_many_rows(r: Rewriter, op: Op) -> bool:
+    """Return True for a GATHER or SCATTER of more rows, or more batches of them, than a transfer counts."""
+    return max(op.operands[1].shape) > MOST_ROWS

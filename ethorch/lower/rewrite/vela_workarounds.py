@@ -1,0 +1,324 @@
+"""What is done for the rows of ``VELA_BUGS``: each function takes an operator that a row found, and avoids the bug."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ethorch.lower.rewrite.insert_copies import copied
+from ethorch.lower.rewrite.rewriter import Place, Rewriter
+from ethorch.lower.rewrite.vela_patterns import (
+    ACCUMULATING,
+    BY_ELEMENT,
+    CODES,
+    FOLLOWING,
+    KERNEL_AXES,
+    MOST_AXES,
+    MOST_ROWS,
+    has_one_shape,
+    is_read_bool_output,
+    root,
+    slices_behind_ones,
+    slices_of_as_many,
+    takes_scales,
+    turned_slice,
+    unscaled,
+)
+from ethorch.tosa.ir import Op, Value
+
+
+def copy_operand(r: Rewriter, op: Op) -> None:
+    """The operator reads a copy of its operand."""
+    r.insert_before(op, 0, copied)
+
+
+def copy_result(r: Rewriter, op: Op) -> None:
+    """The readers of the result read a copy of it."""
+    r.insert_after(op, copied)
+
+
+def clamp_operand(r: Rewriter, op: Op) -> None:
+    """The operator reads its operand through a CLAMP to all of its dtype, which Vela makes a part of what is before it."""
+    info = np.iinfo(CODES[op.operands[0].dtype])
+    r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
+
+
+def copy_instead(r: Rewriter, op: Op) -> None:
+    """A copy that Vela leaves where it is takes its place."""
+    r.replace(op, copied(r.before(op), op.operands[0]))
+
+
+def fill_kernel(r: Rewriter, op: Op) -> None:
+    """Weights of 0 between the others take the place of the dilation: they read nothing, and Vela cuts the map right."""
+    weight = op.operands[1]
+    assert weight.data is not None
+    shape, every = list(weight.shape), [slice(None)] * weight.rank
+    for along, step in zip(KERNEL_AXES[op.name], op.attrs["dilation"], strict=True):
+        shape[along], every[along] = step * (shape[along] - 1) + 1, slice(None, None, step)
+    filled = np.full(shape, op.attrs["weight_zp"], weight.data.dtype)
+    filled[tuple(every)] = weight.data
+    at = r.before(op)
+    r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=(1, 1)))
+
+
+def rescale_behind(r: Rewriter, op: Op) -> None:
+    """The RESHAPE comes before the RESCALEs; where others read one of them, too, or its scales are many, it reads a copy."""
+    value, rescales = op.operands[0], list[Op]()
+    while rescale := r.producer(value, "RESCALE"):
+        if r.uses(value) > 1 or rescale.attrs["per_channel"]:
+            return copy_operand(r, op)
+        rescales.append(rescale)
+        value = rescale.operands[0]
+    at = r.before(op)
+    value = at.reshape(value, *op.result.shape)
+    for rescale in reversed(rescales):
+        value = at.again(rescale, value)
+    r.replace(op, value)
+
+
+def pad_before(r: Rewriter, op: Op) -> None:
+    """The operator reads a copy of the map with its padding."""
+    at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
+    if any(pad):
+        const = int(np.iinfo(CODES[value.dtype]).min) if op.name == "MAX_POOL2D" else op.attrs["input_zp"]
+        value = at.emit("PAD", value, padding=(0, 0, *pad, 0, 0), pad_const=const)
+    r.replace(op, at.again(op, copied(at, value), pad=(0, 0, 0, 0)))
+
+
+def transpose_now(r: Rewriter, op: Op) -> None:
+    """The constant is transposed at compile time."""
+    (value,) = op.operands
+    assert value.data is not None
+    r.bypass(op, r.before(op).constant(np.ascontiguousarray(value.data.transpose(op.attrs["perms"])), value.dtype))
+
+
+def move_along_an_axis_more(r: Rewriter, op: Op) -> None:
+    """It moves tensors with a last axis of extent 1 more. Moves of one tensor read one RESHAPE: Vela mixes up several.
+
+    A PAD does so axis by axis.
+    """
+    if op.name == "PAD":
+        return _pad_axis_by_axis(r, op)
+    at, attrs = r.before(op), dict(op.attrs)
+    operands = [_earlier_reshape(r, op, value) or at.reshape(value, *value.shape, 1) for value in op.operands]
+    for name, more in (("start", (0,)), ("size", (1,)), ("padding", (0, 0)), ("multiples", (1,))):
+        if name in attrs:
+            attrs[name] = (*attrs[name], *more)
+    moved = at.emit(op.name, *operands, **attrs)
+    r.replace(op, at.reshape(moved, *op.result.shape))
+
+
+def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
+    """Each axis as the middle one of three, with those behind it joined to it, and the last of extent 1."""
+    at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
+    shape, const = list(value.shape), op.attrs["pad_const"]
+    for axis in reversed(range(value.rank)):
+        before, behind = padding[2 * axis : 2 * axis + 2]
+        if before == behind == 0:
+            continue
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        value = at.reshape(value, outer, shape[axis] * inner, 1)
+        value = at.emit("PAD", value, padding=(0, 0, before * inner, behind * inner, 0, 0), pad_const=const)
+        shape[axis] += before + behind
+    r.replace(op, at.reshape(value, *shape))
+
+
+def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
+    """``value`` with a last axis of extent 1 more, where an operator before ``op`` makes it."""
+    for other in r:
+        if other is op:
+            return None
+        if other.name == "RESHAPE" and other.operands[0] is value and other.result.shape == (*value.shape, 1):
+            return other.result
+    return None
+
+
+def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
+    """The operator reads a copy of each operand that others read in another shape: RESHAPEs of one value share its memory."""
+    for index, value in enumerate(op.operands):
+        if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
+            r.insert_before(op, index, copied)
+
+
+def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
+    """Return True if ``value`` is read several times and made by RESHAPEs and by RESCALEs that are not part of another operator."""
+    names, uses = set(), r.uses(value)
+    while op := r.producer(value, "RESHAPE", "RESCALE"):
+        before = r.producer(op.operands[0])
+        if op.name == "RESCALE" and before is not None and (before.name in ACCUMULATING or takes_scales(r, before)):
+            break
+        names.add(op.name)
+        value = op.operands[0]
+    return uses > 1 and len(names) == 2
+
+
+def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
+    """Does a RESHAPE read ``value``, or, where a RESHAPE makes it, something else what that one reads?"""
+    if any(reader.name == "RESHAPE" for reader in r.readers(value)):
+        return True
+    while reshape := r.producer(value, "RESHAPE"):
+        value = reshape.operands[0]
+        if r.uses(value) > 1:
+            return True
+    return False
+
+
+def copy_shared_operands(r: Rewriter, op: Op) -> None:
+    """The loop gets a copy of each operand that is read elsewhere, too; the input of a region may be, behind it."""
+    for index, value in enumerate(op.operands):
+        if not value.is_const and (r.uses(value) > 1 or (r.is_region and value in r.graph.inputs)):
+            r.insert_before(op, index, copied)
+
+
+def copy_read_outputs(r: Rewriter, op: Op) -> None:
+    """A BOOL output that is read is a copy of what is read."""
+    for index, output in enumerate(op.results):
+        if is_read_bool_output(r, output):
+            readers = r.readers(output)
+            r.insert_after(op, lambda at, value: at.emit("LOGICAL_AND", value, value), index)
+            for reader in readers:
+                r.read(reader, reader.operands.index(output), op.results[index])
+
+
+def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
+    """The operands are exchanged if the second has one shape and the operator allows it; else the first is stored for itself.
+
+    What is stored for itself is a RESHAPE of what the RESCALE before it reads, copied if others read that.
+    """
+    first, second = op.operands[:2]
+    if op.name != "SUB" and has_one_shape(r, second):
+        r.read(op, 0, second)
+        r.read(op, 1, first)
+        return
+    at, rescale = r.before(op), r.producer(root(r, first), "RESCALE")
+    if rescale is None or rescale.attrs["per_channel"]:
+        r.read(op, 0, copied(at, first))
+        return
+    source = rescale.operands[0]
+    if r.uses(rescale.result) > 1 or r.uses(source) > 1 or r.producer(source, "RESHAPE") is not None or source in r.graph.inputs:
+        source = copied(at, source)
+    r.read(op, 0, at.again(rescale, at.reshape(source, *first.shape)))
+
+
+def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
+    """The operator, or the RESCALE of its operand, reads a copy of each SLICE of a whole with as many elements as the result."""
+    for index in slices_of_as_many(r, op):
+        rescale = r.producer(root(r, op.operands[index]), "RESCALE")
+        r.insert_before(rescale or op, 0 if rescale else index, copied)
+
+
+def copy_first_operand(r: Rewriter, op: Op) -> None:
+    """The operator, or the RESCALE of its first operand, reads a copy."""
+    rescale = r.producer(root(r, op.operands[0]), "RESCALE")
+    r.insert_before(rescale or op, 0, copied)
+
+
+def copy_turned_slice(r: Rewriter, op: Op) -> None:
+    """All readers of the SLICE read a copy of it."""
+    cut = turned_slice(r, op)
+    assert cut is not None
+    r.insert_after(cut, copied)
+
+
+def gather_in_parts(r: Rewriter, op: Op) -> None:
+    """Split the GATHER into parts that one transfer can count, and join them with CONCATs."""
+    at, (values, indices) = r.before(op), op.operands
+    results = []
+    for batch, first in _parts(at, indices, 0):
+        own = _batches(at, values, first, batch.shape[0])
+        parts = [at.again(op, own, part) for part, _ in _parts(at, batch, 1)]
+        results.append(parts[0] if len(parts) == 1 else at.emit("CONCAT", *parts, axis=1))
+    r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
+
+
+def scatter_in_parts(r: Rewriter, op: Op) -> None:
+    """Split the SCATTER into parts that one transfer can count: each writes into the previous result, or other batches."""
+    at, (values, indices, rows) = r.before(op), op.operands
+    results = []
+    for batch, first in _parts(at, indices, 0):
+        result, own = _batches(at, values, first, batch.shape[0]), _batches(at, rows, first, batch.shape[0])
+        for part, row in _parts(at, batch, 1):
+            size = (own.shape[0], part.shape[1], own.shape[2])
+            result = at.again(op, result, part, own if size == own.shape else at.emit("SLICE", own, start=(0, row, 0), size=size))
+        results.append(result)
+    r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
+
+
+def _batches(at: Place, value: Value, first: int, count: int) -> Value:
+    if value.shape[0] == count:
+        return value
+    if value.data is not None:
+        return at.constant(np.ascontiguousarray(value.data[first : first + count]), value.dtype)
+    return at.emit("SLICE", value, start=(first, 0, 0), size=(count, *value.shape[1:]))
+
+
+def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
+    """Yield equal parts of the indices along an axis, and where each begins."""
+    count = indices.shape[axis]
+    most = -(-count // -(-count // MOST_ROWS))
+    for first in range(0, count, most):
+        size, start = list(indices.shape), [0, 0]
+        size[axis], start[axis] = min(most, count - first), first
+        if size[axis] == count:
+            yield indices, 0
+        elif indices.data is not None:
+            chosen = indices.data.take(range(first, first + size[axis]), axis)
+            yield at.constant(np.ascontiguousarray(chosen), indices.dtype), first
+        else:
+            yield at.emit("SLICE", indices, start=tuple(start), size=tuple(size)), first
+
+
+def run_along_middle_axis(r: Rewriter, op: Op) -> None:
+    """The operator runs along the middle one of three axes, as Vela has the NPU do it."""
+    value, at = op.operands[0], r.before(op)
+    column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
+    r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
+
+
+def run_in_four_axes(r: Rewriter, op: Op) -> None:
+    """The operator and the operators fused with it run in four axes. If it broadcasts along the others, the SLICE is copied."""
+    result, at = op.result, r.before(op)
+    drop = result.rank - MOST_AXES
+    scaled = op.name in BY_ELEMENT
+    if math.prod(result.shape[:drop]) > 1:
+        for index in slices_behind_ones(r, op):
+            rescale = r.producer(op.operands[index], "RESCALE") if scaled else None
+            r.insert_before(rescale or op, 0 if rescale else index, copied)
+        return
+    values = op.operands[:1] if op.name == "TABLE" else op.operands
+    made = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in values))
+    while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and readers[0].name in FOLLOWING:
+        (op,), at = readers, r.before(readers[0])
+        made = at.again(op, made)
+    r.replace(op, at.reshape(made, *result.shape))
+
+
+def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool) -> Value:
+    """``value`` without its first ``drop`` axes, in front of its RESCALE where that is part of the operator."""
+    if value.data is not None:
+        return at.constant(value.data.reshape(value.shape[drop:]), value.dtype)
+    rescale = r.producer(value, "RESCALE") if scaled else None
+    if rescale is not None:
+        return at.again(rescale, _without_ones(r, at, rescale.operands[0], drop, False))
+    return at.reshape(root(r, value), *value.shape[drop:])
+
+
+def reshape_result(r: Rewriter, op: Op) -> None:
+    """It reads what the RESHAPE of its operand reads, and its result is reshaped."""
+    reshape = r.producer(op.operands[0], "RESHAPE")
+    assert reshape is not None
+    at = r.before(op)
+    r.replace(op, at.reshape(at.again(op, reshape.operands[0]), *op.result.shape))
+
+
+def reshape_twice(r: Rewriter, op: Op) -> None:
+    """Each operand gets a RESHAPE of its own."""
+    value = op.operands[1]
+    rescale = r.producer(value, "RESCALE")
+    reshape = r.producer(unscaled(r, value), "RESHAPE")
+    assert reshape is not None
+    at = r.before(op)
+    again = at.again(reshape)
+    r.read(op, 1, at.again(rescale, again) if rescale else again)

@@ -1,0 +1,160 @@
+"""Sizes that an exported program leaves open (``torch.export.Dim``): found, described, and never fixed by accident."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import sympy
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+
+class OpenSize(Exception):
+    """A size that is open was used as a number."""
+
+
+def is_dynamic(node: Node) -> bool:
+    """Return True if a size of its result, or of a tensor that it reads, is open.
+
+    Sizes that depend on the values of tensors are not meant: see ``lower.fx.node.shape_of_values``.
+    """
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size) for size in _sizes(values))
+
+
+def has_open_size(tensor: torch.Tensor) -> bool:
+    """Return True if a size of the tensor is open."""
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+def is_size(node: Node) -> bool:
+    """Return True if its result is a number computed from open sizes, not a tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))
+
+
+def open_shape(node: Node) -> str:
+    """Return the shape of the first dynamic tensor among its result and its inputs, for example ``[1, 8..128, 16]``."""
+    for each in (node, *node.all_input_nodes):
+        for value in pytree.tree_leaves(each.meta.get("val")):
+            if isinstance(value, torch.Tensor) and has_open_size(value):
+                return f"[{', '.join(map(_range, value.shape))}]"
+    return "of open sizes"
+
+
+def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
+    """Return the dims of the program's inputs that are open, one dict per tensor in order; None if there are none.
+
+    They have the program's ranges, and those of one symbol are one ``Dim``.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    dims: dict[sympy.Symbol, Any] = {}
+    names = (name for name in program.graph_signature.user_inputs if isinstance(name, str))
+    values: list[Any] = [value for name in names if isinstance(value := nodes[name].meta.get("val"), torch.Tensor)]
+    found = [
+        {axis: _dim(size, dims, program.range_constraints) for axis, size in enumerate(x.shape) if isinstance(size, torch.SymInt)}
+        for x in values
+    ]
+    return found if any(found) else None
+
+
+def unlimited(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
+    """Return (number of the tensor, axis) of each open dim without a greatest size."""
+    return [
+        (number, axis)
+        for number, dims in enumerate(shapes)
+        for axis, dim in dims.items()
+        if dim is not Dim.AUTO and not isinstance(dim.max, int)
+    ]
+
+
+def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Sequence[dict[int, Any]]) -> dict[str, Any]:
+    """Return the open dims of the inputs' tensors in the form that ``torch.export.export`` takes for the module's inputs."""
+    remaining = iter(shapes)
+    arguments = inspect.signature(module.forward).bind(*inputs).arguments
+    return {
+        name: pytree.tree_map(lambda leaf: next(remaining) if isinstance(leaf, torch.Tensor) else None, value)
+        for name, value in arguments.items()
+    }
+
+
+@contextmanager
+def unguarded(nodes: Iterable[Node]) -> Iterator[None]:
+    """Keep open sizes open inside: a comparison of them that is not decided for all sizes adds no guard.
+
+    Without it, ``x.shape == y.shape`` fixes a size to the example's. Inside, sizes that may differ are not equal, and an order
+    of sizes is that of the example's. Code inside must leave operators alone that are ``is_dynamic``; using their sizes as
+    numbers raises OpenSize.
+    """
+    found = {id(env): env for node in nodes for size in _sizes([node.meta.get("val")]) if (env := _shape_env(size)) is not None}
+    with ExitStack() as patches:
+        for env in found.values():
+            patches.enter_context(patch.object(env, "evaluate_expr", _evaluator(env)))
+        yield
+
+
+def _evaluator(env: ShapeEnv) -> Any:
+    original: Any = env.evaluate_expr
+
+    def evaluate(expr: Any, *args: Any, **keywords: Any) -> Any:
+        if any(map(env.is_unbacked_symint, getattr(expr, "free_symbols", ()))):
+            return original(expr, *args, **keywords)
+        hint, fallback_value = (*args, keywords.get("hint"))[0], keywords.get("fallback_value")
+        known = env._maybe_evaluate_static(expr)
+        if known is not None:
+            return known
+        if fallback_value is not None:
+            return sympy.true if fallback_value else sympy.false
+        if isinstance(expr, (sympy.Eq, sympy.Ne)):
+            return sympy.true if isinstance(expr, sympy.Ne) else sympy.false
+        if not isinstance(hint, bool):
+            raise OpenSize(f"the size {expr} is open, and was used as a number")
+        return sympy.true if hint else sympy.false
+
+    return evaluate
+
+
+def _shape_env(size: Any) -> ShapeEnv | None:
+    return size.node.shape_env if isinstance(size, (torch.SymInt, torch.SymBool, torch.SymFloat)) else None
+
+
+def _sizes(values: Iterable[Any]) -> list[Any]:
+    """Every size of the tensors, and the numbers themselves."""
+    leaves = pytree.tree_leaves(list(values))
+    return [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
+
+
+def _range(size: Any) -> str:
+    if not isinstance(size, torch.SymInt):
+        return str(size)
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    low = "" if bounds.lower <= 2 else str(bounds.lower)  # torch assumes 2 where the user allows less
+    return f"{low}..{_greatest(bounds) or ''}"
+
+
+def _greatest(bounds: Any) -> int | None:
+    return int(bounds.upper) if bounds.upper.is_Integer else None
+
+
+def _dim(size: torch.SymInt, dims: dict[sympy.Symbol, Any], ranges: Mapping[Any, Any]) -> Any:
+    """The Dim of a size that is a symbol or linear in one; ``Dim.AUTO`` of another expression."""
+    expr = size.node.expr
+    symbols = sorted(expr.free_symbols, key=str)
+    if len(symbols) != 1:
+        return Dim.AUTO
+    (symbol,) = symbols
+    if symbol not in dims:
+        bounds = ranges.get(symbol) or size.node.shape_env.bound_sympy(symbol)
+        dims[symbol] = Dim(f"d{len(dims)}_{symbol}", min=int(bounds.lower), max=_greatest(bounds))
+    if expr == symbol:
+        return dims[symbol]
+    slope = expr.diff(symbol)
+    if not slope.is_Integer:
+        return Dim.AUTO
+    return int(slope) * dims[symbol] + int(expr - slope * symbol)

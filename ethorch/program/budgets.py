@@ -1,0 +1,213 @@
+"""Budgets that do not hold at once: other arenas, weights in SRAM and 16 bits for single modules are tried until they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ethorch.models.load import UserModel
+from ethorch.program.attempt import Attempt
+from ethorch.program.program import Program
+from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.schemes import CONFIGS
+from ethorch.support.errors import EthorchError
+from ethorch.support.metrics import Metric
+from ethorch.support.progress import stage
+from ethorch.targets.compile_spec import FAST, FREE
+from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
+from ethorch.tuning.mixed_precision import mixed_precision
+
+#: Settings, and whether only the compiler's have changed -> the program.
+Make = Callable[[Settings, bool], Program]
+
+#: Share of the milliseconds that weights in SRAM have to save to be taken there by ``constants="auto"``.
+_WORTH = 0.02
+#: Likewise for channels last to be taken by ``io_layout="auto"``: they cost nothing but the caller's attention.
+_WORTH_OF_LAYOUT = 0.005
+_STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
+
+
+def fitted(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Program:
+    """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
+
+    Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; products on the CPU,
+    where the partition is by cost; an arena as
+    small as the RAM asks for; the fastest arena, and weights in SRAM,
+    where time is short and RAM is left; 16 bits for the modules that lose most, where accuracy is short.
+
+    Args:
+        make: compiles.
+        user: the float model and its samples.
+        fixed: names of settings that are not changed for a budget; ``modules`` among them leaves the accuracy as it is.
+    """
+    search = _Search(make, frozenset(fixed))
+    best = search.attempt("", settings)
+    if settings.io_layout == AUTO_LAYOUT:
+        best = search.with_layout(best)
+    if settings.partition == COST:
+        best = search.with_partition(best)
+    if settings.constants == AUTO:
+        best = search.with_constants(best)
+    if _missed(best, "ram"):
+        best = search.with_less_ram(best)
+    if _missed(best, "latency_ms"):
+        best = search.with_fewer_cycles(best)
+    if not user.quantized and "modules" not in fixed:
+        if _missed(best, "min_sqnr_db"):
+            best = search.with_more_bits(best, user, settings.min_sqnr_db)
+        if _missed(best, "min_metric"):
+            best = search.with_more_bits(best, user, settings.min_metric, best.metric)
+    best.tried = tuple(search.tried)
+    return best
+
+
+class _Search:
+    def __init__(self, make: Make, fixed: frozenset[str]):
+        self.make, self.fixed = make, fixed
+        self.tried: list[Attempt] = []
+
+    def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Program:
+        """One program; it joins the list."""
+        if change:
+            with stage(f"try {change}"), said_already():
+                program = self.make(settings, only_compiler)
+        else:
+            program = self.make(settings, False)
+        accuracy = program.accuracy if settings.min_sqnr_db is not None else None
+        memory = program.memory
+        figure = None if accuracy is None else accuracy.sqnr_db
+        self.tried.append(Attempt(change, memory.ram_bytes, memory.flash_bytes, program.milliseconds, figure, program.fits))
+        return program
+
+    def with_layout(self, before: Program) -> Program:
+        """Channels last at both ends, where inputs or outputs have channels and milliseconds are saved."""
+        first = _settings(before).with_(io_layout=NCHW)
+        before.settings = first
+        if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
+            return before
+        found = self.attempt("channels last at inputs and outputs", first.with_(io_layout=NHWC))
+        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
+        return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
+
+    def with_partition(self, before: Program) -> Program:
+        """Products of two activations on the CPU, where it has a kernel for them, the RAM allows it and milliseconds are saved."""
+        first = _settings(before).with_(partition=NPU)
+        before.settings = first
+        try:
+            found = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
+        except EthorchError:
+            return before  # there is none
+        return found if self.pays(found, before) else before
+
+    def with_constants(self, before: Program) -> Program:
+        """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""
+        found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
+        if _missed(found, "ram"):
+            found = self.with_less_ram(found)
+        if self.pays(found, before):
+            return found
+        found = self.with_resident(before)
+        if self.pays(found, before):
+            return found
+        before.settings = _settings(before).with_(constants=FLASH)
+        return before
+
+    def pays(self, found: Program, before: Program) -> bool:
+        """Does the RAM allow it, and are milliseconds saved?"""
+        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
+        return not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0)
+
+    def with_resident(self, before: Program) -> Program:
+        """Weights that are read several times in a call in what is left of the RAM; ``before`` where nothing is left."""
+        settings = _settings(before)
+        room = (settings.ram_limit or 0) - before.memory.ram_bytes
+        if room <= 0:
+            return before
+        return self.attempt(f"{room:,} bytes for weights that are read several times", settings.with_(constants=room))
+
+    def with_less_ram(self, before: Program) -> Program:
+        """A smaller arena, by as much as the application takes too much."""
+        best = before
+        for _ in range(0 if "arena" in self.fixed else _STEPS):
+            settings, arena = _settings(best), _arena(best)
+            if settings.ram_limit is None or not arena or not _missed(best, "ram"):
+                break
+            limit = max(arena - (best.memory.ram_bytes - settings.ram_limit), 1)
+            found = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
+            if found.memory.ram_bytes < best.memory.ram_bytes:
+                best = found
+            if _arena(found) > limit:
+                break  # there is no smaller one
+        return best
+
+    def with_fewer_cycles(self, before: Program) -> Program:
+        """The fastest arena, then weights in SRAM; neither where it costs the RAM."""
+        best = before
+        changes: list[tuple[str, dict[str, Any]]] = []
+        if _settings(before).arena == FREE and "arena" not in self.fixed:
+            changes.append(("the fastest arena", {"arena": FAST}))
+        if (
+            _settings(before).constants == FLASH
+            and _settings(before).ram_limit is not None
+            and _settings(before).memory_mode is None
+            and "constants" not in self.fixed
+        ):
+            changes.append(("weights in SRAM", {"constants": SRAM}))
+        for change, values in changes:
+            found = self.attempt(change, _settings(best).with_(**values))
+            if _missed(found, "ram") and values.get("constants"):
+                found = self.with_less_ram(found)
+            if not _missed(found, "ram") and (found.milliseconds or 0) < (best.milliseconds or 0):
+                best = found
+            if not _missed(best, "latency_ms"):
+                break
+        return best
+
+    def with_more_bits(self, before: Program, user: UserModel, least: float | None, metric: Metric | None = None) -> Program:
+        """16 bits for activations of the modules that lose most, as few as the accuracy asks for.
+
+        Args:
+            least: of ``metric``; None is SQNR in dB.
+        """
+        settings = _settings(before)
+        if settings.scheme != "int8" or before.config is not None:
+            return before
+        with stage("raise modules to 16 bits") as step, said_already():
+            found = mixed_precision(
+                user.module,
+                settings.spec,
+                list(user.calibration) or [user.example_inputs],
+                target_sqnr_db=least,
+                metric=metric,
+                base=CONFIGS[settings.scheme](False),
+                progress=lambda _: step(),
+            )
+        if not found.raised:
+            return before
+        raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
+        change = f"16 bits for {', '.join(raised)}"
+        made = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
+        return made if _figure(made, metric) > _figure(before, metric) else before
+
+
+def _settings(program: Program) -> Settings:
+    if program.settings is None:
+        raise EthorchError("the program holds no settings.")
+    return program.settings
+
+
+def _figure(program: Program, metric: Metric | None) -> float:
+    """What ``with_more_bits`` raises; the least there is where it is not known."""
+    found = (program.accuracy.sqnr_db if program.accuracy else None) if metric is None else program.metric_figure
+    return -math.inf if found is None else found
+
+
+def _missed(program: Program, name: str) -> bool:
+    """Does this budget not hold?"""
+    return any(budget.name == name and budget.holds is False for budget in program.budgets)
+
+
+def _arena(program: Program) -> int:
+    """Bytes of the largest scratch region; 0 where nothing is on the NPU."""
+    return max((payload.scratch_bytes for payload in program.payloads), default=0)

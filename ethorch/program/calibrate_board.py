@@ -1,0 +1,221 @@
+"""A board's bandwidths from times that were measured on it: ``ethorch calibrate-board``.
+
+What a program takes is modelled layer by layer: the longer of computing and of moving its bytes from or to each memory. The
+bandwidths that bring the sums nearest to what was measured, by relative least squares, replace those of the board's file.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from ethorch.deploy.virtual_board.estimate import ISSUE_CYCLES
+from ethorch.figures.layer import CPU
+from ethorch.program.program import Program, load
+from ethorch.support.errors import BoardError, FormatError, SpecError
+from ethorch.support.text_files import parse_toml, read_text
+from ethorch.support.wording import counted
+from ethorch.targets.boards import Board
+from ethorch.targets.boards.memory_roles import Roles, roles
+
+_ROUNDS = 100
+_RANGE = 64.0  # a fitted bandwidth lies within so many times the file's
+_TIE = (
+    1e-4  # how much, against the square of a relative error of 1, a bandwidth is drawn to the file's: only where it matters little
+)
+_SRAM = "Sram"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What one program was measured to take, and what the model says before and after.
+
+    Attributes:
+        program: its file.
+        measured_ms, before_ms, after_ms: of one call.
+    """
+
+    program: str
+    measured_ms: float
+    before_ms: float
+    after_ms: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The result.
+
+    Attributes:
+        board: the board that was calibrated.
+        bytes_per_second: memory -> fitted bandwidth; those that no layer of the programs waits for are not there.
+        programs: each with its times.
+    """
+
+    board: Board
+    bytes_per_second: Mapping[str, float]
+    programs: tuple[Fitted, ...]
+
+    @property
+    def error(self) -> float:
+        """Root of the mean squared relative error of the fitted model."""
+        return _rms([row.after_ms / row.measured_ms - 1 for row in self.programs])
+
+    @property
+    def error_before(self) -> float:
+        """Likewise with the file's bandwidths."""
+        return _rms([row.before_ms / row.measured_ms - 1 for row in self.programs])
+
+    @property
+    def source(self) -> str:
+        """What the new file says of where its numbers are from."""
+        return f"fitted from {counted(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "board": self.board.name,
+            "bytes_per_second": dict(self.bytes_per_second),
+            "error": self.error,
+            "error_before": self.error_before,
+            "programs": [vars(row) for row in self.programs],
+        }
+
+    def to_toml(self, name: str) -> str:
+        """The board's file with the fitted numbers and their source, under a name of its own."""
+        assert self.board.path is not None
+        data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
+        data["name"] = name
+        for memory in data["memory"]:
+            if memory["name"] in self.bytes_per_second:
+                memory["bytes_per_second"] = round(self.bytes_per_second[memory["name"]])
+                memory["sources"] = {**memory.get("sources", {}), "bytes_per_second": self.source}
+        return tomli_w.dumps(data)
+
+
+def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
+    """Programs and milliseconds: CSV with the columns ``program,milliseconds``, or TOML with ``[[measured]]`` tables.
+
+    Names of programs are relative to the file.
+
+    Raises:
+        SpecError: the file cannot be read, or a row is not of this form.
+    """
+    try:
+        text = read_text(path)
+        rows = parse_toml(text, str(path)).get("measured") if path.suffix == ".toml" else list(csv.DictReader(StringIO(text)))
+    except (FormatError, csv.Error) as error:
+        raise SpecError(str(error) if isinstance(error, FormatError) else f"{path} is not CSV: {error}.") from None
+    if not isinstance(rows, list) or not rows:
+        raise SpecError(f"{path} has no measurements: a CSV file with the columns program,milliseconds, or [[measured]] tables.")
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            taken = float(row["milliseconds"])
+            found.append((path.parent / row["program"], taken))
+        except (KeyError, TypeError, ValueError):
+            raise SpecError(f"{path}, measurement {number}: found {row!r}; it has to have program and milliseconds.") from None
+        if not (math.isfinite(taken) and taken > 0):
+            raise SpecError(f"{path}, measurement {number}: milliseconds is {taken:g}; it has to be more than 0.")
+    return tuple(found)
+
+
+def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> Calibration:
+    """Fit the bandwidths of the memories that the NPU works on.
+
+    Args:
+        measured: programs for an NPU of the board, and the milliseconds that a call of each took on it.
+
+    Raises:
+        SpecError: a program is for another NPU.
+        BoardError: the board was not read from a file.
+        EthorchError: a program cannot be read.
+    """
+    if board.path is None:
+        raise BoardError(f"board {board.name} was not read from a file: write it to one first.")
+    if not measured:
+        raise SpecError("there are no measurements to fit to.")
+    models = [_Model(board, load(path)) for path, _ in measured]
+    names = tuple(dict.fromkeys(name for model in models for name in model.memories))
+    start = np.array([1 / (board.memory(name).bytes_per_second or board.npus[0].clock_hz) for name in names])
+    wanted = np.array([taken / 1e3 for _, taken in measured])
+    best, least, waited = start, math.inf, np.zeros(len(names), bool)
+    now = start
+    for _ in range(_ROUNDS):
+        parts = [model.parts(dict(zip(names, now, strict=True)), names) for model in models]
+        fixed, moved = np.array([f for f, _ in parts]), np.stack([m for _, m in parts])
+        error = float(np.mean(((fixed + moved @ now) / wanted - 1) ** 2))
+        if error < least:
+            best, least = now, error
+        waited |= moved.any(0)
+        rows = np.vstack([moved * start / wanted[:, None], math.sqrt(_TIE) * np.eye(len(names))])
+        right = np.concatenate([1 - fixed / wanted, np.full(len(names), math.sqrt(_TIE))])
+        solved = np.linalg.lstsq(rows, right, rcond=None)[0]
+        now = np.sqrt(now * start * np.clip(solved, 1 / _RANGE, _RANGE))  # half the way, in logarithms: bounds change as they move
+    seconds = [
+        (model.seconds(dict(zip(names, start, strict=True))), model.seconds(dict(zip(names, best, strict=True))))
+        for model in models
+    ]
+    fitted = tuple(
+        Fitted(str(path) if isinstance(path, Path) else "a program", taken, 1e3 * before, 1e3 * after)
+        for (path, taken), (before, after) in zip(measured, seconds, strict=True)
+    )
+    return Calibration(board, {name: 1 / x for name, x, w in zip(names, best, waited, strict=True) if w}, fitted)
+
+
+class _Model:
+    """The layers of a program: seconds of computing, and bytes of each memory of the board."""
+
+    def __init__(self, board: Board, program: Program):
+        if program.spec is None:
+            raise SpecError("a program has no part for the NPU: there is nothing to fit bandwidths to.")
+        slot, npu = board.npu(program.target)
+        used = roles(board, slot, program.spec.memory_mode)
+        self.cpu_seconds = 0.0
+        self.layers: list[tuple[float, dict[str, int]]] = []
+        for layer in program.layers:
+            if layer.where == CPU:
+                self.cpu_seconds += (layer.cycles or 0) / board.cpu.clock_hz
+                continue
+            computing = layer.npu_cycles or -(-layer.macs // npu.macs) + ISSUE_CYCLES
+            moved: dict[str, int] = {}
+            for traffic in (layer.read_bytes, layer.written_bytes):
+                for memory, count in traffic.items():
+                    name = _of_board(memory, used, program.spec.memory_system.constants_in_sram)
+                    moved[name] = moved.get(name, 0) + count
+            self.layers.append((computing / slot.clock_hz, moved))
+        self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
+
+    def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
+        """Seconds of layers that compute, and of each memory the bytes of layers that wait for it, at these seconds a byte."""
+        fixed, waiting = self.cpu_seconds, np.zeros(len(names))
+        for computing, moved in self.layers:
+            slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)
+            if slowest is None or moved[slowest] * per_byte[slowest] <= computing:
+                fixed += computing
+            else:
+                waiting[names.index(slowest)] += moved[slowest]
+        return fixed, waiting
+
+    def seconds(self, per_byte: Mapping[str, float]) -> float:
+        """Of the program, at these seconds a byte."""
+        return self.cpu_seconds + sum(
+            max(computing, *(count * per_byte[name] for name, count in moved.items()), 0.0) for computing, moved in self.layers
+        )
+
+
+def _of_board(memory: str, used: Roles, constants_in_sram: bool) -> str:
+    """The board's name of what Vela calls a memory."""
+    return used.staging.name if memory == _SRAM or constants_in_sram else used.constants.name
+
+
+def _rms(errors: Sequence[float]) -> float:
+    return math.sqrt(sum(error**2 for error in errors) / len(errors))

@@ -1,0 +1,46 @@
+"""The extension of Model Explorer: ``model-explorer --extensions=ethorch.program.explorer`` imports this module."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs, graph_builder
+
+from ethorch.program.explorer.graphs import Data, graphs
+
+
+class ExecuTorchProgramAdapter(Adapter):  # type: ignore[misc]  # Model Explorer has no types
+    """Opens a ``.pte`` for an Ethos-U NPU, ethorch's or the Arm backend's."""
+
+    metadata = AdapterMetadata(
+        id="ethorch-pte",
+        name="Ethos-U program (ethorch)",
+        description="NPU operations and CPU operators of an ExecuTorch program, with estimated cycles; and its TOSA graphs.",
+        source_repo="",
+        fileExts=["pte"],
+    )
+
+    def convert(self, model_path: str, settings: dict[str, Any]) -> ModelExplorerGraphs:
+        """The graphs of a file; ``EthorchError`` as of ``ethorch.program.explorer.graphs.graphs``."""
+        return {"graphs": [_graph(data) for data in graphs(model_path)]}
+
+
+def _graph(data: Data) -> Any:
+    return graph_builder.Graph(id=data["id"], nodes=[_node(node) for node in data["nodes"]])
+
+
+def _node(data: Data) -> Any:
+    style = data.get("style")
+    return graph_builder.GraphNode(
+        id=data["id"],
+        label=data["label"],
+        namespace=data["namespace"],
+        attrs=[graph_builder.KeyValue(**attr) for attr in data["attrs"]],
+        incomingEdges=[graph_builder.IncomingEdge(**edge) for edge in data["incomingEdges"]],
+        outputsMetadata=[
+            graph_builder.MetadataItem(id=item["id"], attrs=[graph_builder.KeyValue(**attr) for attr in item["attrs"]])
+            for item in data.get("outputsMetadata", [])
+        ],
+        style=None if style is None else dataclasses.replace(graph_builder.GraphNodeStyle(), **style),
+    )

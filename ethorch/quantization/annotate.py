@@ -1,0 +1,290 @@
+"""Where observers sit: one scan of the graph writes torchao's annotations, by the rules in the operators' OpSpecs.
+
+What the NPU does in one step is observed once. A clamp shares the observer of the operator before it, if that one requantizes
+anyway. Pointwise operators that depend on one tensor are a single table, with one observer at their end. A bias is rounded to
+multiples of input scale x weight scale (``bias_observer``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    QuantizationSpecBase,
+    SharedQuantizationSpec,
+)
+
+from ethorch.lower.fx.control_flow import is_control_flow
+from ethorch.lower.fx.node import is_float, is_in_place
+from ethorch.lower.ops.quant_rules import Layer, QuantRule
+from ethorch.lower.ops.spec import OpSpec, find
+from ethorch.quantization.bias_observer import BIAS
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.joins import join
+from ethorch.quantization.passes.mask_tensors import is_mask_fill
+from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
+from ethorch.quantization.states import share_states
+
+#: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
+BRANCHES = "ethorch_branches"
+
+
+class Scan:
+    """One pass over the graph that writes the annotations."""
+
+    def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
+        self.model = model
+        self.config_of = config_of
+        self.io = io
+        self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
+        self.ends: set[Node] = set()  # pointwise results that are observed: a chain that reads one starts behind it
+
+    def run(self) -> None:
+        """Annotate every node, and the program's inputs and outputs."""
+        nodes = list(self.model.graph.nodes)
+        self.find_chains(nodes)
+        for node in nodes:
+            if is_control_flow(node):
+                self.annotate_flow(node)
+            elif node.op == "call_function":
+                self.annotate(node)
+            elif node.op == "placeholder" and self.io and self.io.input_activation and is_float(node) and node.users:
+                node.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=self.io.input_activation, _annotated=True)
+        join(nodes, self.is_absorbed)
+        share_states(self.model, nodes)
+        if self.io and self.io.output_activation:
+            output = self.model.graph.output_node()
+            inputs = {arg: self.edge(arg, self.io.output_activation) for arg in output.all_input_nodes if is_float(arg)}
+            output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+
+    def find_chains(self, nodes: list[Node]) -> None:
+        """Find what each pointwise node depends on.
+
+        A result that is also read outside its chain is observed, so its readers get another tensor than the chain's first. A reader
+        of both depends on two: it is no table, and what it reads is read outside a chain in its turn.
+        """
+        while True:
+            for node in nodes:
+                self.sources[node] = self.source(node)
+            ends = {node for node in nodes if self.sources[node] is not None and is_float(node) and not self.inside_chain(node)}
+            if ends <= self.ends:
+                return
+            self.ends |= ends
+
+    def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
+        """(the one tensor that a pointwise node depends on, through pointwise nodes before it; their config), or None."""
+        spec, config = self.spec(node), self.config_of(node)
+        if spec is None or config is None or not spec.pointwise or not _tables(config, spec):
+            return None
+        if not is_float(node) and not _is_truth(node):
+            return None
+        roots: set[Node] = set()
+        for arg in node.all_input_nodes:
+            if _is_scalar_constant(arg, self.model):
+                continue
+            before = self.sources.get(arg)
+            if _is_truth(arg) and before is None:
+                return None
+            if not _is_truth(arg) and (not is_float(arg) or arg.op == "get_attr" or arg.meta["val"].dtype != torch.float32):
+                return None
+            inside = before is not None and before[1] == config and arg not in self.ends and not self.stands_alone(arg)
+            roots.add(before[0] if inside and before is not None else arg)
+        if len(roots) != 1:
+            return None
+        (root,) = roots
+        return (root, config) if root.meta["val"].shape == node.meta["val"].shape else None
+
+    def stands_alone(self, node: Node) -> bool:
+        """Is the node a clamp that the operator before it absorbs? Its result is observed, so a chain starts behind it."""
+        return self.absorbed_by(node) is not None
+
+    def absorbed_by(self, node: Node) -> Node | None:
+        """The value before a clamp, if the operator that makes it requantizes anyway, so that ``node`` costs nothing."""
+        spec = self.spec(node)
+        if spec is None or not node.args or not isinstance(node.args[0], Node):
+            return None
+        before = node.args[0]
+        maker = _maker(before)
+        producer, config = self.spec(maker), self.config_of(maker)
+        if producer is None or config is None or config != self.config_of(node) or len(before.users) != 1:
+            return None
+        if config.is_qat and node.target is torch.ops.aten.batch_norm.default and producer.rule(maker).layer is not None:
+            return before  # prepare_qat_pt2e folds it into the convolution's weights
+        if not spec.absorbs or not config.is_static or spec.rule(node).output == "same":  # a copy has the scale of what it copies
+            return None
+        if self.sources.get(before) is not None and not self.stands_alone(before):
+            return None
+        return before if producer.rule(maker).fusable else None
+
+    def inside_chain(self, node: Node) -> bool:
+        """Is the result of this pointwise node only read by pointwise nodes on the same tensor?"""
+        own = self.sources[node]
+        return (
+            own is not None
+            and bool(node.users)
+            and all(self.sources.get(user) == own and not self.stands_alone(user) for user in node.users)
+        )
+
+    @staticmethod
+    def spec(node: Node) -> OpSpec | None:
+        """The operator that the node calls."""
+        return find(node.target) if node.op == "call_function" else None
+
+    def annotate(self, node: Node) -> None:
+        """Annotate one operator, if a config matches it."""
+        spec, config = self.spec(node), self.config_of(node)
+        if spec is None or config is None or ANNOTATION in node.meta or is_in_place(node):
+            return
+        if not _has_float(node) and not is_float(node):
+            return
+        check_int32(config)
+        rule = spec.rule(node)
+        if not rule.inputs and rule.output == "none":
+            return
+        if (config.weight is None) if rule.layer is not None else not config.is_static:
+            return  # no scheme for the weight; or ranges found at run time, of which only weighted operators can make use
+        absorbed = self.absorbed_by(node)
+        inputs: dict[Node, QuantizationSpecBase] = {}
+        own = self.sources[node]
+        for index, arg in enumerate(_tensor_arguments(node, rule)):
+            if arg is None or absorbed is arg or (own and _is_scalar_constant(arg, self.model)):
+                continue
+            if own and arg is not own[0]:
+                continue  # the inside of a chain
+            if rule.layer is not None and index == rule.layer.weight:
+                qspec = self.weight(node, arg, rule.layer.weight_axis, config)
+            else:
+                qspec = self.edge(arg, config.get_input_act_qspec(node, arg))
+            if qspec is not None:
+                inputs[arg] = qspec
+        output = None
+        if is_float(node) and not self.inside_chain(node) and not self.is_absorbed(node):
+            output = self.output(node, rule, config, inputs)
+        if rule.layer is not None:
+            inputs |= self.bias(node, rule.layer, config)
+        if not inputs and output is None:
+            return
+        first = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
+        if output is not None and first is not None:  # several results: the first is observed where it is taken out
+            first.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=output, _annotated=True)
+            output = None
+        node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
+
+    def annotate_flow(self, node: Node) -> None:
+        """Annotate what goes into control flow and comes out of it, if the graphs it holds are quantized with the model."""
+        config = self.config_of(node)
+        if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
+            return
+        tensors = [arg for arg in node.all_input_nodes if is_float(arg)]
+        inputs = {arg: qspec for arg in tensors if (qspec := self.edge(arg, config.get_input_act_qspec(node, arg))) is not None}
+        node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+        for user in node.users:
+            if user.target is operator.getitem and is_float(user):
+                user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
+
+    def is_absorbed(self, node: Node) -> bool:
+        """Is the node's result observed one node later, behind the clamp it absorbs?"""
+        value = next((user for user in node.users if _maker(user) is node), node)
+        users = list(value.users)
+        return len(users) == 1 and self.absorbed_by(users[0]) is value
+
+    def is_joined(self, node: Node) -> bool:
+        """Return True if a concatenation reads the node, whose qparams may become those of the concatenation."""
+        return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
+
+    def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
+        """The spec of an input: its producer's if that one quantizes to the same dtype, else one of its own."""
+        annotation = arg.meta.get(ANNOTATION)
+        produced = annotation.output_qspec if annotation else None
+        if produced is not None and qspec is not None and dtype_of(produced) == qspec.dtype:
+            return SharedQuantizationSpec(arg)
+        return qspec
+
+    def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
+        """The weight's spec: a constant gets a scale for each place of the axis, or one scale where ``axis`` is None."""
+        spec = config.get_weight_qspec(node)
+        if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
+            return spec
+        if arg.op != "get_attr":
+            return self.edge(arg, config.get_input_act_qspec(node, arg))
+        for other in arg.users:  # a recurrent layer's weight, read at every step, is observed and stored once
+            annotation = other.meta.get(ANNOTATION)
+            if annotation and arg in annotation.input_qspec_map and other.target is node.target and self.config_of(other) == config:
+                found = annotation.input_qspec_map[arg]  # torchao recurses for ever on some chains
+                return found if isinstance(found, SharedQuantizationSpec) else SharedQuantizationSpec((arg, other))
+        if axis is None:
+            return per_tensor(spec, config.per_tensor_weight)
+        return spec if axis == spec.ch_axis else on_axis(spec, axis)
+
+    def bias(self, node: Node, layer: Layer, config: QuantizationConfig) -> dict[Node, QuantizationSpecBase]:
+        """The bias and its spec, if it is a constant beside a constant weight, and activations are int8."""
+        places = [node.args[index] if index < len(node.args) else None for index in (layer.weight, layer.bias)]
+        are_constants = all(isinstance(arg, Node) and arg.op == "get_attr" for arg in places)
+        spec = config.input_activation
+        if not are_constants or config.is_qat or not config.is_static or spec is None or spec.dtype != torch.int8:
+            return {}
+        return {places[1]: BIAS}  # type: ignore[dict-item]  # a Node, as was asked
+
+    def output(
+        self, node: Node, rule: QuantRule, config: QuantizationConfig, inputs: dict[Node, QuantizationSpecBase]
+    ) -> QuantizationSpecBase | None:
+        """The spec of a node's result, by its rule."""
+        qspec = config.get_output_act_qspec(node)
+        if qspec is None or rule.output == "none":
+            return None
+        if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would see the mask
+            first = next(iter(inputs), None)
+            return SharedQuantizationSpec((first, node)) if first is not None else None
+        if rule.keeps_codes and not config.is_qat and list(inputs) == list(node.args[:1]) and not self.is_joined(node):
+            return SharedQuantizationSpec((node.args[0], node))
+        if rule.output == "fixed" and not qspec.is_dynamic:
+            assert rule.fixed_range is not None, f"{node.target} is fixed to no range"
+            return fixed_spec(rule.fixed_range, qspec, config.is_qat)
+        return qspec
+
+
+def _tables(config: QuantizationConfig, op: OpSpec) -> bool:
+    """Are activations static and of a dtype for which a chain of the operator on one of them is a table?"""
+    spec = config.input_activation
+    return config.is_static and spec is not None and {torch.int8: "INT8", torch.int16: "INT16"}.get(spec.dtype) in op.table_dtypes
+
+
+def _maker(value: Node) -> Node:
+    """The operator that computes ``value``: itself, or the one of several results of which it is the first."""
+    source = value.args[0] if value.target is operator.getitem and value.args[1] == 0 else value
+    return source if isinstance(source, Node) else value
+
+
+def _is_truth(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def _has_float(node: Node) -> bool:
+    return any(is_float(arg) for arg in node.all_input_nodes)
+
+
+def _is_scalar_constant(node: Node, model: GraphModule) -> bool:
+    return node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].numel() == 1
+
+
+def _tensor_arguments(node: Node, rule: QuantRule) -> list[Node | None]:
+    """The arguments that are quantized, by position; None for others. Lists (cat) are flattened."""
+    if rule.layer is not None:
+        positions = [0, rule.layer.weight]
+        chosen = {i: node.args[i] for i in positions if i < len(node.args)}
+        return [_float_node(chosen.get(i)) for i in range(max(positions) + 1)]
+    flat: list[Node | None] = []
+    for arg in node.args:
+        flat += [_float_node(x) for x in arg] if isinstance(arg, (list, tuple)) else [_float_node(arg)]
+    return flat[:1] if rule.only_first or rule.output == "same" else flat
+
+
+def _float_node(arg: Any) -> Node | None:
+    return arg if isinstance(arg, Node) and is_float(arg) else None

@@ -1,0 +1,76 @@
+"""Observer of a bias: at conversion the bias becomes the multiple of the accumulator's unit that the NPU adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.observer import ObserverBase
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+from ethorch.lower.fx.node import attribute, tensor_of
+from ethorch.quantization.activation_observer import ActivationObserver, Follower
+from ethorch.quantization.weight_observer import PerChannelWeightObserver
+
+
+class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annotations
+    """Round a bias to multiples of input scale x weight scale when the model is converted.
+
+    The converted graph has no quantize node for it: the bias stays a float constant, whose values the int32 bias of the NPU
+    represents exactly. Without that the fake-quantized model and the program differ by up to half a unit of the accumulator.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):
+        super().__init__(dtype=dtype, is_dynamic=False)
+        self.qscheme, self.ch_axis = torch.per_channel_symmetric, 0
+        self.quant_min, self.quant_max = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        self._scales: list[Any] = []  # the observers of weight and input, in a list so that they are not submodules
+
+    def link(self, weight: PerChannelWeightObserver, source: ActivationObserver | Follower) -> None:
+        """Set the observers whose scales give the accumulator's unit."""
+        self._scales = [weight, source]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
+
+    def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
+        """Return (scales, zero points): input scale x weight scale, and zeros."""
+        weight, source = self._scales
+        scale = weight.calculate_qparams()[0].double() * float(source.calculate_qparams()[0])
+        return scale, torch.zeros_like(scale, dtype=torch.int64)
+
+    def convert(self, model: GraphModule, node: Node) -> None:
+        """Replace ``node``, the call of this observer, by the rounded bias. torchao calls it from ``convert_pt2e``."""
+        (source,) = node.all_input_nodes
+        bias = tensor_of(model, source)
+        if bias is None or not self._scales:
+            node.replace_all_uses_with(source)
+        else:
+            scale = self.calculate_qparams()[0].to(bias.device)
+            codes = torch.clamp(torch.round(bias.detach().double() / scale), self.quant_min, self.quant_max)
+            with model.graph.inserting_before(node):
+                rounded = model.graph.get_attr(_register(model, f"{source.name}_rounded", (codes * scale).to(bias.dtype)))
+            rounded.meta = dict(source.meta)
+            node.replace_all_uses_with(rounded)
+        model.graph.erase_node(node)
+        if not source.users:
+            model.graph.erase_node(source)
+
+
+#: Of a bias whose input and weight are quantized to int8.
+BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, ch_axis=0, observer_or_fake_quant_ctr=BiasObserver)
+
+
+def _register(model: GraphModule, wanted: str, value: Tensor) -> str:
+    """Return the name of a parameter that holds ``value``: one that exists already, or a new one named like ``wanted``."""
+    name, number = wanted, 0
+    while (known := attribute(model, name)) is not None:
+        if isinstance(known, Tensor) and torch.equal(known, value):
+            return name
+        number += 1
+        name = f"{wanted}_{number}"
+    model.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    return name

@@ -1,0 +1,354 @@
+"""Quantizing a model whose control flow holds graphs of its own: the branches of torch.cond, the two parts of while_loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from ethorch.lower.fx.control_flow import Subgraph, held, is_control_flow
+from ethorch.lower.fx.node import is_in_place, tensor_of
+from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantization.annotate import BRANCHES
+from ethorch.quantization.passes.wrapped_graphs import inline_wrapped
+from ethorch.support.errors import QuantizationError
+
+logger = logging.getLogger(__name__)
+
+
+def join_control_flow(model: GraphModule) -> None:
+    """Let a tensor have one scale on its way into the graphs that control flow holds, and one on its way out.
+
+    It would be rescaled at the border otherwise. What a loop carries has one scale in all rounds.
+    """
+    for node in model.graph.nodes:
+        if not is_control_flow(node):
+            continue
+        graphs = [part.of(model) for part in held(node)]
+        results: dict[int, list[ActivationObserver]] = {}
+        for user in node.users:
+            if user.target is operator.getitem:
+                results[user.args[1]] = list(_readers(model, user))
+        loops = node.target is torch.ops.higher_order.while_loop
+        carried: Any = node.args[2] if loops else ()
+        captured: Any = node.args[3]
+        operands = [*carried, *captured]
+        returned: Any = graphs[-1].graph.output_node().args[0]
+        for index, operand in enumerate(operands):
+            outside = _observer(model, operand)
+            inside = [reader for graph in graphs for reader in _readers(graph, _placeholder(graph, index))]
+            if index < len(carried):
+                leader = next(iter(_readers(graphs[1], _placeholder(graphs[1], index))), outside)
+                _lead(leader, [outside, *inside, _observer(graphs[1], returned[index])])
+                _lead(leader, results.get(index, []), feed=True)  # what the last round returns
+            else:
+                _lead(outside, inside)
+        if not loops:
+            for index, readers in results.items():
+                ends: list[Any] = [graph.graph.output_node().args[0] for graph in graphs]
+                _lead(next(iter(readers), None), [_observer(graph, end[index]) for graph, end in zip(graphs, ends, strict=True)])
+        for graph in graphs:
+            join_control_flow(graph)
+
+
+def _placeholder(graph: GraphModule, index: int) -> Node:
+    places: list[Node] = graph.graph.find_nodes(op="placeholder")
+    return places[index]
+
+
+def _observer(model: GraphModule, node: Any) -> Any:
+    """The module that ``node`` calls."""
+    return model.get_submodule(str(node.target)) if isinstance(node, Node) and node.op == "call_module" else None
+
+
+def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
+    """Observers of a value."""
+    for user in node.users:
+        observer = _observer(model, user)
+        if isinstance(observer, ActivationObserver):
+            yield observer
+
+
+def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
+    """Have the observers follow the leader: those of the same kind that follow nobody and watch nothing special."""
+    kind = ("dtype", "qscheme", "quant_min", "quant_max")
+    if not isinstance(leader, (ActivationObserver, Follower)):
+        return
+    for observer in observers:
+        plain = isinstance(observer, ActivationObserver) and observer.leader is None and not observer.masked
+        if not plain or observer is leading(leader) or observer.domain != (-math.inf, math.inf):
+            continue
+        if all(getattr(observer, name) == getattr(leader, name) for name in kind):
+            observer.follow(leader, feed)
+
+
+#: Prepared by torchao itself, together with the graph they are in.
+_BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
+
+
+def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
+    """(control flow node, argument index, attribute name, what it is) of each graph that the model's control flow holds."""
+    for node in model.graph.nodes:
+        for part in held(node) if is_control_flow(node) else ():
+            yield node, part.index, part.name, part.what
+
+
+def quantize_with_submodules(
+    quantizer: Quantizer, model: GraphModule, samples: Sequence[tuple[Any, ...]], is_qat: bool, fold_quantize: bool
+) -> GraphModule:
+    """See ``TOSAQuantizer.quantize_with_submodules``."""
+    if not samples:
+        raise QuantizationError(
+            "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
+        )
+    inline_wrapped(model, trains=is_qat)
+    for graph in model.modules():
+        if isinstance(graph, GraphModule):
+            graph.meta[BRANCHES] = True
+    _inline(model)
+    prepared = _prepare(model, quantizer, is_qat)
+    join_control_flow(prepared)
+    branches = list(_observed_branches(prepared))
+    try:
+        with torch.no_grad():
+            for sample in samples:
+                prepared(*sample)
+            _observe_unreached(prepared, branches, samples)
+    finally:
+        for branch in branches:
+            branch.hook.remove()
+    return _convert(prepared, fold_quantize)
+
+
+def _inline(model: GraphModule) -> None:
+    """Parameters that a branch gets as arguments become its own attributes, so that quantizing them can be done once.
+
+    So do those of the branches inside of it, at any depth.
+    """
+    for node in _control_flow(model):
+        carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
+        operands = list(node.args[3])  # type: ignore[arg-type]
+        for index in range(len(operands) - 1, -1, -1):
+            operand = operands[index]
+            tensor = tensor_of(model, operand) if isinstance(operand, Node) else None
+            if tensor is None or _is_written(operand):
+                continue
+            del operands[index]
+            for branch in _graphs(model, node):
+                places = [n for n in branch.graph.nodes if n.op == "placeholder"]
+                placeholder = places[carried + index]
+                with branch.graph.inserting_after(places[-1]):  # what becomes of it must stand behind all arguments
+                    inner = branch.graph.get_attr(_register(branch, f"{operand.name}", tensor))
+                inner.meta = dict(placeholder.meta)
+                placeholder.replace_all_uses_with(inner)
+                branch.graph.erase_node(placeholder)
+        node.update_arg(3, tuple(operands))
+        for branch in _graphs(model, node):
+            _inline(branch)
+    model.recompile()
+
+
+def _lift(model: GraphModule) -> None:
+    """Tensors that a branch holds become arguments again, as torch.export wants them."""
+    for node in _control_flow(model):
+        graphs = _graphs(model, node)
+        for number, owner in enumerate(graphs):
+            for inner in [n for n in owner.graph.nodes if tensor_of(owner, n) is not None]:
+                tensor = tensor_of(owner, inner)
+                assert tensor is not None
+                with model.graph.inserting_before(node):
+                    name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # no name of a branch's node
+                    outer = model.graph.get_attr(_register(model, name, tensor))
+                outer.meta = dict(inner.meta)
+                node.update_arg(3, (*node.args[3], outer))  # type: ignore[misc]
+                for branch in graphs:
+                    placeholders = [n for n in branch.graph.nodes if n.op == "placeholder"]
+                    behind = branch.graph.inserting_after(placeholders[-1]) if placeholders else branch.graph.inserting_before()
+                    with behind:
+                        placeholder = branch.graph.placeholder(outer.name)
+                    placeholder.meta = dict(inner.meta)
+                    if branch is owner:
+                        given = placeholder
+                        if branch.graph.output_node() in inner.users:  # a branch may not return its argument itself
+                            with branch.graph.inserting_before(inner):
+                                given = branch.graph.call_function(torch.ops.aten.clone.default, (placeholder,))
+                            given.meta = dict(inner.meta)
+                        inner.replace_all_uses_with(given)
+                        branch.graph.erase_node(inner)
+        for branch in graphs:
+            branch.graph.lint()
+            branch.recompile()
+    model.recompile()
+
+
+def _control_flow(model: GraphModule) -> list[Node]:
+    return [node for node in model.graph.nodes if is_control_flow(node)]
+
+
+def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
+    """The graphs of one control flow node, each once."""
+    return list(dict.fromkeys(part.of(model) for part in held(node)))
+
+
+def _register(model: GraphModule, wanted: str, tensor: torch.Tensor) -> str:
+    """Make the tensor a parameter or buffer of the model, under that name or one like it."""
+    name, number = wanted, 0
+    while hasattr(model, name):
+        number += 1
+        name = f"{wanted}_{number}"
+    if isinstance(tensor, torch.nn.Parameter):
+        model.register_parameter(name, tensor)
+    else:
+        model.register_buffer(name, tensor)
+    return name
+
+
+def _is_written(node: Node) -> bool:
+    return any(map(is_in_place, node.users))
+
+
+def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphModule:
+    prepared: GraphModule = (prepare_qat_pt2e if is_qat else prepare_pt2e)(model, quantizer)
+    for node, index, name, _ in branches(prepared):
+        branch = prepared.get_submodule(name)
+        done = (node.target, index) in _BY_TORCHAO and not is_qat
+        assert isinstance(branch, GraphModule)
+        if not done:
+            setattr(prepared, name, _prepare(branch, quantizer, is_qat))
+        else:
+            for _, _, inner, _ in branches(branch):
+                setattr(branch, inner, _prepare(branch.get_submodule(inner), quantizer, is_qat))  # type: ignore[arg-type]
+    return prepared
+
+
+def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
+    """The converted graph. Its branches are away meanwhile: torchao deletes the modules inside of them as unused."""
+    graphs: dict[str, GraphModule] = {}
+    for _, _, name, _ in branches(prepared):
+        if name not in graphs:
+            branch = prepared.get_submodule(name)
+            assert isinstance(branch, GraphModule)
+            setattr(prepared, name, _stub(branch))
+            graphs[name] = _convert(branch, fold_quantize)
+    converted: GraphModule = convert_pt2e(prepared, fold_quantize=fold_quantize)
+    for name, graph in graphs.items():
+        setattr(converted, name, graph)
+    _lift(converted)
+    return converted
+
+
+def _stub(prepared: GraphModule) -> GraphModule:
+    """An empty graph that ``convert_pt2e`` takes for the prepared one."""
+    graph = Graph()
+    graph.output(())
+    stub = GraphModule(torch.nn.Module(), graph)
+    stub.meta.update(prepared.meta)
+    return stub
+
+
+@dataclass
+class _ObservedBranch:
+    """A graph that control flow holds, while samples run.
+
+    Attributes:
+        part: The graph's place in the control flow.
+        owner: The graph that contains the control flow.
+        graph: The prepared graph.
+        alternatives: The graphs of the same control flow node, including this one.
+        around: The branches that contain this one, the outermost first.
+        operands: The operands of the first call; empty if there was none.
+        hook: The hook that records the operands.
+    """
+
+    part: Subgraph
+    owner: GraphModule
+    graph: GraphModule
+    alternatives: list[_ObservedBranch]
+    around: tuple[_ObservedBranch, ...]
+    operands: list[tuple[Any, ...]]
+    hook: Any
+
+    @property
+    def label(self) -> str:
+        """The path of the graph and what it is, for messages."""
+        path = ".".join(branch.part.name for branch in (*self.around, self))
+        return f"{path} ({self.part.what} of {self.part.node.name})"
+
+
+#: The number of samples to run again for each branch that no sample reached.
+_MOST_FORCED = 16
+
+
+def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
+    """Yield the graphs of control flow at any depth, each with a hook that records its operands."""
+    for node in _control_flow(model):
+        alternatives: list[_ObservedBranch] = []
+        for part in held(node):
+            graph, operands = part.of(model), list[tuple[Any, ...]]()
+
+            def record(module: Any, args: tuple[Any, ...], operands: list[tuple[Any, ...]] = operands) -> None:
+                if not operands:
+                    operands.append(args)
+
+            hook = graph.register_forward_pre_hook(record)
+            alternatives.append(_ObservedBranch(part, model, graph, alternatives, around, operands, hook))
+        for branch in alternatives:
+            yield branch
+            yield from _observed_branches(branch.graph, (*around, branch))
+
+
+@contextmanager
+def _forced(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
+    """Make control flow take these branches, whatever the value of its condition."""
+    replaced = [(branch, other) for branch in branches for other in branch.alternatives]
+    for branch, other in replaced:
+        setattr(branch.owner, other.part.name, branch.graph)
+    try:
+        yield
+    finally:
+        for _, other in replaced:
+            setattr(other.owner, other.part.name, other.graph)
+
+
+def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
+    """Run each branch that no sample reached, outer branches first, so that its values and their readers are observed.
+
+    A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the loop's condition.
+
+    Raises:
+        QuantizationError: No sample reached the control flow itself.
+    """
+    unreached, unseen = list[str](), list[str]()
+    for branch in branches:
+        if branch.operands:
+            continue
+        path = (*branch.around, branch)
+        if all(step.part.node.target is torch.ops.higher_order.cond for step in path):
+            with _forced(path):
+                for sample in samples[:_MOST_FORCED]:
+                    model(*sample)
+        elif any(other.operands for other in branch.alternatives):
+            branch.graph(*next(other.operands[0] for other in branch.alternatives if other.operands))
+        (unreached if branch.operands else unseen).append(branch.label)
+    if unseen:
+        raise QuantizationError(
+            "submodules.unreached_branch",
+            f"no calibration sample of {len(samples)} reached {'; '.join(unseen)}. What it computes was not observed: add "
+            "a sample that takes this path.",
+        )
+    if unreached:
+        logger.warning(
+            "no calibration sample of %d reached %s. Calibration used the operands of the path that was taken. If this path gets "
+            "other values, add a sample that takes it. [submodules.unreached_branch]",
+            len(samples),
+            "; ".join(unreached),
+        )

@@ -1,0 +1,160 @@
+"""What observers are told once torchao has made them: their names, the biases that weights must fit, whom they follow."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import FakeQuantizeBase
+
+from ethorch.lower.fx.node import tensor_of
+from ethorch.lower.ops.quant_rules import Layer
+from ethorch.lower.ops.spec import find
+from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantization.bias_observer import BiasObserver
+from ethorch.quantization.mask_inputs import lift_masked, tell_mask_inputs
+from ethorch.quantization.passes.mask_tensors import is_mask_fill
+from ethorch.quantization.weight_observer import PerChannelWeightObserver
+
+#: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
+INNER = "ethorch_inner"
+Edge = Node | tuple[Node, Node]
+
+
+def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
+    """Tell ethorch's observers what they watch; observers of moved data become followers.
+
+    Args:
+        model: the annotated graph.
+        observers: (argument, node) or node -> its observer, as torchao's ``prepare`` holds them; changed in place.
+    """
+    inputs: set[Node] = set()  # an input that is watched twice is complained of once
+    for key, observer in observers.items():
+        if isinstance(observer, (ActivationObserver, PerChannelWeightObserver)) and not observer.name:
+            watched = key if isinstance(key, Node) else key[0]
+            observer.name = watched.name
+            if isinstance(observer, ActivationObserver):
+                observer.is_input = watched.op == "placeholder" and not model.meta.get(INNER) and watched not in inputs
+                inputs.add(watched)
+    for node in model.graph.nodes:
+        spec = find(node.target) if node.op == "call_function" else None
+        if spec is None:
+            continue
+        rule = spec.rule(node)
+        if rule.domain is not None:
+            watcher = observers.get((node.all_input_nodes[0], node))
+            if isinstance(watcher, ActivationObserver):
+                watcher.domain = rule.domain
+        if is_mask_fill(node):
+            watcher = leading(observers.get((node.all_input_nodes[0], node)))
+            trained = observers.get(node)
+            if isinstance(watcher, ActivationObserver):
+                watcher.masked = True
+            elif isinstance(trained, FakeQuantizeBase):
+                trained.register_forward_pre_hook(lift_masked)
+            _tell_readers(node, observers)
+        if rule.is_threshold:
+            _tell_thresholds(model, node, observers)
+        if rule.layer is not None:
+            _tell_bias(model, node, rule.layer, observers)
+        elif rule.output == "same" or rule.keeps_codes:
+            _follow(node, observers)
+    tell_mask_inputs(model, observers)
+    _observe_wholes(model, observers)
+
+
+def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
+    """Let observers of masked scores know it that readers with a config of their own have, behind what only moves them too."""
+    waiting = [node]
+    while waiting:
+        masked = waiting.pop()
+        for user in masked.users:
+            own = leading(observers.get((masked, user)))
+            if isinstance(own, ActivationObserver):
+                own.masked = True
+            spec = find(user.target) if user.op == "call_function" else None
+            if spec is not None and spec.rule(user).output == "same" and not is_mask_fill(user):
+                waiting.append(user)
+
+
+def _tell_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) -> None:
+    """Set the numbers that all readers of ``node``'s first input compare it with, if nothing else shares its observer."""
+    value = node.args[0]
+    observer = observers.get(value) if isinstance(value, Node) else None
+    if not isinstance(value, Node) or not isinstance(observer, ActivationObserver) or observer.thresholds:
+        return
+    numbers = [_threshold(model, value, user) for user in value.users]
+    edges = {edge for edge, other in observers.items() if other is observer}
+    if None not in numbers and edges <= {value, *((value, user) for user in value.users)}:
+        observer.thresholds = [number for number in numbers if number is not None]
+
+
+def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
+    """Return the number that ``user`` compares ``value`` with; None if it does anything else with it."""
+    spec = find(user.target) if user.op == "call_function" else None
+    if spec is None or not spec.rule(user).is_threshold or user.args[0] is not value:
+        return None
+    bound = user.args[1]
+    tensor = tensor_of(model, bound) if isinstance(bound, Node) else None
+    if tensor is not None and tensor.numel() == 1:
+        return float(tensor)
+    return float(bound) if isinstance(bound, (int, float)) else None
+
+
+def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
+    """Link the observers of weight, input and bias: their scales must fit together."""
+    args: list[Any] = [*node.args, *[None] * 3]
+    if not all(isinstance(arg, Node) for arg in (args[0], args[layer.weight], args[layer.bias])):
+        return
+    watcher, source = observers.get((args[layer.weight], node)), observers.get((args[0], node))
+    value = tensor_of(model, args[layer.bias])
+    if isinstance(watcher, PerChannelWeightObserver) and isinstance(source, (ActivationObserver, Follower)) and value is not None:
+        watcher.uses.append((value, [source]))
+        rounds = observers.get((args[layer.bias], node))
+        if isinstance(rounds, BiasObserver):
+            rounds.link(watcher, source)
+
+
+def _follow(node: Node, observers: dict[Edge, Any]) -> None:
+    """The result of moved data, and all its readers that share its observer, get a follower instead.
+
+    Observing it would tell nothing new: a pad adds its value, a slice or pooling leaves some out, and the range of what
+    they read holds for them as well.
+    """
+    leader = observers.get(node)
+    source = next((arg for arg in node.all_input_nodes if leading(observers.get((arg, node))) is leader), None)
+    if not isinstance(leader, ActivationObserver) or source is None:
+        return
+    follower = Follower(leader)
+    observers[node] = follower
+    for user in node.users:
+        if observers.get((node, user)) is leader:
+            observers[(node, user)] = follower
+
+
+def _observe_wholes(model: GraphModule, observers: dict[Edge, Any]) -> None:
+    """Let a concatenation alone feed the observer that it shares with its parts; the parts get followers.
+
+    The extremes of parts differ although those of the whole do not, so a range that is to fit unseen inputs would be too wide.
+    """
+    joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
+    joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
+    wholes = {
+        node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)
+    }
+    followers: dict[Node, ActivationObserver | Follower] = {}
+    for key, observer in observers.items():
+        value = key if isinstance(key, Node) else key[0]
+        if observer not in joined or value in wholes:
+            continue
+        if value not in followers:
+            followers[value] = Follower(observer)
+            if value.op == "placeholder" and not model.meta.get(INNER):  # of which statistics are kept
+                followers[value] = own = copy.deepcopy(observer)
+                own.follow(observer)
+                own.name, own.is_input = value.name, True
+        observers[key] = followers[value]
+    for node in wholes:
+        if observers.get(node) in joined:
+            observers[node].name, observers[node].is_input = node.name, False

@@ -1,0 +1,63 @@
+"""float64 between float32, as rotary embeddings compute: float32, which is more than codes of 8 or 16 bits can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node, map_arg
+from torch.utils import _pytree as pytree
+
+from ethorch.lower.fx.aten_builder import constant
+from ethorch.lower.fx.node import is_in_place, tensor_of
+from ethorch.quantization.passes.cleanup import remove_idle
+
+_NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+def narrow_doubles(model: GraphModule, keep: Callable[[Node], bool]) -> None:
+    """Compute in float32 and complex64 what is computed in float64 and complex128, in place, but for nodes to ``keep``.
+
+    A result of the program keeps its dtype.
+    """
+    graph, changed = model.graph, set[Node]()
+    mode = detect_fake_mode([node.meta["val"] for node in graph.nodes if "val" in node.meta])
+    output = graph.output_node()
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and _is_double(node) and not any(map(is_in_place, node.users)):
+            tensor = tensor_of(model, node)
+            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+                with graph.inserting_after(node):
+                    made = constant(model, tensor.to(_NARROW[tensor.dtype]), mode, node.meta)
+                node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not output and not keep(user))
+                changed.add(made)
+        elif (
+            node.op == "call_function"
+            and "val" in node.meta
+            and not keep(node)
+            and (_is_double(node) or not changed.isdisjoint(node.all_input_nodes))
+        ):
+            node.args, node.kwargs = pytree.tree_map(_narrowed, (node.args, node.kwargs))
+            args, kwargs = map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
+            assert mode is not None
+            with mode:
+                value = node.target(*args, **kwargs)
+            changed.add(node)
+            if isinstance(value, torch.Tensor) and value.dtype != node.meta["val"].dtype and output in node.users:
+                with graph.inserting_after(node):
+                    cast = graph.call_function(torch.ops.aten.to.dtype, (node, node.meta["val"].dtype))
+                cast.meta = dict(node.meta)
+                output.replace_input_with(node, cast)
+            node.meta["val"] = value
+    if changed:
+        remove_idle(model)
+
+
+def _is_double(node: Node) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.dtype in _NARROW for value in pytree.tree_leaves(node.meta.get("val")))
+
+
+def _narrowed(value: Any) -> Any:
+    return _NARROW.get(value, value) if isinstance(value, torch.dtype) else value

@@ -1,0 +1,376 @@
+"""In-place operators as values: ``y[:, :4] += 1`` becomes a new y, and whoever reads y or a view of it afterwards reads that.
+
+Quantize and dequantize operators make copies, so a write through a view would be lost in a quantized model. Node names,
+parameters and metadata stay as they are; a graph without in-place operators is not touched.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import is_in_place
+from ethorch.quantization.passes.view_steps import (
+    RESHAPE_IN_PLACE,
+    Step,
+    functional_of,
+    name_of,
+    one_way,
+    parts_of,
+    shape_of,
+    step_of,
+)
+from ethorch.support.errors import QuantizationError
+
+aten = torch.ops.aten
+
+#: Pointwise operators whose functional form returns bool, whatever it reads.
+_TRUTHS = {
+    "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_", "logical_and_",
+    "logical_or_", "logical_xor_", "logical_not_",
+}  # fmt: skip
+
+
+def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
+    """Rewrite every in-place operator of ``model`` and of the graphs its control flow holds.
+
+    Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. What reads such a
+    buffer reads a ``clone`` of it.
+
+    Args:
+        model: changed in place.
+        recompile: make the Python code of ``model`` anew; False where the caller does that after more changes.
+
+    Raises:
+        QuantizationError: an in-place operator has no functional form, or writes through a view that cannot be undone.
+    """
+    for _, child in list(model.named_children()):
+        if isinstance(child, GraphModule) and not str(type(child).__name__).startswith("GuardsFn"):
+            functionalize(child)
+    for node in filter(is_in_place, model.graph.nodes):
+        if (counter := _counter(node)) is not None:  # torchao takes those of batch norms out, one by one
+            node.update_arg(0, counter)
+    if any(_is_write(node) for node in model.graph.nodes):
+        _Functionalizer(model).run()
+        model.graph.eliminate_dead_code()
+        if recompile:
+            model.recompile()
+    return model
+
+
+def _is_write(node: Node) -> bool:
+    """An in-place operator whose effect someone can see; a counter that is only counted up is left as it is."""
+    return is_in_place(node) and _counter(node) is None
+
+
+def _counter(node: Node) -> Node | None:
+    """The attribute that an in-place operator writes, where nothing but such ones read it."""
+    written = node.args[0] if node.args else None
+    while isinstance(written, Node) and is_in_place(written):  # counted up before, as by a batch norm that is called twice
+        written = written.args[0]
+    counts = isinstance(written, Node) and written.op == "get_attr" and _is_only_written(written)
+    return written if counts and isinstance(written, Node) else None
+
+
+def _is_only_written(value: Node) -> bool:
+    """Is it read by in-place operators alone, which write to it?"""
+    return all(is_in_place(user) and user.args[0] is value and _is_only_written(user) for user in value.users)
+
+
+@dataclass
+class _Memory:
+    """One piece of memory: the node it came from, and the nodes that hold the present value of it and of its views."""
+
+    root: Node
+    version: int = 0
+    values: dict[tuple[Any, ...], tuple[int, Node]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A node's tensor as a place in memory: the steps that lead there from the root."""
+
+    memory: _Memory
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return tuple(step.key for step in self.steps)
+
+
+class _Functionalizer:
+    """One pass in graph order. The graph's original nodes say where a tensor lies; what is read there is ``current``."""
+
+    def __init__(self, model: GraphModule):
+        self.graph = model.graph
+        self.views: dict[Node, _View] = {}
+        self.lists: dict[Node, list[tuple[_View, int] | None]] = {}
+        self.origin = self.here = self.graph.output_node()
+        self.dead: list[Node] = []
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            self.origin = self.here = node
+            if node.op == "call_function" and _is_write(node):
+                self.write(node)
+                continue
+            if node.op == "call_function" and node.target is operator.getitem:
+                self.item(node)
+            elif node.op == "call_function":
+                self.view(node)
+            if node.op in ("call_function", "call_module", "output"):
+                self.read(node)
+        self.here = self.graph.output_node()
+        for memory in {id(view.memory): view.memory for view in self.views.values()}.values():
+            if memory.version and memory.root.op in ("placeholder", "get_attr"):
+                value = self.value(_View(memory))
+                if memory.root.op == "get_attr":
+                    self.read_through_clone(memory.root)
+                self.emit(aten.copy_.default, memory.root, value)
+        for node in reversed(self.dead):
+            self.graph.erase_node(node)
+
+    def read_through_clone(self, buffer: Node) -> None:
+        """Let readers of a buffer that is written read a ``clone`` of it: a get_attr node that is read is a constant to them."""
+        if not buffer.users:
+            return
+        with self.graph.inserting_after(buffer):
+            clone = self.graph.call_function(aten.clone.default, (buffer,))
+        clone.meta = dict(buffer.meta)
+        buffer.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def place(self, node: Node) -> _View:
+        """Where the node's tensor lies; memory of its own unless it is known as a view."""
+        if node not in self.views:
+            memory = _Memory(node)
+            memory.values[()] = (0, node)
+            self.views[node] = _View(memory)
+        return self.views[node]
+
+    def current(self, node: Node) -> Node:
+        """The node that holds what ``node`` would read now."""
+        view = self.views.get(node)
+        return node if view is None else self.value(view)
+
+    def read(self, node: Node) -> None:
+        """Let the node read present values."""
+        if node not in self.dead and any(arg in self.views for arg in node.all_input_nodes):
+            node.args, node.kwargs = torch.fx.map_arg(node.args, self.current), torch.fx.map_arg(node.kwargs, self.current)
+
+    def value(self, view: _View) -> Node:
+        memory = view.memory
+        version, node = memory.values.get(view.key, (-1, memory.root))
+        if version < memory.version:
+            node = view.steps[-1].take(self.value(_View(memory, view.steps[:-1])))
+            memory.values[view.key] = (memory.version, node)
+        return node
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def view(self, node: Node) -> None:
+        sources = self.shares_memory_with(node)
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            if any(sources):
+                self.lists[node] = self.parts(node, sources)
+        elif sources and sources[0]:
+            place = self.place(sources[0])
+            self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
+
+    def enter(self, node: Node, view: _View, taken_at: int) -> None:
+        """Register the node as that view. It holds its value, unless it was written since or another node holds it."""
+        version, _ = view.memory.values.get(view.key, (-1, node))
+        if version < taken_at == view.memory.version:
+            view.memory.values[view.key] = (taken_at, node)
+        self.views[node] = view
+
+    def item(self, node: Node) -> None:
+        source, index = node.args
+        if isinstance(source, Node) and source in self.lists:
+            assert isinstance(index, int)
+            found = self.lists[source][index]
+            if found is not None:
+                self.enter(node, *found)
+
+    def parts(self, node: Node, sources: list[Node | None]) -> list[tuple[_View, int] | None]:
+        """The views that an operator of several results returns, each with its memory's version."""
+        first = sources[0]
+        steps = parts_of(node, shape_of(self.current(first)), self.emit) if first is not None else None
+        found: list[tuple[_View, int] | None] = []
+        for index, source in enumerate(sources):
+            if source is None:
+                found.append(None)
+                continue
+            place = self.place(source)
+            step = steps[index] if steps else one_way(node, source, self.emit, self.refuse_origin, index)
+            found.append((_View(place.memory, (*place.steps, step)), place.memory.version))
+        return found
+
+    def step(self, node: Node, source: Node) -> Step:
+        """The view that ``node`` is of ``source``; a write through it is refused in the name of the node that writes."""
+        return step_of(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
+
+    def refuse_origin(self, why: str) -> NoReturn:
+        """Refuse the node that the pass is at."""
+        self.refuse(self.origin, why)
+
+    def shares_memory_with(self, node: Node) -> list[Node | None]:
+        """For each result the argument whose memory it is, found by running the operator on tensors without data."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
+            return []
+        annotated = any(result.alias_info is not None for result in target._schema.returns)
+        if not annotated and not target._can_decompose():
+            return []
+        standins: dict[Node, Any] = {}
+
+        def standin(arg: Node) -> Any:
+            if arg not in standins:
+                standins[arg] = torch.utils._pytree.tree_map_only(torch.Tensor, _without_data, self.current(arg).meta.get("val"))
+            return standins[arg]
+
+        try:
+            result = target(*torch.fx.map_arg(node.args, standin), **torch.fx.map_arg(node.kwargs, standin))
+        except Exception:  # an operator that has no kernel for tensors without data: believe its schema
+            return [node.all_input_nodes[0]] if annotated else []
+        owners = {tensor.untyped_storage()._cdata: arg for arg, tensor in standins.items() if isinstance(tensor, torch.Tensor)}
+        results = result if isinstance(result, (tuple, list)) else [result]
+        return [owners.get(each.untyped_storage()._cdata) if isinstance(each, torch.Tensor) else None for each in results]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, node: Node) -> None:
+        """``dest.op_(...)`` -> ``new = op(dest, ...)``, and ``new`` put back into the memory dest is a view of."""
+        schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
+        written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
+        dest = node.args[0] if node.args else None
+        if written != [0] or not isinstance(dest, Node) or not name.endswith("_"):
+            self.refuse(node, "it writes into something other than its first argument")
+        place = self.place(dest)
+        if name in RESHAPE_IN_PLACE:
+            node.target = functional_of(node.target)
+            self.reshaped(node, dest)
+            return
+        new = self.new_value(node, name, dest)
+        memory = place.memory
+        if new is not node:
+            self.dead.append(node)
+        self.views[node] = place
+        if new is self.value(place):
+            return  # y[0] = y[0]: what Python makes of y[0] += 1, after the addition in place
+        memory.version += 1
+        memory.values[place.key] = (memory.version, new)
+        for depth in range(len(place.steps) - 1, -1, -1):
+            whole = _View(memory, place.steps[:depth])
+            new = place.steps[depth].put(self.before(whole), new)
+            memory.values[whole.key] = (memory.version, new)
+
+    def before(self, view: _View) -> Node:
+        """The value of ``view`` before the write that is being done."""
+        view.memory.version -= 1
+        node = self.value(view)
+        view.memory.version += 1
+        return node
+
+    def reshaped(self, node: Node, dest: Node) -> None:
+        """``x.unsqueeze_(0)`` changes what x is: from here on readers of x read the view."""
+        place = self.place(dest)
+        view = _View(place.memory, (*place.steps, self.step(node, dest)))
+        self.read(node)
+        self.enter(node, view, view.memory.version)
+        self.views[dest] = view
+
+    def new_value(self, node: Node, name: str, dest: Node) -> Node:
+        """The node whose result is written: the operator's functional form, or simply the source of a copy."""
+        self.read(node)
+        value = node.args[0].meta["val"]  # type: ignore[union-attr]
+        if name == "copy_":
+            source = node.args[1]
+            assert isinstance(source, Node)
+            return self.fitted(source, value)
+        if name in ("fill_", "zero_"):
+            filled = node.args[1] if name == "fill_" else 0
+            if not isinstance(filled, Node):
+                return self.emit(
+                    aten.full.default, list(value.shape), filled, dtype=value.dtype, device=value.device, pin_memory=False
+                )
+            return self.fitted(filled, value)
+        functional = functional_of(node.target)
+        if functional is None:
+            self.refuse(node, f"aten.{name} has no functional form")
+        keeps = _keeps_type(node, name)
+        node.target = functional
+        if not keeps:
+            node.meta["val"] = _run(node.target, node.args, node.kwargs)
+        self.here = node.next
+        return self.fitted(node, value)
+
+    def fitted(self, node: Node, like: torch.Tensor) -> Node:
+        """The value in the dtype and shape of what it is written into."""
+        value = node.meta["val"]
+        if value.dtype != like.dtype:
+            node = self.emit(aten.to.dtype, node, like.dtype)
+        if tuple(value.shape) != tuple(like.shape):
+            node = self.emit(aten.expand.default, node, list(like.shape))
+        return node
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A new node before the present one, with the metadata of the operator it stands for."""
+        with self.graph.inserting_before(self.here):
+            node = self.graph.call_function(target, args, kwargs)
+        for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn"):
+            if key in self.origin.meta:
+                node.meta[key] = self.origin.meta[key]
+        node.meta["val"] = _run(target, args, kwargs)
+        return node
+
+    @staticmethod
+    def refuse(node: Node, why: str) -> NoReturn:
+        """Raise, with the node and the line of the user's code that it comes from."""
+        trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+        where = f" ({trace[-1].strip()})" if trace else ""
+        raise QuantizationError(
+            "quantize.in_place",
+            f"{node.format_node()}{where}: {why}, so the quantized model would not do what the float model does. "
+            "Write this line without an in-place operator.",
+        )
+
+
+def _keeps_type(node: Node, name: str) -> bool:
+    """Has the functional form's result the shape and dtype of what the in-place form writes? Then nothing needs to be run."""
+    if torch.Tag.pointwise not in node.target.tags or name in _TRUTHS:  # type: ignore[union-attr]
+        return False
+    values = [arg.meta.get("val") for arg in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _run(target: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator returns for the fake tensors of its arguments."""
+
+    def fake(node: Node) -> Any:
+        return node.meta.get("val")
+
+    with torch.no_grad():
+        tensors = [node.meta["val"] for node in _nodes(args) if isinstance(node.meta.get("val"), torch.Tensor)]
+        mode = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
+        if mode is None:
+            return target(*torch.fx.map_arg(args, fake), **torch.fx.map_arg(kwargs, fake))
+        with mode:
+            return target(*torch.fx.map_arg(args, fake), **torch.fx.map_arg(kwargs, fake))
+
+
+def _nodes(args: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg(args, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
+    return found

@@ -1,0 +1,60 @@
+"""``scatter`` at the place of the greatest or least, as a hard choice among scores is written: a mark in place of an index.
+
+A place along a dim is one number, so what is written there is chosen where the places' numbers equal it. torch.argmax and
+torch.argmin run on the NPU, and so does this choice; a scatter would be on the CPU, between them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.fx.node import arguments, is_float, op_name
+from ethorch.lower.ops.extremes import argmax, argmin, max_dim, min_dim
+from ethorch.lower.ops.shape import identity, view
+from ethorch.lower.ops.spec import find
+
+aten = torch.ops.aten
+
+_SCATTERS = frozenset({"aten.scatter.value", "aten.scatter.src"})
+_PLACES = (argmax, argmin)
+_BOTH = (max_dim, min_dim)  #: the extreme, and its place
+
+
+def draw_hard_choices(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
+    """Replace each scatter of floats to one place of a row where an extreme was found, but for nodes to ``keep``. In place."""
+    for node in list(model.graph.nodes):
+        if op_name(node.target) in _SCATTERS and not keep(node) and _is_choice(node):
+            node.replace_all_uses_with(_chosen(AtenBuilder(model, node), node))
+
+
+def _is_choice(scatter: Node) -> bool:
+    """Are floats written to one place of each row, which an extreme of something is in?"""
+    (x, dim, places, written, *_), _ = arguments(scatter)
+    if not is_float(x) or not _is_place(places):
+        return False
+    shape = list(shape_of(x))
+    if not shape:
+        return False
+    shape[dim] = 1
+    return list(shape_of(places)) == shape and (not isinstance(written, Node) or list(shape_of(written)) == shape)
+
+
+def _is_place(places: Node) -> bool:
+    while find(places.target) in (view, identity):
+        places = places.all_input_nodes[0]
+    if places.target is operator.getitem:
+        return find(places.all_input_nodes[0].target) in _BOTH and bool(places.args[1] == 1)
+    return find(places.target) in _PLACES
+
+
+def _chosen(s: AtenBuilder, scatter: Node) -> Node:
+    (x, dim, places, written, *_), _ = arguments(scatter)
+    shape = shape_of(x)
+    numbers = torch.arange(shape[dim]).reshape([-1 if d == dim % len(shape) else 1 for d in range(len(shape))])
+    mark = s(aten.eq.Tensor, s.constant(numbers), places)
+    return s(aten.where.self, mark, written if isinstance(written, Node) else s.constant(torch.tensor(float(written))), x)

@@ -1,0 +1,176 @@
+"""Code under ``torch.no_grad()`` or ``torch.autocast()``: torch.export wraps it into a graph of its own, which is inlined here.
+
+What computes does not depend on whether gradients are recorded. Autocast would have it computed in fewer bits, which is the
+quantizer's business: it is inlined in float32, and a result of the program keeps the dtype that autocast gave it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.aten_builder import value_of
+from ethorch.lower.fx.node import ASSERTIONS, attribute, mapped, op_name
+
+aten = torch.ops.aten
+_GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+
+#: Operator -> which of its arguments is the graph; those behind it are what the graph is called with.
+_GRAPH = {_GRADIENTS: 1, _AUTOCAST: 4}
+#: What torch.export leaves in place of a wrapped graph where the program holds control flow.
+_MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
+
+
+def inline_wrapped(model: GraphModule, *, trains: bool = True) -> None:
+    """Replace each wrapped graph by its nodes, also where one holds others and in the branches of control flow.
+
+    Args:
+        model: changed in place.
+        trains: gradients matter, so that what ``torch.no_grad()`` computed is detached.
+    """
+    for child in model.children():
+        if isinstance(child, GraphModule):
+            inline_wrapped(child, trains=trains)
+    if any(node.target in _GRAPH or node.target in _MARKS for node in model.graph.nodes):
+        _Inliner(model, trains).run()
+        model.graph.eliminate_dead_code()
+        model.recompile()
+
+
+class _Inliner:
+    """One pass in graph order.
+
+    Attributes:
+        lower: the dtype of each autocast that the present node is under, the innermost last; None of one that is not enabled.
+        changed: did a value change its dtype?
+    """
+
+    def __init__(self, model: GraphModule, trains: bool):
+        self.model, self.graph, self.trains = model, model.graph, trains
+        self.lower: list[torch.dtype | None] = [None]
+        self.changed = False
+        self.marks: list[Node] = []
+
+    def run(self) -> None:
+        output = self.graph.output_node()
+        before = [value_of(node) for node in output.all_input_nodes]
+        for node in list(self.graph.nodes):
+            if node.target in _GRAPH:
+                self.inline(node)
+                self.drop(node)
+            elif node.target in _MARKS:
+                self.mark(node)
+            elif node.op == "call_function":
+                self.adapt(node)
+        for node in reversed(self.marks):
+            self.graph.erase_node(node)
+        for node, value in zip(output.all_input_nodes, before, strict=True):
+            if isinstance(value, torch.Tensor) and value.dtype != node.meta["val"].dtype:
+                with self.graph.inserting_before(output):
+                    output.replace_input_with(node, _cast(node, value.dtype))
+
+    def inline(self, node: Node) -> None:
+        """Copy the nodes of the graph that ``node`` wraps to the place before it, and let the readers of its results read them."""
+        index = _GRAPH[node.target]  # type: ignore[index]
+        inner = attribute(self.model, node.args[index])  # type: ignore[arg-type]
+        assert isinstance(inner, GraphModule), node.format_node()
+        self.lower.append(self.lower[-1] if node.target is _GRADIENTS else _dtype_of(node))
+        operands = iter(node.args[index + 1 :])
+        env: dict[Node, Any] = {}
+        results: Any = ()
+        for each in inner.graph.nodes:
+            if each.op == "placeholder":
+                env[each] = next(operands)
+            elif each.op == "output":
+                results = torch.fx.map_arg(each.args[0], env.get)
+            elif each.op != "call_function" or each.users or each.is_impure():
+                with self.graph.inserting_before(node):
+                    env[each] = self.graph.node_copy(each, env.__getitem__)
+                self.adapt(env[each])
+        self.lower.pop()
+        detached = self.trains and node.target is _GRADIENTS and not node.args[0]
+        for item in list(node.users):
+            assert item.target is operator.getitem, item.format_node()
+            result = results[item.args[1]]
+            if detached:
+                with self.graph.inserting_before(node):
+                    result = _made(aten.detach.default, result)
+            item.replace_all_uses_with(result)
+            self.graph.erase_node(item)
+
+    def drop(self, node: Node) -> None:
+        """Erase a node, and the graph that it wraps unless another node does so too."""
+        held = node.args[_GRAPH[node.target]]  # type: ignore[index]
+        assert isinstance(held, Node)
+        self.graph.erase_node(node)
+        if not held.users:
+            self.graph.erase_node(held)
+            if all(other.target != held.target for other in self.graph.find_nodes(op="get_attr")):
+                self.model.delete_submodule(str(held.target))
+
+    def mark(self, node: Node) -> None:
+        """A node that only turns something on or off."""
+        if node.target is _enter_autocast:
+            self.lower.append(_dtype_of(node))
+        elif node.target is _exit_autocast:
+            self.lower.pop()
+        self.marks.append(node)
+
+    # --- autocast -----------------------------------------------------------------------------------------------------
+
+    def adapt(self, node: Node) -> None:
+        """Compute in float32 what autocast computes in another dtype, and renew the fake value where an operand's changed."""
+        lower = self.lower[-1]
+        if lower is None and not self.changed:
+            return
+        if op_name(node.target) in ASSERTIONS:
+            self.graph.erase_node(node)
+            return
+        if lower is not None:
+
+            def wide(argument: Any) -> Any:
+                return torch.float32 if argument is lower else argument
+
+            self.changed = True
+            node.args, node.kwargs = mapped(node.args, wide), mapped(node.kwargs, wide)
+            for operand in node.all_input_nodes:
+                value = value_of(operand)
+                if isinstance(value, torch.Tensor) and value.dtype == lower:
+                    with self.graph.inserting_before(node):
+                        node.replace_input_with(operand, _cast(operand, torch.float32))
+        if isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem:
+            node.meta["val"] = _run(node)
+
+
+def _dtype_of(node: Node) -> torch.dtype | None:
+    """What an autocast computes in; None where it is not enabled."""
+    _, dtype, enabled, *_ = node.args
+    return dtype if enabled else None  # type: ignore[return-value]
+
+
+def _cast(node: Node, dtype: torch.dtype) -> Node:
+    return _made(aten.to.dtype, node, dtype)
+
+
+def _made(target: Any, node: Node, *args: Any) -> Node:
+    """A new node that reads ``node``, at the graph's insertion point; it comes from where ``node`` does."""
+    made: Node = node.graph.call_function(target, (node, *args))
+    made.meta = dict(node.meta)
+    made.meta["val"] = _run(made)
+    return made
+
+
+def _run(node: Node) -> Any:
+    """The fake value of what an operator returns."""
+    mode = detect_fake_mode([value_of(arg) for arg in node.all_input_nodes])
+    if mode is None:
+        return node.meta.get("val")
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+    with mode, torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]

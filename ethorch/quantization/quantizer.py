@@ -1,0 +1,217 @@
+"""EthosUQuantizer and TOSAQuantizer: torchao's interface, and what users set.
+
+What they do is in ``ethorch/quantizer``: in-place operators as values, which config a node gets, where observers sit.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import Quantizer
+from typing_extensions import Self
+
+from ethorch.lower.fx.export import check_float32
+from ethorch.lower.fx.node import flat, is_float, leave_out
+from ethorch.models.open_sizes import is_dynamic
+from ethorch.quantization.annotate import Scan
+from ethorch.quantization.calibration_checks import check_shapes
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.control_flow import quantize_with_submodules
+from ethorch.quantization.link_observers import INNER, link_observers
+from ethorch.quantization.passes.pipeline import Scope, run_passes
+from ethorch.quantization.selection import NodeFinder, Settings
+from ethorch.quantization.specs import ANNOTATION
+from ethorch.support.errors import QuantizationError
+from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+from ethorch.targets.tosa_specification import TosaSpecification
+
+logger = logging.getLogger(__name__)
+
+Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
+
+
+class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
+    """Annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
+
+    Setters return the quantizer, so they chain. Where several match a node, the narrower wins, also when it says None:
+    node name, node finder (the last one set), node target, module name (the innermost), module type (the innermost),
+    global. A setting that matches nothing is a warning that names near misses.
+
+    Args:
+        compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
+        use_composable_quantizer: Accepted for scripts written for ExecuTorch's Arm backend. Has no effect: there is one quantizer.
+
+    Raises:
+        SpecError: ``compile_spec`` is something else.
+    """
+
+    def __init__(
+        self, compile_spec: ArmCompileSpec | Sequence[Any] | TosaSpecification | str, use_composable_quantizer: bool = True
+    ):
+        super().__init__()
+        if isinstance(compile_spec, (str, TosaSpecification)):
+            compile_spec = TosaCompileSpec(compile_spec)
+        self.compile_spec: ArmCompileSpec = ArmCompileSpec.of(compile_spec)
+        self.settings = Settings()
+        self._io: QuantizationConfig | None = None
+
+    @property
+    def tosa_spec(self) -> TosaSpecification:
+        """The TOSA specification of the target."""
+        spec: TosaSpecification = self.compile_spec.tosa_spec
+        return spec
+
+    @property
+    def global_config(self) -> QuantizationConfig | None:
+        """The config of operators that no narrower setting matches."""
+        return self.settings.everything
+
+    def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize every operator that no narrower setting matches; None leaves them in float."""
+        self.settings.everything = quantization_config
+        return self
+
+    def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the program's float inputs and outputs by this config, whatever their readers and makers have.
+
+        None leaves that to the operators: an input is quantized as its reader wants it, an output as its maker does.
+
+        This decides how they are quantized. The program still takes and gives floats, since ``convert_pt2e`` puts the quantize
+        nodes inside it; ``ethorch.compile(..., io="uint8")`` takes them off, and so do ExecuTorch's passes ``QuantizeInputs`` and
+        ``QuantizeOutputs``.
+        """
+        self._io = quantization_config
+        return self
+
+    def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the submodule ``module_name``, e.g. ``"blocks.sub"``, or several; None leaves them in float."""
+        self.settings.module_names.update(dict.fromkeys(_listed(module_name), quantization_config))
+        return self
+
+    def set_module_type(
+        self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
+    ) -> Self:
+        """Quantize the submodules of a class, given by itself or by its name, or of several; None leaves them in float."""
+        self.settings.module_types.update(dict.fromkeys(_listed(module_type), quantization_config))
+        return self
+
+    def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the nodes that call ``node_target``, an ``OpOverload`` such as ``torch.ops.aten.add.Tensor``, or several."""
+        self.settings.targets.update(dict.fromkeys(_listed(node_target), quantization_config))
+        return self
+
+    def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
+        """Quantize the FX node of that name, or the nodes of several names."""
+        self.settings.names.update(dict.fromkeys(_listed(node_name), quantization_config))
+        return self
+
+    def set_node_finder(self, quantization_config: QuantizationConfig | None, node_finder: Finder) -> Self:
+        """Quantize the nodes that ``node_finder`` picks.
+
+        Args:
+            quantization_config: None leaves them in float.
+            node_finder: an object with ``find_nodes(graph_module)``, or a function of the graph module; it returns nodes
+                and is called on the graph as it is annotated, and once before it is decomposed.
+        """
+        self.settings.finders.append((node_finder, quantization_config))
+        return self
+
+    def quantize_with_submodules(
+        self, model: GraphModule, calibration_samples: Sequence[tuple[Any, ...]], is_qat: bool = False, fold_quantize: bool = True
+    ) -> GraphModule:
+        """Prepare, calibrate and convert ``model`` and the branches of its ``torch.cond`` and ``while_loop``.
+
+        Args:
+            model: from ``torch.export.export(...).module()``.
+            calibration_samples: argument tuples, at least one for each path through the branches.
+            is_qat: prepare with ``prepare_qat_pt2e``.
+            fold_quantize: as for ``convert_pt2e``.
+
+        Raises:
+            QuantizationError: there is no sample, or none reached a branch; it is named.
+        """
+        return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
+
+    # --- torchao's interface ------------------------------------------------------------------------------------------
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Make the graph one that can be annotated: ``ethorch.quantization.passes.pipeline`` says by which steps, and why in that order.
+
+        Raises:
+            QuantizationError: an in-place operator has no functional form; a parameter or an input is a float of another dtype than
+                float32.
+        """
+        inputs = ((node.name, node.meta.get("val")) for node in model.graph.find_nodes(op="placeholder"))
+        check_float32((f"parameter {name}", parameter.dtype) for name, parameter in model.named_parameters())
+        check_float32((f"input {name}", value.dtype) for name, value in inputs if isinstance(value, torch.Tensor))
+        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
+        limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
+        run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
+        for child in model.children():
+            if isinstance(child, GraphModule):
+                child.meta[INNER] = True
+        return model
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate every operator that a config matches and that the table of operators knows.
+
+        Raises:
+            QuantizationError: ``quantize.dtype``, one of them reads or makes float64.
+        """
+        inner = bool(model.meta.get(INNER))
+        Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
+        said = self.settings.said(model)
+        for node in model.graph.nodes:
+            if (annotation := node.meta.get(ANNOTATION)) is not None:  # torch's quantize has no float64; half floats it promotes
+                values = ((arg.name, arg.meta["val"]) for arg in (*annotation.input_qspec_map, node) if "val" in arg.meta)
+                check_float32((name, x.dtype) for name, x in values if isinstance(x, torch.Tensor) and x.dtype == torch.float64)
+            if node.op == "call_function" and said(node) == (None,) and any(map(is_float, (node, *node.all_input_nodes))):
+                leave_out(node)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Check an annotated graph. Warn if no operator is annotated: the converted model would be the float model.
+
+        Raises:
+            QuantizationError: the tensors that an operator reads are on several devices.
+        """
+        for node in model.graph.nodes:
+            inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
+            devices = sorted({str(value.device) for value in inputs if isinstance(value, Tensor)})
+            if node.op == "call_function" and len(devices) > 1:
+                raise QuantizationError(
+                    "quantize.devices",
+                    f"Quantizer detected operator {node.name} with inputs on different devices: {', '.join(devices)}. "
+                    "Move the model and its inputs to one device before torch.export",
+                )
+        nodes = model.graph.nodes
+        if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
+            logger.warning(
+                "nothing was quantized: no config matches an operator; call set_global or a narrower setting [quantize.nothing]"
+            )
+
+    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
+        """Called by prepare with the observers it made: tell them what they watch, and have samples' shapes checked."""
+        link_observers(model, edge_or_node_to_obs_or_fq)
+        if not model.meta.get(INNER) and not self.settings.trains:
+            check_shapes(model)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class EthosUQuantizer(TOSAQuantizer):
+    """The quantizer for an Ethos-U: ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
+
+    Args:
+        compile_spec: An ``EthosUCompileSpec``, or its list form.
+        use_composable_quantizer: See :class:`TOSAQuantizer`.
+    """

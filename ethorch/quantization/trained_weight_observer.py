@@ -1,0 +1,52 @@
+"""Observers of weights that train: the range of least squared error, found anew in each step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchao.quantization.pt2e import MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
+
+from ethorch.quantization.weight_observer import least_squares_scales
+
+_TRIED = 15  # scales, in each training step: a finer grid gains nothing, since the weights adapt
+
+
+class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
+    """Keeps, of the weight as it is now, the range per channel that has the least squared error.
+
+    The range lies in ``min_val`` and ``max_val``, so that a checkpoint holds it.
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def forward(self, w: Tensor) -> Tensor:
+        """Observe ``w`` and return it."""
+        if w.numel():
+            _keep_range(self, w.detach().transpose(0, self.ch_axis).flatten(1))
+        return w
+
+
+class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
+    """The same with one range for a whole weight."""
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def forward(self, w: Tensor) -> Tensor:
+        """Observe ``w`` and return it."""
+        if w.numel():
+            _keep_range(self, w.detach().reshape(1, -1))
+        return w
+
+
+def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
+    """Set the observer's extremes to -+ the codes' half width times the scale of least squared error."""
+    half = (observer.quant_max - observer.quant_min) / 2
+    rows = rows.to(observer.min_val.dtype)
+    largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)
+    bound = least_squares_scales(rows, largest, observer.quant_min, observer.quant_max, _TRIED) * half
+    if isinstance(observer, TrainedWeightObserver):
+        bound = bound.reshape(())
+    observer.min_val.resize_(bound.shape).copy_(-bound)
+    observer.max_val.resize_(bound.shape).copy_(bound)

@@ -1,0 +1,280 @@
+"""The delegate inside ExecuTorch's runtime: a small C++ backend, registered as "EthosUBackend", that calls back into Python.
+
+ExecuTorch hands each delegate's payload and tensors to the library, which hands them on to a machine: what runs the NPU's
+commands.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import numpy.typing as npt
+
+from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
+from ethorch.formats.pte_types import Method
+from ethorch.runtime.in_place import Buffers
+from ethorch.runtime.library import executorch_copies, load_library
+from ethorch.runtime.many import Recording
+from ethorch.support.errors import HostError
+from ethorch.support.redirect import COUT_LOCK
+
+
+class Machine(Protocol):
+    """What a delegate is run on: ``ethorch.npu.Machine``, or a stand-in."""
+
+    def region(self, index: int) -> npt.NDArray[Any]: ...
+
+    def run(self) -> object: ...
+
+
+class Timed(Machine, Protocol):
+    """A machine that knows how long each operator of its last run took."""
+
+    def timeline(self) -> Sequence[tuple[str, float]]: ...
+
+
+MachineFactory = Callable[[DelegatePayload], Machine]
+
+_DONE = 1  # what the C++ side takes for a finished run; a callback that an exception left returns anything else
+
+
+class Delegate:
+    """One delegate inside the runtime: its payload, its machine, and the buffers that this reads where the runtime has them."""
+
+    def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
+        self.payload, self.machine, self.buffers = payload, machine, buffers
+        self.started = 0  # of the last run, in nanoseconds
+        self._ran = machine
+
+    def events(self) -> Iterator[tuple[str, int, int]]:
+        """(operator, start, end in nanoseconds) of the last run, one after the other."""
+        if not hasattr(self._ran, "timeline"):
+            return
+        start = self.started
+        for name, seconds in cast(Timed, self._ran).timeline():
+            end = start + int(seconds * 1e9)
+            yield name, start, end
+            start = end
+
+    def run(self, inputs: Any, outputs: Any) -> None:
+        """Copy inputs in, run, copy outputs out. The C++ side has checked the number and size of both."""
+        self.started = time.monotonic_ns()
+        if not self.payload.scratch_bytes:  # so there are no tensors either
+            self.machine.run()
+            return
+        reader = None if self.buffers is None else self.buffers.reader(inputs)
+        self._ran, in_place = (self.machine, frozenset[int]()) if reader is None else reader
+        scratch = self._ran.region(SCRATCH_REGION)
+        if scratch.nbytes < self.payload.scratch_bytes or not scratch.flags.c_contiguous:
+            raise HostError(
+                f"the simulator's scratch region has {scratch.nbytes} bytes; the payload needs {self.payload.scratch_bytes}."
+            )
+        base = scratch.ctypes.data
+        for index, tensor in enumerate(self.payload.inputs):
+            if index not in in_place:
+                ctypes.memmove(base + tensor.offset, inputs[index], tensor.nbytes)
+        self._ran.run()
+        for index, tensor in enumerate(self.payload.outputs):
+            ctypes.memmove(outputs[index], base + tensor.offset, tensor.nbytes)
+
+
+class _Calls(threading.local):
+    """What happened in the runtime call that this thread is in."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.machine: MachineFactory | None = None
+        self.buffers: Callable[[DelegatePayload], Buffers | None] | None = None
+        self.named: Mapping[str, bytes] = {}
+        self.error: BaseException | None = None
+        self.messages: list[str] = []
+        self.recording: Recording | None = None
+
+
+class HostBackend:
+    """The loaded library, registered with ExecuTorch, and the delegates that live inside it."""
+
+    _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+    _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
+    _CLOSE = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+    _REPORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    _SINK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64)
+    _EVENTS = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+
+    def __init__(self) -> None:
+        self.calls = _Calls()
+        self.delegates: dict[int, Delegate] = {}
+        self._next = 1
+        self._lock = threading.Lock()
+        copies = executorch_copies()
+        self.library = load_library()
+        self._callbacks = (
+            self._OPEN(self._open),
+            self._RUN(self._run),
+            self._CLOSE(self._close),
+            self._REPORT(self._report),
+            self._EVENTS(self._events),
+        )
+        self.library.ethorch_set_callbacks(*self._callbacks)
+        # Delegates may be destroyed after Python is gone.
+        atexit.register(self.library.ethorch_set_callbacks, *[None] * len(self._callbacks))
+        results = []
+        for core in copies:
+            results.append(self.library.ethorch_register(ctypes.c_void_p(core.register_backend)))
+            self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
+            if core.register_kernels and core.get_registered_kernels:
+                kernels = (ctypes.c_void_p(core.get_registered_kernels), ctypes.c_void_p(core.register_kernels))
+                self.library.ethorch_register_kernels(*kernels)
+                self.library.ethorch_saturate_quantize(kernels[0])
+        if not any(result == 0 for result in results):
+            raise HostError(
+                f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}); another delegate of this name "
+                "may already be registered in this process. Use a process without it."
+            )
+
+    @contextmanager
+    def calling(
+        self,
+        what: str,
+        machine: MachineFactory | None = None,
+        named: Mapping[str, bytes] | None = None,
+        buffers: Callable[[DelegatePayload], Buffers | None] | None = None,
+    ) -> Iterator[None]:
+        """A call into ExecuTorch: its aborts become exceptions, and what a callback raised becomes what the call raises.
+
+        One thread at a time: see ``ethorch.support.redirect``.
+
+        Args:
+            what: for messages.
+            machine, named, buffers: of a call that loads delegates: makes what each runs on; named data of the program; which
+                buffers each reads where the runtime has them.
+        """
+        with COUT_LOCK, self._escaped():
+            yield from self._calling(what, machine, named or {}, buffers)
+
+    def _calling(
+        self,
+        what: str,
+        machine: MachineFactory | None,
+        named: Mapping[str, bytes],
+        buffers: Callable[[DelegatePayload], Buffers | None] | None,
+    ) -> Iterator[None]:
+        calls = self.calls
+        before = (calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages)
+        try:
+            calls.depth, calls.machine, calls.named, calls.buffers = calls.depth + 1, machine, named, buffers
+            calls.error, calls.messages = None, []
+            self.library.ethorch_guard(1)
+            yield
+            if calls.error is not None:  # raised in a callback whose failure ExecuTorch does not learn of
+                raise calls.error
+        except Exception as error:
+            if calls.error is not None:
+                raise calls.error from None
+            if isinstance(error, HostError):
+                raise
+            said = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
+            raise HostError(f"ExecuTorch could not {what}: {said}") from error
+        finally:
+            calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages = before
+            if not calls.depth:
+                self.library.ethorch_guard(0)
+
+    @contextmanager
+    def _escaped(self) -> Iterator[None]:
+        """Keep what leaves a callback: nothing but ``sys.unraisablehook`` would hear of it.
+
+        A signal that came while C++ was at work is handled at the first instruction of the next callback, before its
+        ``try``; that is how Ctrl-C gets there.
+        """
+        before = sys.unraisablehook
+
+        def keep(unraisable: sys.UnraisableHookArgs) -> None:
+            ours = f"{type(self).__name__}._" in f"{unraisable.err_msg} {unraisable.object}"
+            if ours and self.calls.depth:
+                self.calls.error = self.calls.error or unraisable.exc_value
+            else:
+                before(unraisable)
+
+        sys.unraisablehook = keep
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
+
+    def check_registered(self, description: Method) -> None:
+        """HostError when the program needs a backend or operator that this runtime does not have."""
+        from executorch.runtime import Runtime
+
+        runtime = Runtime.get()
+        known = {*runtime.backend_registry.registered_backend_names, BACKEND_ID}
+        for delegate in description.delegates:
+            if delegate.id not in known:
+                have = ", ".join(sorted(known))
+                raise HostError(f"the program needs backend {delegate.id!r}; this runtime has {have}.")
+        missing = sorted(set(description.operators) - runtime.operator_registry.operator_names)
+        if missing:
+            raise HostError(f"the program needs operators that ExecuTorch's runtime has no CPU kernel for: {', '.join(missing)}.")
+
+    def _open(self, address: int, size: int) -> int:
+        try:
+            factory = self.calls.machine
+            if factory is None:
+                raise HostError(f"a program with {BACKEND_ID} delegates was loaded without ethorch.runtime.load.")
+            payload = DelegatePayload.unpack(ctypes.string_at(address, size), self.calls.named)
+            buffers = None if self.calls.buffers is None else self.calls.buffers(payload)
+            delegate = Delegate(payload, factory(payload), buffers)
+            with self._lock:
+                number, self._next = self._next, self._next + 1
+                self.delegates[number] = delegate
+            return number
+        except BaseException as error:
+            self.calls.error = error
+            return 0
+
+    def _run(self, number: int, inputs: Any, outputs: Any) -> int:
+        try:
+            delegate, recording = self.delegates[number], self.calls.recording
+            if recording is None:
+                delegate.run(inputs, outputs)
+            else:
+                recording.call(number, delegate.payload, inputs, outputs)
+            return _DONE
+        except BaseException as error:
+            self.calls.error = error
+            return 0
+
+    def _events(self, number: int, sink: int, context: int) -> None:
+        give = self._SINK(sink)
+        for name, start, end in self.delegates[number].events():
+            give(context, name.encode(), start, end)
+
+    def _close(self, number: int) -> None:
+        self.delegates.pop(number, None)
+
+    def _report(self, message: bytes) -> None:
+        self.calls.messages.append(message.decode(errors="replace"))
+
+
+_registering = threading.Lock()
+_registered: HostBackend | None = None
+
+
+def host_backend() -> HostBackend:
+    """The backend of this process, built and registered by the first call.
+
+    Raises:
+        HostError: there is no compiler, or ExecuTorch is not there or refuses it.
+    """
+    global _registered
+    with _registering:
+        if _registered is None:
+            _registered = HostBackend()
+        return _registered

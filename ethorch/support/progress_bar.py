@@ -1,0 +1,78 @@
+"""Stages of long work, drawn on a terminal's stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from ethorch.support.progress import heard, listening
+from ethorch.support.tables import NARROW
+
+
+class _HowFar(ProgressColumn):
+    """``3/8  0:00:06, 0:00:10 left``; of a stage whose end nobody knows, ``0:00:06``."""
+
+    def render(self, task: Task) -> Text:
+        """See Rich."""
+        passed = _clock(task.elapsed)
+        if task.total is None:
+            return Text(passed)
+        left = "" if task.time_remaining is None else f", {_clock(task.time_remaining)} left"
+        return Text(f"{task.completed:.0f}/{task.total:.0f}  {passed}{left}")
+
+
+def _clock(seconds: float | None) -> str:
+    minutes, rest = divmod(int(seconds or 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class ProgressBar:
+    """A Listener: one line for each stage that runs; it goes when the stage is over."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        bar = [BarColumn()] if console.width >= NARROW else []
+        self._bars = Progress(SpinnerColumn(), name, *bar, _HowFar(Column(no_wrap=True)), console=console, transient=True)
+        self._tasks: list[TaskID] = []
+
+    def __enter__(self) -> ProgressBar:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def began(self, name: str, total: int | None) -> None:
+        """See Listener."""
+        self._tasks.append(self._bars.add_task(name, total=total))
+
+    def stepped(self, name: str) -> None:
+        """See Listener."""
+        self._bars.advance(self._tasks[-1])
+
+    def ended(self, name: str) -> None:
+        """See Listener."""
+        self._bars.remove_task(self._tasks.pop())
+
+
+@contextmanager
+def shown(wanted: bool | None = None) -> Iterator[None]:
+    """Draw the stages inside on stderr, and take the drawing away at the end.
+
+    Args:
+        wanted: None draws where stderr is a terminal and nobody listens yet.
+    """
+    if wanted is None:
+        wanted = sys.stderr.isatty() and not heard()
+    if not wanted:
+        yield
+        return
+    with ProgressBar() as bar, listening(bar):
+        yield

@@ -1,0 +1,81 @@
+"""Text, JSON and TOML files of the user, read completely or refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ethorch.support.errors import FormatError
+from ethorch.support.wording import shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a UTF-8 file.
+
+    Raises:
+        FormatError: The file cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"cannot read {path}: byte {error.start} is not UTF-8. Save the file as UTF-8 text.") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise FormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
+    """Return the object that a JSON file contains.
+
+    Args:
+        remedy: A sentence about how to get a proper file.
+
+    Raises:
+        FormatError: The file cannot be read, or contains something else.
+    """
+    return parse_json(read_text(path), str(path), remedy)
+
+
+def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
+    """Return the object that a JSON text contains.
+
+    Args:
+        label: The name of the file in messages.
+        remedy: A sentence about how to get a proper file.
+
+    Raises:
+        FormatError: The text is something else.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise FormatError(f"{label} is not JSON that can be read: it is nested too deeply. {remedy}") from None
+    except ValueError as error:  # also an integer of more digits than Python converts
+        raise FormatError(f"{label} is not JSON: {str(error).partition(';')[0]}. {remedy}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{label} contains {shown(found)}; expected an object with keys. {remedy}")
+    return found
+
+
+def parse_toml(text: str, label: str) -> dict[str, Any]:
+    """Return the tables that a TOML text contains.
+
+    Args:
+        label: The name of the file in messages.
+
+    Raises:
+        FormatError: The text is something else.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise FormatError(f"{label} is not TOML that can be read: it is nested too deeply.") from None
+    except ValueError as error:  # also an integer of more digits than Python converts
+        raise FormatError(f"{label} is not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None

@@ -1,7 +1,0 @@
-"""NPUs and boards as facts, compile specs as choices. A target that differs is a row that differs, never an ``if``."""
-
-from ethorch.target.npus import LIMITS, TARGETS, TUNING, Target, lookup
-from ethorch.target.tuning import Tuning
-from ethorch.tosa.limits import Limits, Range
-
-__all__ = ["LIMITS", "TARGETS", "TUNING", "Limits", "Range", "Target", "Tuning", "lookup"]

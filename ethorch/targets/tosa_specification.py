@@ -1,0 +1,90 @@
+"""TosaSpecification: which TOSA is written, "TOSA-1.0+INT+int16"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ethorch.support.errors import SpecError, unknown_name
+
+#: Version -> profile -> its extensions (TOSA 1.0 and 1.1, profiles and extensions). ``u55`` is no TOSA extension: it asks for
+#: what Ethos-U55 can compile, as ExecuTorch's own Arm backend spells it.
+PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "1.0": {"INT": ("int16", "int4", "var", "cf", "u55"), "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf")},
+    "1.1": {
+        "INT": ("shape", "int64", "int16", "int4", "var", "cf", "u55"),
+        "FP": ("shape", "int64", "bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf", "random", "mxfp", "blockscale_ue5m3"),
+    },
+}
+
+#: Extension -> what it adds, none of which any lowering emits. ExecuTorch's own Arm backend has some of them.
+_NOT_LOWERED: Mapping[str, str] = {
+    "fp8e4m3": "FP8 tensors",
+    "fp8e5m2": "FP8 tensors",
+    "fft": "FFT2D and RFFT2D",
+    "random": "random numbers",
+    "mxfp": "block-scaled tensors",
+    "blockscale_ue5m3": "block-scaled tensors",
+}
+
+_FORM = re.compile(r"TOSA-(\d+\.\d+)(?:\.\d+)?((?:\+\w+)*)")
+
+
+@dataclass(frozen=True)
+class TosaSpecification:
+    """A version of TOSA, its profiles (``INT``, ``FP``) and extensions. Made by ``create_from_string``."""
+
+    version: str
+    profiles: tuple[str, ...]
+    extensions: tuple[str, ...] = ()
+    level_8k: bool = False
+
+    @staticmethod
+    def create_from_string(text: str) -> TosaSpecification:
+        """``"TOSA-1.0+INT+int16"`` as a specification.
+
+        Raises:
+            SpecError: another form, an unknown version or extension, or no profile; the known ones are listed. Or an extension
+                that ethorch lowers nothing to.
+        """
+        match = _FORM.fullmatch(text)
+        if not match:
+            raise SpecError(f"{text!r} is no TOSA specification; the form is 'TOSA-1.0+INT+int16'.")
+        version, parts = match.group(1), [part for part in match.group(2).split("+") if part]
+        if version not in PROFILES:
+            raise unknown_name("TOSA version", version, PROFILES)
+        profiles = tuple(part for part in parts if part in PROFILES[version])
+        if not profiles:
+            raise SpecError(f"{text!r} names no profile; known: {', '.join(PROFILES[version])}.")
+        known = {extension for profile in profiles for extension in PROFILES[version][profile]}
+        extensions = tuple(part for part in parts if part not in profiles and part != "8k")
+        for extension in extensions:
+            if extension not in known:
+                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, known - _NOT_LOWERED.keys())
+            if extension in _NOT_LOWERED:
+                raise SpecError(
+                    f"{text!r}: ethorch lowers nothing to {_NOT_LOWERED[extension]}, the extension {extension}. Leave +{extension} "
+                    "out: what needs it stays on the CPU, the rest is lowered."
+                )
+        return TosaSpecification(version, profiles, extensions, "8k" in parts)
+
+    @property
+    def is_U55_subset(self) -> bool:  # the name in ExecuTorch's Arm backend
+        """True if the program is limited to what Ethos-U55 can compile."""
+        return self.support_extension("u55")
+
+    def support_integer(self) -> bool:
+        """Return True if the profile INT, of quantized tensors, is included."""
+        return "INT" in self.profiles
+
+    def support_float(self) -> bool:
+        """Return True if the profile FP, of float tensors, is included."""
+        return "FP" in self.profiles
+
+    def support_extension(self, extension: str) -> bool:
+        """Return True if an extension, such as ``int16``, is included."""
+        return extension in self.extensions
+
+    def __str__(self) -> str:
+        return "+".join([f"TOSA-{self.version}", *self.profiles, *(["8k"] if self.level_8k else []), *self.extensions])

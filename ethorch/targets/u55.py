@@ -1,0 +1,120 @@
+"""Ethos-U55 and Ethos-U65 as data: what they can run of each TOSA operator, and which ways to say it run fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ethorch.targets.family import Family
+from ethorch.targets.tuning import FoldColumns, TileCost, TransposeCost, Tuning
+from ethorch.tosa.limits import Limits, Range, upto
+
+NONE, _ONE = Range(0, 0), Range(1, 1)
+#: Vela splits kernels, maps, batches and strides, but never channels.
+CHANNELS = {"ifm_c": upto(65536)}
+#: Vela 5.2 makes an operation of each picture of a batch that a window moves over, and its time grows with their square: 1,000 take
+#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each is some 20 to 30 bytes of commands.
+PICTURES = {"pictures": upto(16384)}
+_WINDOW = {**CHANNELS, **PICTURES}
+#: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
+_PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
+POOL = {**_WINDOW, "kernel_w": upto(65536)}
+#: The second: vela.padded-pool-along-long-axis.
+_PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
+
+_ON_U85 = "An ethos-u85 target has it"
+#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with what computes the same.
+_ABSENT_U55 = {
+    **dict.fromkeys(
+        ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT"),
+        f"{_ON_U85}; sums and products of int32 tensors run on every NPU.",
+    ),
+    **dict.fromkeys(
+        ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT"),
+        f"{_ON_U85}; products and sums of masks of 0.0 and 1.0 run on every NPU.",
+    ),
+    **dict.fromkeys(
+        ("EQUAL", "GREATER", "GREATER_EQUAL"),
+        f"{_ON_U85}; torch.clamp, minimum and maximum, or a mask from a hard sigmoid, run on every NPU.",
+    ),
+    **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY"), f"{_ON_U85}; amin and amax of masks of 0.0 and 1.0 run on every NPU."),
+    **dict.fromkeys(
+        ("GATHER", "SCATTER"), f"{_ON_U85}; by constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU."
+    ),
+    "INTDIV": f"{_ON_U85}; a quotient of quantized numbers runs on every NPU.",
+    "SELECT": f"{_ON_U85}; mask * x + (1 - mask) * y, with a mask of 0.0 and 1.0, runs on every NPU.",
+}
+
+_NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
+#: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
+NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
+_NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
+
+_INT8 = "Quantize the module to int8; an ethos-u85 target has it for int16 too."
+_INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for the others too."
+
+LIMITS = {
+    "CONV2D": Limits({**_WINDOW, **_PLAIN_STRIDES}),
+    "DEPTHWISE_CONV2D": Limits({**_WINDOW, "stride": upto(3)}),
+    "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
+    "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
+    "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
+    # Of more rows Vela gets some wrong. Of int16 each pair of matrices is eight operations: 32,767 took the simulator a minute.
+    "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), way_out=_INT8),
+    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
+    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
+    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), way_out=_INT32),
+    **{name: Limits(present=False, way_out=way_out) for name, way_out in _ABSENT_U55.items()},
+    "COND_IF": Limits(present=False, way_out=_NO_COND),
+    "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
+}
+
+STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True)
+
+#: Both families have no BOOL, and RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
+TUNING = Tuning(
+    truth_dtype="INT8",
+    int32_activations=False,
+    resize="doubling",
+    transpose_conv="phases",
+    # Vela makes two operations, 250 bytes of commands, of each. Its estimate on u55-128: 64 rows of 1,024 columns take 4.32e6
+    # cycles, and turned 4.25e6; 1 row 230,400 and 90,278; 250 rows 13.6e6 and 16.5e6.
+    fewest_columns_turned=1024,
+    largest_max_pool_in_turn_bytes=math.inf,
+    # Vela makes an operation of each place, 20 bytes of commands. Its estimates, in which commands are free, are a fifth lower.
+    most_places_before_sum=4096,
+    fewest_results_of_wide_stride=4096,
+    fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
+    largest_selection=512,
+    largest_multiplied_depthwise=65536,
+    transpose_steps=replace(STEPS, of_single_elements=True),
+    tile_steps=TileCost(cycles_per_copy=800, cycles_per_byte=1),
+    copies_broadcast_constants=True,
+    smallest_rescale_by_depthwise=1024,
+    vela_family="u55",
+)
+
+U55 = Family("u55", "EthosU55", "Ethos_U55_High_End_Embedded", "Shared_Sram", 32, 8, LIMITS, TUNING, ("int16", "int4", "u55"))
+U65 = replace(
+    U55,
+    name="u65",
+    vela_arch="EthosU65",
+    default_system_config="Ethos_U65_High_End",
+    default_memory_mode="Dedicated_Sram_384KB",
+    address_bits=40,
+    port_bytes=16,
+    # Memory is what a convolution of few channels waits for, and what moves single elements.
+    tuning=replace(
+        TUNING,
+        fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),
+        shuffles_by_nhwc=True,
+        # Vela makes up to an operation of eight elements. Of 36 random TRANSPOSEs of five axes, 70,000 to 400,000 elements, it
+        # refuses 7 on u65-256. By its estimates 20 of the others take 0.29 to 0.96 of the cycles in steps, 9 up to 2.15; all take
+        # 0.5 KB of commands instead of 50 to 2,600.
+        transpose_steps=replace(STEPS, fewest_single_elements=65536),
+        # Of others it takes 1.3 to 8 times the cycles.
+        smallest_rescale_by_depthwise=4096,
+        channels_of_rescale_by_depthwise=(8, 16),
+        vela_family="u65",
+    ),
+)

@@ -1,0 +1,175 @@
+"""Vela's command-line flags that a compile spec takes as ``extra_flags``: names, values, and what each sets."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ethorch.support.errors import SpecError, unknown_name
+from ethorch.support.wording import shown
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of Vela's command line (Vela 5.2, vela.py, ``main``; the same in 5.1).
+
+    ``read`` turns the text after the flag into a value, raising ValueError with what is allowed; None for a switch.
+    ``effect``: ``used``, or why the flag changes nothing here, or (``refused``) why it cannot be honoured.
+    """
+
+    read: Callable[[str], Any] | None = None
+    effect: str = "used"
+    refused: str = ""
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"allowed: {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        allowed = f"allowed: an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if value < low or (high is not None and value > high):
+            raise ValueError(allowed)
+        return value
+
+    return read
+
+
+def _alignment(text: str) -> int:
+    value = _integer(16)(text)
+    if value & (value - 1):
+        raise ValueError("allowed: a power of two of at least 16")
+    return value
+
+
+def _softmax_range(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 65535:
+        raise ValueError("allowed: a number above 0 and below 65535")
+    return value
+
+
+_DRIVER = "it only changes what Vela's command line prints"
+_LEGACY = "it belongs to Vela's old Python core, which never sees TOSA"
+_COMMAND = "it asks Vela's command line for something other than compiling: run vela itself"
+
+FLAGS: Mapping[str, Flag] = {
+    "--accelerator-config": Flag(str),
+    "--arena-cache-size": Flag(_integer(0)),
+    "--config": Flag(str),
+    "--cop-format": Flag(_one_of("COP1", "COP2")),
+    "--cpu-tensor-alignment": Flag(_alignment),
+    "--disable-buffering": Flag(),
+    "--disable-cascading": Flag(),
+    "--disable-chaining": Flag(),
+    "--disable-fwd": Flag(),
+    "--disable-ifm-reuse": Flag(),
+    "--experimental-softmax-int16-neg-exp-range": Flag(_softmax_range),
+    "--memory-mode": Flag(str),
+    "--optimise": Flag(_one_of("Performance", "Size")),
+    "--output-format": Flag(_one_of("raw"), effect="raw is the only format a delegate payload is made from"),
+    "--system-config": Flag(str),
+    "--tensor-allocator": Flag(_one_of("LinearAlloc", "Greedy", "HillClimb")),
+    "--verbose-all": Flag(),
+    "--verbose-allocation": Flag(),
+    "--verbose-graph": Flag(),
+    "--verbose-high-level-command-stream": Flag(),
+    "--verbose-quantization": Flag(),
+    "--verbose-register-command-stream": Flag(),
+    "--verbose-schedule": Flag(),
+    # Accepted, without effect.
+    "--debug-force-regor": Flag(effect="TOSA is always compiled by regor"),
+    "--enable-debug-db": Flag(effect="the database of operators and command offsets is always kept"),
+    "--force-symmetric-int-weights": Flag(effect=_LEGACY),
+    "--hillclimb-max-iterations": Flag(_integer(0), effect=_LEGACY),
+    "--ignore-ops": Flag(str, effect="it names TFLite operators; the partitioner decides what stays on the CPU"),
+    "--max-block-dependency": Flag(_integer(0, 3), effect=_LEGACY),
+    "--output-dir": Flag(str, effect="Vela writes no files here; see dump_intermediate_artifacts_to()"),
+    "--recursion-limit": Flag(_integer(1), effect=_LEGACY),
+    "--show-cpu-operations": Flag(effect=_DRIVER),
+    "--show-subgraph-io-summary": Flag(effect=_DRIVER),
+    "--timing": Flag(effect=_DRIVER),
+    "--verbose-config": Flag(effect=_DRIVER),
+    "--verbose-cycle-estimate": Flag(effect=_DRIVER),
+    "--verbose-operators": Flag(effect=_LEGACY),
+    "--verbose-packing": Flag(effect=_LEGACY),
+    "--verbose-performance": Flag(effect=_DRIVER),
+    "--verbose-progress": Flag(effect=_LEGACY),
+    "--verbose-tensor-format": Flag(effect=_LEGACY),
+    "--verbose-tensor-purpose": Flag(effect=_LEGACY),
+    "--verbose-weights": Flag(effect=_DRIVER),
+    # Known, and refused.
+    "--api-version": Flag(refused=_COMMAND),
+    "--debug-force-legacy-core": Flag(refused="Vela's old Python core cannot read TOSA; leave the flag out"),
+    "--help": Flag(refused=_COMMAND),
+    "--list-config-files": Flag(refused=_COMMAND),
+    "--list-configs": Flag(str, refused=_COMMAND),
+    "--separate-io-regions": Flag(
+        refused="readers of the delegate payload expect inputs and outputs in the scratch region; leave the flag out"
+    ),
+    "--supported-ops-report": Flag(refused=_COMMAND),
+    "--version": Flag(refused=_COMMAND),
+}
+
+
+def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
+    """Vela flags to values: ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
+
+    A string is split as a shell would; so is a list entry such as ``"--optimise Size"``. A flag given twice keeps its
+    last value, ``--config`` all of them, as in Vela. SpecError for a flag or value Vela does not know.
+    """
+    words: list[str] = []
+    for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
+        if not isinstance(entry, str):
+            raise SpecError(f"extra_flags holds {shown(entry)} of type {type(entry).__name__}; every flag is a string.")
+        try:
+            value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
+            words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
+        except ValueError as error:
+            raise SpecError(f"extra_flags {shown(entry)} cannot be split into words: {error}.") from None
+    values: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, text = word.partition("=")
+        if not name.startswith("-"):
+            raise SpecError(
+                f"extra_flags: {shown(word)} is not a flag and follows none that takes a value. The network is not named "
+                "here: ethorch hands Vela the graph itself."
+            )
+        flag = FLAGS.get(name)
+        if flag is None:
+            raise unknown_name("Vela flag", name, (known for known, row in FLAGS.items() if not row.refused))
+        if flag.refused:
+            raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
+        if flag.read is None:
+            if equals:
+                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {shown(text)}.")
+            values[name] = True
+            continue
+        given = text if equals else next(rest, "")
+        if not given or (not equals and given.startswith("--")):
+            raise SpecError(f"extra_flags: {name} needs a value, found {shown(given or 'none')}.")
+        try:
+            read = flag.read(given)
+        except ValueError as error:
+            raise SpecError(f"extra_flags: {name} {shown(given)}: {error}.") from None
+        if name == "--config":
+            values.setdefault(name, []).append(read)
+        else:
+            values[name] = read
+    return values

@@ -1,0 +1,8 @@
+"""Fewer weight bytes and cycles: few values, zeros and 2:4 sparsity, planned by weight with Vela's own encoder as the cost."""
+
+from ethorch.tuning.compress.apply import apply, everywhere, weights
+from ethorch.tuning.compress.constrain import Constraint, constrain
+from ethorch.tuning.compress.plan import plan
+from ethorch.tuning.compress.planned import Layer, Plan, Tried
+
+__all__ = ["Constraint", "Layer", "Plan", "Tried", "apply", "constrain", "everywhere", "plan", "weights"]

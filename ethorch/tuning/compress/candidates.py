@@ -1,0 +1,142 @@
+"""For each weight and each recipe: codes that obey it, and what they cost the accuracy of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ethorch.support.progress import stage
+from ethorch.tuning.compress.compensation import Problem, solved
+from ethorch.tuning.compress.recipe import AS_IS, Recipe
+from ethorch.tuning.compress.runs import forward, moments_of, unrounded
+from ethorch.tuning.compress.weights import Weight, state_beside, weights_of
+from ethorch.tuning.sample_runs import Inputs, outputs_of
+
+_PROBED = 4  # samples on which the effect of a layer's error on the outputs is measured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A weight by a recipe.
+
+    Attributes:
+        codes: int8[groups, outputs, K].
+        scale: float[groups, outputs, 1].
+        local: energy of the error of the layer's output, per row.
+        noise: energy of the error of the program's outputs, of their own energy, as predicted.
+    """
+
+    codes: Tensor = field(repr=False)
+    scale: Tensor = field(repr=False)
+    local: float
+    noise: float = math.nan
+
+
+#: For each weight, its candidates by recipe.
+Candidates = list[dict[Recipe, Candidate]]
+
+
+def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[Recipe], samples: Sequence[Inputs]) -> Candidates:
+    """All weights by all recipes that concern them, with their predicted noise.
+
+    The error of a layer's output follows from the second moments of its inputs. What it does to the outputs of the program is
+    measured once for each weight, with the recipe of largest error, and taken in proportion for the others.
+
+    Args:
+        graph: from ``convert_pt2e``; as it was afterwards.
+        weights: of it.
+        recipes: to try.
+        samples: input tuples.
+    """
+    moments = _moments(graph, weights, samples)
+    found: Candidates = []
+    with stage("fit weights to recipes", len(weights)) as step:
+        for weight, known in zip(weights, moments, strict=True):
+            problem = problem_of(weight, known)
+            found.append({recipe: _candidate(problem, recipe) for recipe in recipes if concerns(recipe, weight)})
+            step()
+    return _with_noise(graph, found, samples)
+
+
+def problem_of(weight: Weight, moments: Tensor | None) -> Problem:
+    """The weight as it is, with what is known of its inputs."""
+    return Problem(weight.rows(), weight.scale(), moments, weight.channels)
+
+
+def concerns(recipe: Recipe, weight: Weight) -> bool:
+    """Can the recipe change the weight? 2:4 wants input channels, and a common scale several outputs with scales of their own."""
+    if recipe == AS_IS:
+        return False
+    if recipe.pattern and (weight.layer.weight_axis is None or weight.channels <= 2):
+        return False
+    return not recipe.one_scale or weight.per_channel
+
+
+def _moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
+    """For each weight the second moments of the inputs of all its layers."""
+    owner = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
+    sums: list[Tensor | None] = [None] * len(weights)
+    with stage("run the model"):
+        for node, env in forward(graph, samples):
+            if node in owner:
+                number, use = owner[node]
+                found = moments_of(weights[number], use, env[use.source])
+                before = sums[number]
+                sums[number] = found if before is None or found is None else before + found
+    return sums
+
+
+def _candidate(problem: Problem, recipe: Recipe) -> Candidate:
+    codes, scale = solved(problem, recipe)
+    return Candidate(codes.to(torch.int8), scale, problem.loss(codes, scale))
+
+
+def _with_noise(graph: GraphModule, found: Candidates, samples: Sequence[Inputs]) -> Candidates:
+    smooth = unrounded(graph)
+    weights = weights_of(smooth)
+    samples, state = samples[:_PROBED], state_beside(smooth, weights)
+    reference = outputs_of(smooth, samples, state)
+    result: Candidates = []
+    with stage("measure what errors do", len(found)) as step:
+        for weight, by_recipe in zip(weights, found, strict=True):
+            ranked = sorted(by_recipe.values(), key=lambda candidate: candidate.local)
+            probe = ranked[len(ranked) // 2] if ranked else None
+            gain = 0.0
+            if probe is not None and probe.local > 0:
+                before = weight.rows(), weight.scale()
+                weight.write(probe.codes.long(), probe.scale)
+                gain = noise(reference, outputs_of(smooth, samples, state)) / probe.local
+                weight.write(*before)
+            result.append({recipe: _noisy(candidate, gain) for recipe, candidate in by_recipe.items()})
+            step()
+    return result
+
+
+def _noisy(candidate: Candidate, gain: float) -> Candidate:
+    return Candidate(candidate.codes, candidate.scale, candidate.local, gain * candidate.local)
+
+
+def noise(reference: Any, other: Any) -> float:
+    """Energy of the difference of all floating-point outputs, of the energy of the reference; 1 / SQNR."""
+    tensors = [_floats(outputs) for outputs in (reference, other)]
+    signal = sum(float((a**2).sum()) for a in tensors[0])
+    wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))
+    return wrong / signal if signal else math.inf if wrong else 0.0
+
+
+def _floats(outputs: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def write(weights: Sequence[Weight], found: Candidates, chosen: Mapping[int, Recipe]) -> None:
+    """Let the weights of these numbers have the codes of these recipes."""
+    for number, recipe in chosen.items():
+        candidate = found[number][recipe]
+        weights[number].write(candidate.codes.long(), candidate.scale)

@@ -1,0 +1,220 @@
+"""One weight made to obey a recipe, each change made up for by the weights that are still to come.
+
+Frantar et al. 2022, GPTQ, and Frantar and Alistarh 2023, SparseGPT: columns of the weight are fixed one after the other, and what
+fixing one costs the layer's output is taken back by the others, by the second moments of the layer's inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ethorch.tuning.compress import levels
+from ethorch.tuning.compress.recipe import Recipe
+
+_BLOCK = 128  # columns whose errors reach the rest of the weight at once (GPTQ, section 3, lazy batch updates)
+_DAMPING = 0.01  # of the mean diagonal (GPTQ, section 3)
+_SCALES = 31  # tried for evenly spaced levels
+_GROUP, _KEPT = 4, 2  # 2:4 sparsity of Ethos-U85
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A weight and what is known of its inputs.
+
+    Attributes:
+        codes: int64[groups, outputs, K], -127 to 127.
+        scale: float[groups, outputs, 1].
+        moments: float[groups, K, K], the sum of x x^T over the inputs x that an output reads; None where that is unknown, and each
+            weight is rounded by itself then.
+        channels: input channels among K; K is channels x elements of the kernel, channels outermost.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    moments: Tensor | None
+    channels: int
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """float[groups, outputs, K]."""
+        return self.codes * self.scale
+
+    def importance(self, scale: Tensor) -> Tensor:
+        """float[groups, outputs, K]: what an error of one code at ``scale`` costs the output, of each weight by itself."""
+        square = (scale**2).expand(self.codes.shape)
+        if self.moments is None:
+            return square
+        return square * torch.diagonal(self.moments, dim1=1, dim2=2)[:, None, :]
+
+    @cached_property
+    def by_column(self) -> Tensor:
+        """float[K]: the importance of all weights of a column."""
+        return self.importance(self.scale).sum((0, 1))
+
+    @cached_property
+    def groups_of_four(self) -> list[Tensor]:
+        """Columns of which 2:4 keeps two: input channels 0 to 3, 4 to 7 and so on at one element of the kernel.
+
+        Groups that matter most come first. The last group is shorter where the channels are no multiple of four; of three columns,
+        too, Vela accepts two.
+        """
+        elements = self.codes.shape[2] // self.channels
+        groups = [
+            torch.arange(first, min(first + _GROUP, self.channels)) * elements + element
+            for element in range(elements)
+            for first in range(0, self.channels, _GROUP)
+        ]
+        return sorted(groups, key=lambda columns: -float(self.by_column[columns].mean()))
+
+    def loss(self, codes: Tensor, scale: Tensor) -> float:
+        """Energy of the output's error, if ``codes`` at ``scale`` are taken: sum over outputs of d^T M d."""
+        wrong = codes * scale - self.weight
+        if self.moments is None:
+            return float((wrong.double() ** 2).sum())
+        return float(((wrong @ self.moments) * wrong).double().sum())
+
+    def factor(self, order: Tensor) -> Tensor:
+        """float[groups, K, K]: the upper Cholesky factor of the inverse of the moments, columns in the given order."""
+        if self.moments is None:
+            return torch.eye(len(order)).expand(len(self.codes), -1, -1)
+        moments = self.moments[:, order][:, :, order]
+        diagonal = torch.diagonal(moments, dim1=1, dim2=2)
+        damping = diagonal.mean(1, keepdim=True) * _DAMPING + 1e-8
+        moments = moments + torch.diag_embed(damping.expand_as(diagonal))
+        upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
+        return upper
+
+    @cached_property
+    def plain(self) -> tuple[Tensor, Tensor]:
+        """(order, factor): the columns that matter most first, while others can still help."""
+        order = torch.argsort(self.by_column, descending=True)
+        return order, self.factor(order)
+
+    @cached_property
+    def by_fours(self) -> tuple[Tensor, Tensor]:
+        """(order, factor): the same with groups of four kept together."""
+        order = torch.cat(self.groups_of_four)
+        return order, self.factor(order)
+
+
+def solved(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """The codes int64[groups, outputs, K] that obey the recipe, and their scale float[groups, outputs, 1]."""
+    scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
+    table: Tensor | None = None
+    if recipe.bits:
+        found = levels.even(recipe.bits)
+        table = torch.from_numpy(levels.nearest(found))
+        scale = _fitting(problem, scale, table, recipe)
+    elif recipe.values:
+        table = torch.from_numpy(levels.nearest(_clustered(problem, scale, recipe)))
+    order, factor = problem.by_fours if recipe.pattern else problem.plain
+    codes = _compensated(problem.weight[:, :, order], factor, scale, table, recipe, _starts(problem) if recipe.pattern else {})
+    return codes[:, :, torch.argsort(order)], scale
+
+
+def _starts(problem: Problem) -> dict[int, int]:
+    """First column of each group of four, in the order of ``by_fours`` -> columns in the group."""
+    sizes = [len(columns) for columns in problem.groups_of_four]
+    return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
+
+
+def _clustered(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
+    """The levels for what the recipe will leave."""
+    codes = _rounded(problem.weight, scale)
+    importance = problem.importance(scale)
+    if recipe.sparse:
+        importance = torch.where(_kept(problem, recipe), importance, 0.0)
+    return levels.clustered(codes.numpy(), importance.numpy(), recipe.values, zero=recipe.sparse)
+
+
+def _kept(problem: Problem, recipe: Recipe) -> Tensor:
+    """bool, as codes: the weights that would stay if each were judged by itself."""
+    worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
+    if not recipe.pattern:
+        return worth > torch.quantile(_sampled(worth), recipe.zeros)
+    keep = torch.zeros(worth.shape, dtype=torch.bool)
+    for columns in problem.groups_of_four:
+        keep[:, :, columns] = _most(worth[:, :, columns])
+    return keep
+
+
+def _sampled(values: Tensor) -> Tensor:
+    """At most a million of the values, spread over all: torch.quantile takes no more than 16 million."""
+    flat = values.flatten()
+    return flat[:: max(1, flat.numel() // 1_000_000)]
+
+
+def _most(worth: Tensor) -> Tensor:
+    """bool: the two largest along the last axis."""
+    kept = torch.zeros(worth.shape, dtype=torch.bool)
+    return kept.scatter(-1, worth.topk(min(_KEPT, worth.shape[-1]), dim=-1).indices, torch.tensor(True).expand(worth.shape))
+
+
+def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
+    """For each output the scale, of some below the given one, with which the levels have the least error.
+
+    The largest weight of an output rarely deserves one of 15 levels.
+    """
+    importance = problem.importance(problem.scale)
+    if recipe.sparse:
+        importance = torch.where(_kept(problem, recipe), importance, 0.0)
+    best, least = scale.clone(), torch.full_like(scale, torch.inf)
+    for share in torch.linspace(0.4, 1.0, _SCALES).tolist():
+        trial = scale * share
+        wrong = (table[_rounded(problem.weight, trial) + levels.MOST] * trial - problem.weight) / problem.scale
+        error = (wrong**2 * importance).sum(2, keepdim=True)
+        best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
+    return best
+
+
+def _rounded(weight: Tensor, scale: Tensor) -> Tensor:
+    return torch.clamp(torch.round(weight / scale), -levels.MOST, levels.MOST).long()
+
+
+def _compensated(
+    weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
+) -> Tensor:
+    """As ``solved``; columns of ``weight`` and ``factor`` in the order in which they are fixed.
+
+    Args:
+        table: int64[255], the level of each code; None: all codes.
+        fours: first column of a group of four -> its columns; empty where the recipe has no pattern.
+    """
+    left, size = weight.clone(), weight.shape[2]
+    codes = torch.empty(weight.shape, dtype=torch.int64)
+    kept = torch.ones(weight.shape, dtype=torch.bool)
+    diagonal = torch.diagonal(factor, dim1=1, dim2=2)[:, None, :]  # [groups, 1, K]
+    for first, last in _blocks(size, fours):
+        if recipe.zeros:
+            worth = (left[:, :, first:last] / diagonal[:, :, first:last]) ** 2
+            kept[:, :, first:last] = worth > torch.quantile(_sampled(worth), recipe.zeros)
+        errors = torch.empty(weight.shape[0], weight.shape[1], last - first)
+        for column in range(first, last):
+            if column in fours:
+                group = slice(column, column + fours[column])
+                kept[:, :, group] = _most((left[:, :, group] / diagonal[:, :, group]) ** 2)
+            value = left[:, :, column]
+            code = _rounded(value, scale[:, :, 0])
+            if table is not None:
+                code = table[code + levels.MOST]
+            code = torch.where(kept[:, :, column], code, 0)
+            codes[:, :, column] = code
+            error = (value - code * scale[:, :, 0]) / diagonal[:, :, column]
+            left[:, :, column + 1 : last] -= error[:, :, None] * factor[:, None, column, column + 1 : last]
+            errors[:, :, column - first] = error
+        left[:, :, last:] -= errors @ factor[:, first:last, last:]
+    return codes
+
+
+def _blocks(size: int, fours: dict[int, int]) -> list[tuple[int, int]]:
+    """Runs of about ``_BLOCK`` columns; no group of four is cut."""
+    edges = [0]
+    for column in range(1, size):
+        if column - edges[-1] >= _BLOCK and (not fours or column in fours):
+            edges.append(column)
+    return list(zip(edges, [*edges[1:], size], strict=True))

@@ -1,0 +1,132 @@
+"""What each weight costs on the NPU, from compiling the whole program: Vela's cycles, and the bytes its encoder made."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from ethorch.backend import build as flow
+from ethorch.npu import Program
+from ethorch.npu.memory import Span
+from ethorch.npu.prepared import PREPARE
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.tosa.ir import Origin
+from ethorch.tosa.serialize import serialize_with_positions
+from ethorch.tuning.compress.weights import Weight
+from ethorch.tuning.sample_runs import Inputs
+from ethorch.vela.compiled_model import ScheduledOp
+from ethorch.vela.lowered import Lowered
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one weight: cycles of the layers that read it, and bytes of region 0 that they read, weights and scales encoded."""
+
+    cycles: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a program.
+
+    Attributes:
+        cycles: total, of all delegates.
+        flash_bytes: of the .pte.
+        weight_bytes: of the weights and scales, encoded.
+        weights: of each, in the order they were given.
+    """
+
+    cycles: int
+    flash_bytes: int
+    weight_bytes: int
+    weights: tuple[Cost, ...]
+
+
+#: TOSA operators that multiply with a weight.
+_LAYERS = frozenset({"CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D"})
+
+#: A run of constants: delegate, first byte in region 0, bytes.
+_Run = tuple[int, int, int]
+
+
+def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: EthosUCompileSpec) -> Costs:
+    """Compile a quantized graph and share its cost out among its weights.
+
+    Args:
+        graph: from ``convert_pt2e``.
+        weights: of it.
+        inputs: fix the shapes.
+        spec: what is compiled for.
+    """
+    built = flow.build(graph, inputs, spec)
+    cycles: dict[Origin, int] = defaultdict(int)
+    runs: dict[Origin, set[_Run]] = defaultdict(set)
+    for number, delegate in enumerate(built.delegates):
+        _share_out(delegate, number, cycles, runs)
+    owners = _owners(weights, cycles)
+    spent, read = [0] * len(weights), [set[_Run]() for _ in weights]
+    for origin, owner in owners.items():
+        spent[owner] += cycles[origin]
+        read[owner] |= runs[origin]
+    each = tuple(Cost(spent[number], sum(size for _, _, size in read[number])) for number in range(len(weights)))
+    total = sum(delegate.performance.total_cycles for delegate in built.delegates)
+    return Costs(total, len(built.pte), sum(cost.bytes for cost in each), each)
+
+
+def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
+    """Of each origin that is a layer's, the number of the weight: by the node, or by the module where the graph was traced anew."""
+    nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
+    modules = {weight.name: number for number, weight in enumerate(weights)}
+    known = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
+    return known or {origin: modules[origin.module] for origin in origins if origin.module in modules}
+
+
+def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: dict[Origin, set[_Run]]) -> None:
+    """Add up, by the origin of layers, cycles and runs of constants of a delegate."""
+    _, positions = serialize_with_positions(delegate.graph)
+    made_from = dict(zip(positions, delegate.graph.ops, strict=True))
+
+    def layer_of(row: ScheduledOp | None) -> Origin | None:
+        op = made_from.get(row.tosa_op) if row is not None and row.tosa_op is not None else None
+        return op.result.origin if op is not None and op.name in _LAYERS else None
+
+    for row in delegate.compiled.rows():
+        if (origin := layer_of(row)) is not None:
+            cycles[origin] += row.op_cycles
+    copies: list[tuple[Span, Span]] = []  # what was copied out of region 0, and where to
+    for op in Program(delegate.compiled.command_stream, delegate.compiled.constants).operations():
+        prepare = PREPARE.get((op.name, op.npu.family))
+        if prepare is None:
+            continue
+        prepared = prepare(op)
+        if op.name == "NPU_OP_DMA_START":
+            for source, target in zip(prepared.reads, prepared.writes, strict=True):  # none of rows that indices choose: no weights
+                if isinstance(source, Span) and isinstance(target, Span):
+                    copies = [pair for pair in copies if not _overlap(pair[1], target)]
+                    if source.region == 0:
+                        copies.append((source, target))
+            continue
+        origin = layer_of(delegate.compiled.op_at(op.offset))
+        if origin is None:
+            continue
+        for access in prepared.reads:
+            if isinstance(access, Span) and (base := _constant(access, copies)) is not None:
+                runs[origin].add((number, base, access.size_bytes))
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.region == b.region and a.base < b.base + b.size_bytes and b.base < a.base + a.size_bytes
+
+
+def _constant(access: Span, copies: Sequence[tuple[Span, Span]]) -> int | None:
+    """Where in region 0 the bytes of an access come from; None where they do not."""
+    if access.region == 0:
+        return access.base
+    for source, target in copies:
+        if target.region == access.region and target.base <= access.base < target.base + target.size_bytes:
+            return source.base + access.base - target.base
+    return None

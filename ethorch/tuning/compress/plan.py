@@ -1,0 +1,367 @@
+"""Which weights to compress, and how, until a budget holds: found with Vela's encoder before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from torch import nn
+from torch.fx import GraphModule
+
+from ethorch.backend import build as flow
+from ethorch.models.load import UserModel, is_quantized
+from ethorch.quantization.quantizer import EthosUQuantizer
+from ethorch.support.errors import QuantizationError, unknown_name
+from ethorch.support.exclusive import exclusive
+from ethorch.support.progress import stage
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.tuning.compress.candidates import Candidates, candidates, noise, write
+from ethorch.tuning.compress.choice import Option, Price, front, texts
+from ethorch.tuning.compress.costs import Costs, costs
+from ethorch.tuning.compress.planned import Layer, Plan, Tried
+from ethorch.tuning.compress.recipe import AS_IS, Recipe, parse, usual
+from ethorch.tuning.compress.weights import Weight, state_beside, weights_of
+from ethorch.tuning.sample_runs import Inputs, exported, outputs_of, state_of
+
+logger = logging.getLogger(__name__)
+
+#: What can be saved where no limit says it.
+CYCLES: Final = "cycles"
+BYTES: Final = "bytes"
+OBJECTIVES = (CYCLES, BYTES)
+_LEAST = 0.02  # of the other unit's price: of two ways that save the same, the one that saves the other too
+_NO_FAST_DECODER = "--disable-fwd"
+
+
+@exclusive()
+def plan(
+    model: nn.Module,
+    spec: EthosUCompileSpec,
+    samples: Sequence[Inputs],
+    *,
+    max_flash: int | None = None,
+    max_cycles: int | None = None,
+    min_sqnr_db: float | None = None,
+    objective: str = CYCLES,
+    recipes: Sequence[str] | None = None,
+    leave_out: Sequence[str] = (),
+    quantizer: EthosUQuantizer | None = None,
+) -> Plan:
+    """Choose a recipe for each weight so that the limits hold and as little accuracy as possible is lost.
+
+    Each recipe is compiled on all weights at once, which tells what Vela's encoder and scheduler make of it layer by layer. What it
+    costs the accuracy is predicted from the layers' inputs. The choice is then compiled and measured, and made larger or smaller
+    until it holds.
+
+    Args:
+        model: in eval mode; or what ``ethorch.quantize`` returned, which is compared with itself then.
+        spec: what is compiled for.
+        samples: input tuples, some tens: ranges, errors and accuracy come from them.
+        max_flash: bytes that the .pte may have; the least is compressed that holds it.
+        max_cycles: of the NPU in all, by Vela's estimate; likewise.
+        min_sqnr_db: least SQNR on the samples. Without another limit, as much is compressed as it allows.
+        objective: ``cycles`` or ``bytes``: what is saved where ``min_sqnr_db`` is the only limit.
+        recipes: to choose from, e.g. ``["32-values", "2:4"]``; None takes the usual ones of the target's family.
+        leave_out: names of weights, or of modules that hold some, that stay as they are.
+        quantizer: with settings of its own, instead of int8 with a scale per channel.
+
+    Raises:
+        QuantizationError: no limit was given, a recipe is none, there are no samples or no quantized weights.
+        EthorchError: there is no weight of a name in ``leave_out``.
+    """
+    if max_flash is None and max_cycles is None and min_sqnr_db is None:
+        raise QuantizationError(
+            "compress.no_limit", "plan needs max_flash, max_cycles or min_sqnr_db: everything would be compressed without end."
+        )
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
+    if not samples:
+        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+    tried = usual(spec.target.family) if recipes is None else tuple(parse(text) for text in recipes)
+    quantized, reference = _quantized(model, spec, samples, quantizer)
+    work = copy.deepcopy(quantized)
+    weights = weights_of(work)
+    _check_names(leave_out, weights)
+    free = {number for number, weight in enumerate(weights) if not _left_out(weight, leave_out)}
+    found = candidates(work, weights, tried, samples)
+    limits = _Limits(max_flash, max_cycles, min_sqnr_db)
+    plain: _Found | None = None
+    best: _Found | None = None
+    for flags in _flags(spec):
+        other = copy.copy(spec)
+        other.flags = {**spec.flags, **dict.fromkeys(flags, True)}
+        before, options = _options(work, weights, found, free, tried, samples[0], other)
+        price = limits.price(before if plain is None else plain.before, objective)
+        search = _Search(work, weights, found, samples, other, reference)
+        chosen, result = _first_holding(front(options, price), search, limits)
+        one = _Found(flags, before, options, chosen, result, search.measured(()).sqnr_db)
+        plain = plain or one
+        best = one if best is None or limits.better(one.result, best.result, price) else best
+    assert plain is not None and best is not None
+    made = _made(spec, weights, plain, best, limits, quantized)
+    if not made.reached:
+        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
+    return made
+
+
+def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
+    """Flags of Vela's to try.
+
+    Where weights lie in SRAM, U85 reads them by its fast decoder: a byte each, or half of one of at most 15 values; and Vela seldom
+    uses 2:4 with it.
+    """
+    if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
+        return (), (_NO_FAST_DECODER,)
+    return ((),)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the search ended with, under some flags of Vela's."""
+
+    flags: tuple[str, ...]
+    before: Costs
+    options: list[list[Option]]
+    chosen: dict[int, Recipe]
+    result: _Measured
+    sqnr_db_before: float
+
+
+def _made(
+    spec: EthosUCompileSpec, weights: Sequence[Weight], plain: _Found, best: _Found, limits: _Limits, quantized: GraphModule
+) -> Plan:
+    """The plan of what was found; ``plain`` is what it is compared with."""
+    names = [weight.name for weight in weights]
+    layers = []
+    for number, weight in enumerate(weights):
+        recipe = best.chosen.get(number, AS_IS)
+        own = next(option for option in best.options[number] if option.recipe == recipe)
+        layers.append(
+            Layer(
+                weight.name,
+                weight.shape,
+                texts({number: recipe}, names).get(weight.name, str(AS_IS)),
+                best.result.costs.weights[number].cycles,
+                plain.before.weights[number].cycles,
+                best.result.costs.weights[number].bytes,
+                plain.before.weights[number].bytes,
+                _decibels(own.noise),
+                tuple(Tried(str(each.recipe), each.cycles, each.bytes, _decibels(each.noise)) for each in best.options[number]),
+            )
+        )
+    return Plan(
+        spec.target.name,
+        tuple(layers),
+        best.result.costs.cycles,
+        plain.before.cycles,
+        best.result.costs.flash_bytes,
+        plain.before.flash_bytes,
+        best.result.sqnr_db,
+        plain.sqnr_db_before,
+        limits.hold(best.result),
+        best.flags,
+        quantized,
+    )
+
+
+def _quantized(
+    model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], quantizer: EthosUQuantizer | None
+) -> tuple[GraphModule, list[Any]]:
+    """The quantized model, and the outputs it is compared with."""
+    if is_quantized(model):
+        if not isinstance(model, GraphModule):
+            raise QuantizationError(
+                "compress.no_graph",
+                f"the quantized model is {type(model).__name__}, not the graph module that convert_pt2e returns.",
+            )
+        return model, outputs_of(copy.deepcopy(model), samples, state_of(model))
+    graph = exported(model, samples[0])
+    reference = outputs_of(graph, samples, state_of(graph))
+    made = flow.quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
+    assert isinstance(made, GraphModule)
+    return made, reference
+
+
+def _left_out(weight: Weight, names: Sequence[str]) -> bool:
+    return any(weight.name == name or weight.name.split("#")[0] == name or weight.name.startswith(f"{name}.") for name in names)
+
+
+def _check_names(names: Sequence[str], weights: Sequence[Weight]) -> None:
+    for name in names:
+        if not any(_left_out(weight, [name]) for weight in weights):
+            raise unknown_name("weight", name, [weight.name for weight in weights])
+
+
+def _options(
+    graph: GraphModule,
+    weights: Sequence[Weight],
+    found: Candidates,
+    free: set[int],
+    recipes: Sequence[Recipe],
+    inputs: Inputs,
+    spec: EthosUCompileSpec,
+) -> tuple[Costs, list[list[Option]]]:
+    """The cost of the program as it is, and for each weight its options, ``AS_IS`` first."""
+    with stage("compile recipes", len(recipes) + 1) as step:
+        before = costs(graph, weights, inputs, spec)
+        step()
+        options = [[Option(AS_IS, cost.cycles, cost.bytes, 0.0)] for cost in before.weights]
+        for recipe in recipes:
+            mine = {number: recipe for number in sorted(free) if recipe in found[number]}
+            with _written(weights, found, mine):
+                cost = costs(graph, weights, inputs, spec)
+            for number in mine:
+                each = cost.weights[number]
+                options[number].append(Option(recipe, each.cycles, each.bytes, found[number][recipe].noise))
+            step()
+    return before, options
+
+
+class _written:
+    """While it lasts, weights have the codes of recipes."""
+
+    def __init__(self, weights: Sequence[Weight], found: Candidates, chosen: dict[int, Recipe]):
+        self.weights, self.found, self.chosen = weights, found, chosen
+
+    def __enter__(self) -> None:
+        self.before = {number: (self.weights[number].rows(), self.weights[number].scale()) for number in self.chosen}
+        write(self.weights, self.found, self.chosen)
+
+    def __exit__(self, *_: object) -> None:
+        for number, (rows, scale) in self.before.items():
+            self.weights[number].write(rows, scale)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A choice, compiled and run."""
+
+    costs: Costs
+    sqnr_db: float
+
+
+class _Search:
+    """Choices compiled and run, each once."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        weights: Sequence[Weight],
+        found: Candidates,
+        samples: Sequence[Inputs],
+        spec: EthosUCompileSpec,
+        reference: list[Any],
+    ):
+        self.graph, self.weights, self.found, self.samples, self.spec = graph, weights, found, samples, spec
+        self.reference, self.state = reference, state_beside(graph, weights)
+        self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
+
+    def measured(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
+        """The choice's costs and SQNR."""
+        if chosen not in self.known:
+            with _written(self.weights, self.found, dict(chosen)):
+                cost = costs(self.graph, self.weights, self.samples[0], self.spec)
+                figure = _decibels(noise(self.reference, outputs_of(self.graph, self.samples, self.state)))
+            self.known[chosen] = _Measured(cost, figure)
+        return self.known[chosen]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What the user wants; None where it does not matter."""
+
+    flash: int | None
+    cycles: int | None
+    sqnr_db: float | None
+
+    @property
+    def costs_are_limited(self) -> bool:
+        return self.flash is not None or self.cycles is not None
+
+    def price(self, before: Costs, objective: str) -> Price:
+        """What is dear is what has to be saved, in shares of what there is."""
+        flash, cycles = max(before.weight_bytes, 1), max(before.cycles, 1)
+        if self.costs_are_limited:
+            short_of_flash = max(0.0, 1 - (self.flash or before.flash_bytes) / before.flash_bytes)
+            short_of_cycles = max(0.0, 1 - (self.cycles or before.cycles) / cycles)
+        else:
+            short_of_flash, short_of_cycles = (1.0, 0.0) if objective == BYTES else (0.0, 1.0)
+        least = _LEAST * max(short_of_flash, short_of_cycles, 1e-6)
+        wanted: Literal["cycles", "bytes"] | None = CYCLES if short_of_cycles else BYTES
+        if short_of_cycles and short_of_flash:
+            wanted = None
+        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, wanted)
+
+    def cheap(self, found: _Measured) -> bool:
+        """Does it keep the limits of flash and cycles?"""
+        return (self.flash is None or found.costs.flash_bytes <= self.flash) and (
+            self.cycles is None or found.costs.cycles <= self.cycles
+        )
+
+    def accurate(self, found: _Measured) -> bool:
+        """Does it keep the SQNR?"""
+        return self.sqnr_db is None or found.sqnr_db >= self.sqnr_db
+
+    def hold(self, found: _Measured) -> bool:
+        """Does it keep all?"""
+        return self.cheap(found) and self.accurate(found)
+
+    def better(self, found: _Measured, other: _Measured, price: Price) -> bool:
+        """Is ``found`` to be preferred? What holds comes first, then what is cheap, or accurate where costs are limited."""
+        if self.hold(found) != self.hold(other):
+            return self.hold(found)
+        if self.costs_are_limited and self.cheap(found) and self.cheap(other):
+            return found.sqnr_db > other.sqnr_db
+        return _spent(found, price) < _spent(other, price)
+
+    def shortfall(self, made: Plan) -> str:
+        """Which limits do not hold, and the way out."""
+        words = []
+        if self.flash is not None and made.flash_bytes > self.flash:
+            words.append(f"the .pte has {made.flash_bytes:,} bytes, {self.flash:,} are allowed")
+        if self.cycles is not None and made.cycles > self.cycles:
+            words.append(f"the NPU takes {made.cycles:,} cycles, {self.cycles:,} are allowed")
+        if self.sqnr_db is not None and made.sqnr_db < self.sqnr_db:
+            words.append(f"the SQNR is {made.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
+        way = "Give weaker recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
+        if self.sqnr_db is not None and made.sqnr_db_before < self.sqnr_db:
+            way = f"Without compression it is {made.sqnr_db_before:.1f} dB: look for accuracy first, as with --scheme a16w8."
+        elif made.flash_bytes > (self.flash or math.inf) or made.cycles > (self.cycles or math.inf):
+            way = "Give stronger recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
+        return f"{'; '.join(words)}. {way}"
+
+
+def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
+    """The first choice that keeps flash and cycles; without such limits the last that keeps the SQNR. By bisection."""
+
+    def at(position: int) -> _Measured:
+        return search.measured(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
+
+    def enough(position: int) -> bool:
+        found = at(position)
+        return limits.cheap(found) if limits.costs_are_limited else not limits.accurate(found)
+
+    low, high = 0, len(choices)  # the first position that is enough; len(choices) where none is
+    with stage("compile choices") as step:
+        while low < high:
+            middle = (low + high) // 2
+            if enough(middle):
+                high = middle
+            else:
+                low = middle + 1
+            step()
+    position = min(low, len(choices) - 1) if limits.costs_are_limited else max(low - 1, 0)
+    return choices[position], at(position)
+
+
+def _spent(found: _Measured, price: Price) -> float:
+    return price.per_cycle * found.costs.cycles + price.per_byte * found.costs.flash_bytes
+
+
+def _decibels(share: float) -> float:
+    """Of noise in the signal."""
+    return -10 * math.log10(share) if share > 0 else math.inf

@@ -1,0 +1,177 @@
+"""The weights of a quantized graph: where their codes lie, which layers read them, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import DEQUANTIZE, attribute, op_name, origin_of
+from ethorch.lower.ops.quant_rules import Layer
+from ethorch.lower.ops.spec import find
+from ethorch.support.errors import QuantizationError
+from ethorch.tuning.sample_runs import State, state_of
+
+
+@dataclass(frozen=True)
+class Use:
+    """One layer that reads a weight.
+
+    Attributes:
+        node: the layer.
+        layer: where it has its weight and channels.
+        dequantize: the node that makes numbers of the codes.
+    """
+
+    node: Node
+    layer: Layer
+    dequantize: Node
+
+    @property
+    def source(self) -> Node:
+        """The layer's input."""
+        node = self.node.args[0]
+        assert isinstance(node, Node)
+        return node
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """Codes that one or several layers multiply with.
+
+    Attributes:
+        name: the path of the module that reads it first, with a number where the module has several weights.
+        graph: holds the codes.
+        uses: the layers, in the order in which they run.
+    """
+
+    name: str
+    graph: GraphModule
+    uses: tuple[Use, ...]
+
+    @property
+    def layer(self) -> Layer:
+        """How the first of its layers reads it."""
+        return self.uses[0].layer
+
+    @property
+    def codes(self) -> Tensor:
+        """int8, as the layer has it."""
+        return _codes_of(self.graph, self.uses[0].dequantize)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the codes."""
+        return tuple(self.codes.shape)
+
+    @property
+    def groups(self) -> int:
+        """Parts of the outputs that read inputs of their own."""
+        return self.layer.groups if self.layer.weight_axis is not None else 1
+
+    def rows(self) -> Tensor:
+        """The codes as int64[groups, outputs, K]."""
+        return self._in_rows(self.codes).long()
+
+    def scale(self) -> Tensor:
+        """float[groups, outputs, 1]: of each output."""
+        outputs = self.rows().shape[0] * self.rows().shape[1]
+        node = self.uses[0].dequantize
+        value = attribute(self.graph, node.args[1]) if isinstance(node.args[1], Node) else torch.tensor(node.args[1])
+        return value.detach().float().reshape(-1).expand(outputs).reshape(self.groups, -1, 1).clone()
+
+    @property
+    def channels(self) -> int:
+        """Input channels that an output reads."""
+        axis = self.layer.weight_axis
+        shape = self.codes.shape
+        return int(self.codes.numel()) if axis is None else int(shape[1 - axis])
+
+    @property
+    def per_channel(self) -> bool:
+        """Has each output a scale of its own?"""
+        return "per_channel" in op_name(self.uses[0].dequantize.target)
+
+    def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
+        """Let all its layers have these codes, and the scale where one is given and there is one for each output.
+
+        Args:
+            rows: int64[groups, outputs, K].
+            scale: float[groups, outputs, 1].
+        """
+        axis = self.layer.weight_axis
+        for use in self.uses:
+            codes = _codes_of(self.graph, use.dequantize)
+            shaped = rows if axis is None else rows.reshape(codes.transpose(0, axis).shape).transpose(0, axis)
+            with torch.no_grad():
+                codes.copy_(shaped.reshape(codes.shape).to(codes.dtype))
+                if scale is not None and self.per_channel:
+                    held = attribute(self.graph, use.dequantize.args[1])  # type: ignore[arg-type]
+                    held.copy_(scale.reshape(held.shape))
+
+    def _in_rows(self, codes: Tensor) -> Tensor:
+        axis = self.layer.weight_axis
+        if axis is None:  # output channels lie on two axes: one scale, and no rows
+            return codes.reshape(1, 1, -1)
+        rows = codes.transpose(0, axis).flatten(1)
+        return rows.reshape(self.groups, rows.shape[0] // self.groups, -1)
+
+
+def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
+    """The graph's buffers, copied, but for codes and scales of weights: what samples change, and recipes do not."""
+    held = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
+    return {name: value for name, value in state_of(graph).items() if name not in held}
+
+
+def _codes_of(graph: GraphModule, dequantize: Node) -> Tensor:
+    """The tensor that holds the codes."""
+    source = dequantize.args[0]
+    assert isinstance(source, Node)
+    found = attribute(graph, source)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def weights_of(graph: GraphModule) -> list[Weight]:
+    """The weights of a graph that ``convert_pt2e`` returned, in the order in which their layers run.
+
+    Layers whose codes and scales are equal read one weight: what a recurrent network uses in each step is encoded once.
+
+    Raises:
+        QuantizationError: it has none.
+    """
+    uses: dict[tuple[bytes, bytes, tuple[int, ...]], list[Use]] = {}
+    for node in graph.graph.nodes:
+        spec = find(node.target) if node.op == "call_function" else None
+        rule = spec.rule(node) if spec is not None else None
+        layer = rule.layer if rule is not None else None
+        if layer is None:
+            continue
+        dequantize = node.args[layer.weight]
+        if not isinstance(dequantize, Node) or op_name(dequantize.target) not in DEQUANTIZE:
+            continue
+        source = dequantize.args[0]
+        if not isinstance(source, Node) or source.op != "get_attr":
+            continue
+        codes = _codes_of(graph, dequantize)
+        if codes.dtype != torch.int8:
+            continue
+        held = dequantize.args[1]
+        scale = attribute(graph, held).detach().numpy().tobytes() if isinstance(held, Node) else repr(held).encode()
+        key = (codes.contiguous().numpy().tobytes(), scale, tuple(codes.shape))
+        uses.setdefault(key, []).append(Use(node, layer, dequantize))
+    if not uses:
+        raise QuantizationError(
+            "compress.no_weights", "the model has no quantized weights: compress takes models with convolutions or linear layers."
+        )
+    names: dict[str, int] = {}
+    found = []
+    for each in uses.values():
+        module = origin_of(each[0].node).module or each[0].node.name
+        names[module] = names.get(module, 0) + 1
+        number = names[module]
+        found.append(Weight(module if number == 1 else f"{module}#{number}", graph, tuple(each)))
+    return found

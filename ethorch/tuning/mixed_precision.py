@@ -1,0 +1,243 @@
+"""Accuracy for cycles: the modules that lose most are raised to int16 activations, or left in float, until a target holds."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch.backend import build as flow
+from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.config import (
+    QuantizationConfig,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from ethorch.quantization.quantizer import EthosUQuantizer
+from ethorch.support.errors import QuantizationError
+from ethorch.support.exclusive import exclusive
+from ethorch.support.metrics import Metric, sqnr_db
+from ethorch.support.wording import counted
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
+from ethorch.tuning.sensitivity import sensitivity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The model after one more module was raised; the first step is the model as the base scheme has it.
+
+    Attributes:
+        module: what was raised; empty for the first step.
+        metric: SQNR in dB, or the user's figure, on the samples.
+        cycles: Vela's estimate of total cycles, all delegates together.
+        sram_bytes: peak use of SRAM, the largest of the delegates'.
+        constant_bytes: weights and command streams, of the .pte as a whole.
+        delegates: parts on the NPU.
+        cpu_operators: operators the NPU does not run.
+    """
+
+    module: str
+    metric: float
+    cycles: int
+    sram_bytes: int
+    constant_bytes: int
+    delegates: int
+    cpu_operators: int
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """What ``ethorch.mixed_precision`` chose.
+
+    Attributes:
+        model: quantized, ready for torch.export and lowering; the best of the steps.
+        raised: names of the modules that are raised in it, worst first.
+        steps: what was tried, and its price. Each has one module more than the one before; the first has none.
+        reached: does ``model`` keep the target and the limit?
+    """
+
+    model: GraphModule
+    raised: tuple[str, ...]
+    steps: tuple[Step, ...]
+    reached: bool
+
+    @property
+    def best(self) -> Step:
+        """The step that ``model`` is of."""
+        return self.steps[len(self.raised)]
+
+    def table(self) -> str:
+        """The steps as Markdown, and which of them was chosen."""
+        lines = [
+            "| raised | metric | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {s.module or '(none)'} | {s.metric:.2f} | {s.cycles} | {s.sram_bytes} | {s.constant_bytes} | {s.delegates} | "
+            f"{s.cpu_operators} |"
+            for s in self.steps
+        ]
+        goal = "the goal is reached" if self.reached else "the goal is NOT reached"
+        return "\n".join([*lines, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}"])
+
+    __str__ = table
+
+
+@exclusive()
+def mixed_precision(
+    model: nn.Module,
+    spec: EthosUCompileSpec,
+    samples: Sequence[Inputs],
+    *,
+    target_sqnr_db: float | None = None,
+    max_cycles: int | None = None,
+    metric: Metric | None = None,
+    base: QuantizationConfig | None = None,
+    to: str = "int16",
+    modules: Sequence[str] | None = None,
+    judge: str = FAKE,
+    progress: Callable[[Step], None] | None = None,
+) -> MixedPrecision:
+    """Raise the modules that lose most until the accuracy is reached or the cycles are spent.
+
+    Modules are raised one after the other, those first whose quantization costs most. The result is the first step that reaches
+    the target. Where none does, it is the step with the best metric within the limit, and a warning says so; that may be the
+    first step, in which nothing is raised.
+
+    Args:
+        model: in eval mode, or a graph module from torch.export.
+        spec: what is compiled for; each step is compiled for it to know its price.
+        samples: input tuples; ranges come from them and the metric is measured on them.
+        target_sqnr_db: stop when the metric is at least this.
+        max_cycles: leave out each module with which Vela's estimate exceeds this.
+        metric: as for ``ethorch.sensitivity``; ``target_sqnr_db`` is then in its unit.
+        base: scheme of what is not raised; int8, weights per channel, by default.
+        to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
+        modules: names of modules, or of FX nodes, that may be raised; by default those that ``ethorch.sensitivity`` tries.
+        judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU.
+            The order in which modules are tried is always that of ``ethorch.sensitivity`` by fake quantization.
+        progress: called with each step.
+
+    Raises:
+        QuantizationError: neither a target nor a limit was given, or ``to`` or ``judge`` is something else.
+    """
+    check_judge(judge)
+    if target_sqnr_db is None and max_cycles is None:
+        raise QuantizationError(
+            "mixed_precision.no_target", "mixed_precision needs target_sqnr_db, max_cycles, or both: it would raise every module"
+        )
+    if to not in ("int16", "float"):
+        raise QuantizationError("mixed_precision.to", f"to={to!r}: modules can be raised to 'int16' or 'float'")
+    if not samples:
+        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+    base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
+    graph = exported(model, samples[0])
+    state = state_of(graph)
+    reference = outputs_of(exported(graph, samples[0]), samples, state)
+    higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
+
+    operators: set[str] = set()  # of what may be raised, those that are no modules
+
+    def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
+        quantizer = EthosUQuantizer(spec).set_global(base)
+        for name in raised:
+            (quantizer.set_node_name if name in operators else quantizer.set_module_name)(name, higher)
+        prepared = prepare_pt2e(exported(graph, samples[0]), quantizer)
+        outputs_of(prepared, samples, state)  # calibrates
+        converted: GraphModule = convert_pt2e(prepared)
+        reset(converted, state)
+        built = flow.build(converted, samples[0], spec)
+        outputs = outputs_on_npu(built, converted, samples) if judge == NPU else outputs_of(converted, samples, state)
+        reset(converted, state)
+        return converted, price(built, raised[-1] if raised else "", metric(reference, outputs))
+
+    goal = _Goal(target_sqnr_db, max_cycles)
+    found, step = attempt(())
+    steps: list[Step] = [step]
+    raised: list[str] = []
+    best = 0  # index in steps
+    if progress:
+        progress(step)
+    if not goal.accurate(step):
+        with said_already():
+            order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
+            if order.interrupted:
+                raise KeyboardInterrupt
+        operators |= {row.module for row in order.rows if row.operator}
+        for row in order.rows:
+            with said_already():
+                candidate, step = attempt([*raised, row.module])
+            if not goal.affordable(step):
+                continue  # a cheaper one may still fit
+            raised.append(row.module)
+            steps.append(step)
+            if goal.better(step, steps[best]):
+                found, best = candidate, len(raised)
+            if progress:
+                progress(step)
+            if goal.accurate(step):
+                break
+    result = MixedPrecision(found, tuple(raised[:best]), tuple(steps), goal.reached(steps[best]))
+    if not result.reached:
+        logger.warning("mixed_precision: %s [mixed_precision.not_reached]", goal.shortfall(result))
+    return result
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What the user wants of a step: a metric of at least ``target``, at most ``max_cycles``; None where it does not matter."""
+
+    target: float | None
+    max_cycles: int | None
+
+    def accurate(self, step: Step) -> bool:
+        """Is there a target, and does the step reach it?"""
+        return self.target is not None and step.metric >= self.target
+
+    def affordable(self, step: Step) -> bool:
+        """Is the step within the limit?"""
+        return self.max_cycles is None or step.cycles <= self.max_cycles
+
+    def reached(self, step: Step) -> bool:
+        """Does the step keep both?"""
+        return self.affordable(step) and (self.target is None or self.accurate(step))
+
+    def better(self, step: Step, other: Step) -> bool:
+        """Is an affordable step to be preferred to ``other``? One without a metric (NaN) is not."""
+        if math.isnan(step.metric):
+            return False
+        return step.metric > other.metric or math.isnan(other.metric) or not self.affordable(other)
+
+    def shortfall(self, result: MixedPrecision) -> str:
+        """Why the goal is not reached, in a sentence or two."""
+        step, raised = result.best, ", ".join(result.raised) or "nothing"
+        if not self.affordable(step):
+            return f"with nothing raised the model takes {step.cycles} cycles already, the limit is {self.max_cycles}"
+        limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
+        return (
+            f"the metric is {step.metric:.2f} at best{limit}, wanted is {self.target:.2f}. The result has {raised} raised; "
+            f"{counted(len(result.steps), 'step')} tried."
+        )
+
+
+def price(built: flow.Build, module: str, figure: float) -> Step:
+    """What the compiled model costs on the NPU."""
+    performances: list[Any] = [delegate.performance for delegate in built.delegates]
+    return Step(
+        module,
+        figure,
+        sum(p.total_cycles for p in performances),
+        max((p.sram_bytes for p in performances), default=0),
+        len(built.pte),
+        len(performances),
+        len(built.partition.refusals),
+    )

@@ -1,0 +1,116 @@
+"""Quantization-aware training as a pair: ``prepare`` makes a model that trains as the NPU will compute, ``convert`` ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torchao.quantization.pt2e import allow_exported_model_train_eval, disable_observer
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+
+from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.node import op_name
+from ethorch.models.load import UserModel
+from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.constrained_weights import constrain_prepared, settle, take_out
+from ethorch.quantization.schemes import quantizer_for
+from ethorch.quantization.trained_batch_norms import fold_trained_batch_norms
+from ethorch.support.errors import QuantizationError
+from ethorch.support.exclusive import exclusive
+from ethorch.targets.settings import Settings
+
+#: Position of the argument ``training`` of each batch normalization that an exported graph may hold.
+_TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
+
+
+@exclusive()
+def prepare(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    scheme: str = "int8",
+    target: str = "ethos-u55-128",
+    settings: Settings | None = None,
+    config: QuantizationConfig | None = None,
+) -> GraphModule:
+    """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert`` it.
+
+    Its ``train()`` and ``eval()`` work as a module's. Train it as the float model was trained, with a smaller learning rate; call
+    ``freeze`` for the last epochs. Weights that ``ethorch.tuning.compress.constrain`` constrained stay so.
+
+    Args:
+        model: trained in float.
+        example_inputs: one training batch; its batch size may differ from what ``convert`` is given.
+        scheme: a name in ``ethorch.targets.settings.SCHEMES``.
+        target: name of the NPU.
+        settings: instead of scheme and target, with schemes of single modules.
+        config: a QuantizationConfig made with ``is_qat=True``, instead of the scheme's.
+
+    Raises:
+        QuantizationError: ``config`` is not made for training.
+        UserCodeError: the model does not run with these inputs, or cannot be exported.
+    """
+    if config is not None and not config.is_qat:
+        raise QuantizationError("config.not_qat", "the config is not made for training: make it with is_qat=True")
+    settings = settings or Settings(target=target, scheme=scheme)
+    user = UserModel(model, example_inputs)
+    graph = exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
+    rules = take_out(graph)
+    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, config, is_qat=True))
+    constrain_prepared(prepared, rules)
+    allow_exported_model_train_eval(prepared)
+    return prepared
+
+
+def freeze(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
+    """Stop what moves beside the weights, for the last epochs: the model trains on the numbers it will be deployed with.
+
+    Args:
+        prepared: from ``prepare``; it is changed.
+        batch_norm: batch normalization uses its running mean and variance, as at inference.
+        ranges: observers stop; scales and zero points stay.
+    """
+    if ranges:
+        prepared.apply(disable_observer)
+    if batch_norm:
+        train = prepared.train
+
+        def train_frozen(mode: bool = True) -> GraphModule:
+            """As before, but that batch normalization stays frozen."""
+            train(mode)
+            _freeze_batch_norm(prepared)
+            return prepared
+
+        prepared.train = train_frozen  # type: ignore[method-assign]
+        _freeze_batch_norm(prepared)
+    return prepared
+
+
+def _freeze_batch_norm(prepared: GraphModule) -> None:
+    for node in prepared.graph.nodes:
+        position = _TRAINING.get(op_name(node.target)) if node.op == "call_function" else None
+        if position is not None:
+            node.args = (*node.args[:position], False, *node.args[position + 1 :])
+    prepared.recompile()
+
+
+@exclusive()
+def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
+    """The trained model quantized, in eval mode: what ``ethorch.compile`` takes.
+
+    Args:
+        prepared: from ``prepare``, trained; used up.
+        example_inputs: one inference, where its batch size is not that of the training batch.
+    """
+    prepared.eval()
+    settle(prepared)
+    fold_trained_batch_norms(prepared)
+    converted: GraphModule = convert_pt2e(prepared)
+    if example_inputs is None:
+        return converted
+    inputs = UserModel(converted, example_inputs).example_inputs
+    with torch.no_grad():
+        made: GraphModule = exported(converted, inputs).module(check_guards=False)
+    return made

@@ -1,0 +1,266 @@
+"""The residual stream of a transformer in an exported graph: what adds to it, what normalizes it, what reads it.
+
+A stream begins with rows of an embedding, layers add to it, and all that reads it is normalized first and goes to linear layers.
+Then its channels have no meaning of their own: every orthogonal matrix can turn them, if writers and readers are turned too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import arguments, first_value, op_name
+from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, users_of
+
+#: Operators that pick rows, each as a whole: by an axis that is their first argument behind what they read.
+_PICKS = frozenset({"aten.index_select.default", "aten.slice.Tensor", "aten.select.int"})
+_INDEX, _SWAP = "aten.index.Tensor", "aten.transpose.int"
+_SQUARES = {"aten.pow.Tensor_Scalar", "aten.square.default"}
+_SUMS = {"aten.mean.dim", "aten.sum.dim_IntList"}
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A linear layer that reads the stream.
+
+    Attributes:
+        weight: summed over its axis.
+        bias: or None.
+        owner: path of the module in which it is computed.
+    """
+
+    weight: Parameter
+    bias: Parameter | None
+    owner: str
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A normalization of the stream.
+
+    Attributes:
+        weight: what multiplies the channels; None for ones.
+        bias: what is added to them, or None.
+        centers: does it subtract the mean?
+        readers: of what it gives.
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+    centers: bool
+    readers: tuple[Reader, ...]
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream.
+
+    Attributes:
+        width: its channels.
+        tables: embeddings whose rows are added to it, channels along axis 1.
+        writers: weights of layers that add to it, channels along ``axis``; and their biases.
+        norms: that read it.
+        refused: why it cannot be turned; empty if it can.
+    """
+
+    width: int
+    tables: list[Parameter] = field(default_factory=list)
+    writers: list[Parameter] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def readers(self) -> Iterator[Reader]:
+        """Of all its normalizations."""
+        for norm in self.norms:
+            yield from norm.readers
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All that would be changed, once for each place."""
+        yield from (*self.tables, *self.writers)
+        for norm in self.norms:
+            yield from (one for one in (norm.weight, norm.bias) if one is not None)
+        for reader in self.readers:
+            yield from (one for one in (reader.weight, reader.bias) if one is not None)
+
+    def refuse(self, why: str) -> None:
+        """It cannot be turned; the first reason stays."""
+        self.refused = self.refused or why
+
+    def take(self, other: Stream) -> None:
+        """Be both."""
+        self.tables += other.tables
+        self.writers += other.writers
+        self.norms += other.norms
+        self.refused = self.refused or other.refused
+
+
+def streams_of(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
+    """The streams of a graph from torch.export; and memory of a parameter -> how many operators read it, of all that are read."""
+    finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
+    return _Streams(finder).found(graph.graph.nodes), finder.uses()
+
+
+class _Streams:
+    """Looks at one graph, node by node."""
+
+    def __init__(self, finder: Finder):
+        self._finder = finder
+        self._of: dict[Node, Stream] = {}
+
+    def found(self, nodes: Iterable[Node]) -> list[Stream]:
+        """All streams, refused ones too."""
+        for node in nodes:
+            if node.op == "call_function" and op_name(node.target) == "aten.embedding.default":
+                self._begin(node)
+                continue
+            reading = [arg for arg in node.all_input_nodes if arg in self._of]
+            if not reading:
+                continue
+            if node.op == "call_function" and node in users_of(reading[0]):
+                self._read(node, reading)
+            elif node.op == "output":
+                for arg in reading:
+                    self._of[arg].refuse("the model returns it")
+        return list({id(stream): stream for stream in self._of.values()}.values())
+
+    def _begin(self, node: Node) -> None:
+        table = self._finder.parameter(node.args[0], 1)
+        value = first_value(node)
+        if table is not None and value is not None:
+            self._of[node] = Stream(value.shape[-1], tables=[table])
+
+    def _read(self, node: Node, reading: Sequence[Node]) -> None:
+        """One operator that reads the stream."""
+        name, x, stream = op_name(node.target), node.args[0], self._of[reading[0]]
+        if isinstance(x, Node) and x in self._of and (self._finder.moves(node) or self._picks(node, name)):
+            self._of[node] = stream
+        elif name == "aten.add.Tensor":
+            self._add(node, reading)
+        elif name == "aten.type_as.default" and x not in self._of:
+            pass  # it reads the dtype
+        elif self._is_square(node, name):
+            if any(op_name(user.target) not in _SUMS or user.args[1] not in ([-1], [self._last(node)]) for user in users_of(node)):
+                stream.refuse(f"its squares are read by {', '.join(str(user) for user in users_of(node))}")
+        elif name in ("aten.mul.Tensor", "aten.div.Tensor"):
+            self._multiply(node, reading[0])
+        elif name in ("aten.layer_norm.default", "aten.rms_norm.default"):
+            self._normalize(node, name)
+        elif name in (LINEAR, ADDMM) and x is not None and reading == [node.args[0 if name == LINEAR else 1]]:
+            self._norm(stream, node, None, None, False, self._readers([node], reading[0]))
+        else:
+            stream.refuse(f"{node} ({name}) reads it")
+
+    def _last(self, node: Node) -> int:
+        value = first_value(node)
+        return -1 if value is None else value.dim() - 1
+
+    def _picks(self, node: Node, name: str) -> bool:
+        """Does it pick or move whole rows?"""
+        value = first_value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        if value is None or name not in (*_PICKS, _INDEX, _SWAP):
+            return False
+        axes: list[object] = [node.args[1]] if name in _PICKS else list(node.args[1:3])
+        if name == _INDEX:  # one list of indices, for one of the axes in front
+            axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
+            if len(axes) > 1:
+                return False
+        return all(isinstance(axis, int) and axis % value.dim() != value.dim() - 1 for axis in axes)
+
+    def _is_square(self, node: Node, name: str) -> bool:
+        if name in _SQUARES:
+            return name != "aten.pow.Tensor_Scalar" or bool(node.args[1] == 2)
+        return name == "aten.mul.Tensor" and node.args[0] is node.args[1]
+
+    def _add(self, node: Node, reading: Sequence[Node]) -> None:
+        """Two streams are one behind this; or a layer adds to one."""
+        stream = self._of[reading[0]]
+        for arg in node.args[:2]:
+            if isinstance(arg, Node) and arg in self._of:
+                if (other := self._of[arg]) is not stream:
+                    stream.take(other)
+                    self._of.update({one: stream for one, own in self._of.items() if own is other})
+                continue
+            writer = self._written(arg, node)
+            if node.kwargs or not writer:
+                stream.refuse(f"{node} adds what no layer computes")
+                return
+            stream.writers += writer
+        self._of[node] = stream
+
+    def _written(self, node: object, reader: Node) -> tuple[Parameter, ...]:
+        """Weights and biases of the layers whose sum a value is, if nothing but ``reader`` reads that; else none."""
+        found = self._finder.rows(node, reader)
+        if not found and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and users_of(node) == [reader]:
+            parts = [self._written(arg, node) for arg in node.args[:2]]
+            found = tuple(one for part in parts for one in part) if all(parts) and not node.kwargs else ()
+        return found
+
+    def _multiply(self, node: Node, x: Node) -> None:
+        """By a number for each row, which leaves a stream; or by a weight for each channel, which is a normalization's."""
+        stream = self._of[x]
+        other = node.args[1] if node.args[0] is x else node.args[0]
+        value = first_value(other) if isinstance(other, Node) else None
+        if isinstance(other, (int, float)) or (value is not None and (not value.dim() or value.shape[-1] == 1)):
+            self._of[node] = stream
+            return
+        weight = self._finder.vector(other, node)
+        if weight is None or op_name(node.target) != "aten.mul.Tensor":
+            stream.refuse(f"{node} multiplies its channels")
+            return
+        self._norm(stream, node, weight, None, False, self._readers(users_of(node), node))
+
+    def _normalize(self, node: Node, name: str) -> None:
+        args, _ = arguments(node)
+        stream = self._of[args[0]]
+        weight, bias = self._finder.parameter(args[2]), None
+        centers = name == "aten.layer_norm.default"
+        if centers and args[3] is not None:
+            bias = self._finder.parameter(args[3])
+        missing = (weight is None) != (args[2] is None) or (centers and (bias is None) != (args[3] is None))
+        if missing or list(args[1]) != [stream.width]:
+            stream.refuse(f"{node} normalizes it by no parameters of its own")
+            return
+        self._norm(stream, node, weight, bias, centers, self._readers(users_of(node), node))
+
+    def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
+        """The linear layers among ``users`` and behind what only moves rows; none if something else reads."""
+        found: list[Reader] = []
+        waiting = [(value, user) for user in users]
+        while waiting:
+            read, user = waiting.pop(0)
+            name = op_name(user.target) if user.op == "call_function" else ""
+            if user.args and user.args[0] is read and (self._finder.moves(user) or self._picks(user, name)):
+                waiting += [(user, further) for further in users_of(user)]
+                continue
+            if name not in READERS:
+                return ()
+            args, _ = arguments(user)
+            x, weight, axis = READERS[name]
+            own = self._finder.parameter(args[weight], axis) if args[x] is read else None
+            given = args[0] if name == ADDMM else args[2]
+            bias = self._finder.parameter(given)
+            if own is None or (given is not None and bias is None) or user.kwargs:
+                return ()
+            stack = list(user.meta.get("nn_module_stack", {}).values())
+            found.append(Reader(own, bias, stack[-1][0] if stack else ""))
+        return tuple(found)
+
+    def _norm(
+        self,
+        stream: Stream,
+        node: Node,
+        weight: Parameter | None,
+        bias: Parameter | None,
+        centers: bool,
+        readers: tuple[Reader, ...],
+    ) -> None:
+        if not readers:
+            stream.refuse(f"something else than linear layers reads {node}")
+        elif bias is not None and bias.tensor.any() and any(reader.bias is None for reader in readers):
+            stream.refuse(f"a layer that reads {node} has no bias to take the normalization's")
+        else:
+            stream.norms.append(Norm(weight, bias, centers, readers))

@@ -1,0 +1,227 @@
+"""Where factors of channels can be folded into the parameters of an exported graph: what makes the channels, what reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import ASSERTIONS, CASTS, arguments, first_value, op_name
+
+#: A place by the memory of its first parameter.
+Key = int
+
+#: Operators whose result has its argument's last axis as it is, where their shapes say so too.
+_MOVES = CASTS | {
+    *(f"aten.{name}.default" for name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand")),
+    *(f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "dropout", "type_as")),
+    *("aten.squeeze.dim", "aten.squeeze.dims", "aten.to.dtype_layout"),
+}
+#: name -> positions of weight and bias.
+_NORMS = {"aten.layer_norm.default": (2, 3), "aten.rms_norm.default": (2, None)}
+LINEAR = "aten.linear.default"
+ADDMM = "aten.addmm.default"
+#: name -> positions of what is read and of the weight, and the axis of the weight that it is summed over.
+READERS = {LINEAR: (0, 1, 1), ADDMM: (1, 2, 0)}
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter that is changed.
+
+    Attributes:
+        name: as the module has it.
+        tensor: its own memory.
+        axis: which holds the channels.
+        added: what is added to it before it multiplies (Gemma's norms: 1).
+    """
+
+    name: str
+    tensor: Tensor
+    axis: int = 0
+    added: float = 0.0
+
+    def by_output(self) -> Tensor:
+        """float32[O, I] of a weight that sums over its axis."""
+        weight = self.tensor.detach().float()
+        return weight if self.axis else weight.t()
+
+    def spread(self, factors: Tensor) -> Tensor:
+        """Factors of channels in the shape that multiplies the parameter."""
+        shape = [1] * self.tensor.dim()
+        shape[self.axis] = -1
+        return factors.to(self.tensor.dtype).reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A place where channels can be divided and multiplied.
+
+    Attributes:
+        sources: divided; the first is its key.
+        readers: weights of linear layers, multiplied along the axis that is summed over.
+    """
+
+    sources: tuple[Parameter, ...]
+    readers: tuple[Parameter, ...]
+
+    @property
+    def key(self) -> Key:
+        """Of the first source."""
+        return self.sources[0].tensor.data_ptr()
+
+    def joined(self, other: Site) -> Site:
+        """What two models have at a place: all readers."""
+        known = {reader.tensor.data_ptr() for reader in self.readers}
+        return replace(self, readers=(*self.readers, *(r for r in other.readers if r.tensor.data_ptr() not in known)))
+
+    def touched(self) -> Iterator[tuple[int, int]]:
+        """(memory, axis) of all its parameters."""
+        for parameter in (*self.sources, *self.readers):
+            yield parameter.tensor.data_ptr(), parameter.axis
+
+    def fold(self, factors: Tensor) -> None:
+        """Divide the sources, multiply what reads them."""
+        for source in self.sources:
+            by = source.spread(factors)
+            if source.added:
+                source.tensor.copy_((source.tensor + source.added) / by - source.added)
+            else:
+                source.tensor.div_(by)
+        for reader in self.readers:
+            reader.tensor.mul_(reader.spread(factors))
+
+
+def sites_of(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Site]], set[int]]:
+    """(node whose value is divided, place) of a graph, of parameters that one operator reads; and the memory of all that it reads.
+
+    Args:
+        graph: from torch.export, before anything is decomposed.
+        module: that it is of: its parameters are what is changed.
+    """
+    finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
+    uses = finder.uses()
+    found = []
+    for node in graph.graph.nodes:
+        sources = finder.sources(node)
+        readers = finder.readers(node) if sources else ()
+        if readers and all(uses[parameter.tensor.data_ptr()] == 1 for parameter in (*sources, *readers)):
+            found.append((node, Site(sources, readers)))
+    return found, set(uses)
+
+
+def users_of(node: Node) -> list[Node]:
+    """What computes with a node's value."""
+    return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
+
+
+class Finder:
+    """Looks at one graph."""
+
+    def __init__(self, graph: GraphModule, own: dict[int, str]):
+        self._graph, self._own = graph, own
+        self._tensors = dict(graph.named_parameters(remove_duplicate=False))
+
+    def uses(self) -> Counter[int]:
+        """Memory of a parameter -> how many operators read it."""
+        found: Counter[int] = Counter()
+        for node in self._graph.graph.nodes:
+            if node.op == "get_attr" and users_of(node) and (tensor := self._tensors.get(str(node.target))) is not None:
+                found[tensor.data_ptr()] += len(users_of(node))
+        return found
+
+    def sources(self, node: Node) -> tuple[Parameter, ...]:
+        """The parameters that divide what a node computes, channel by channel of its last axis; none if there are no such."""
+        name = op_name(node.target) if node.op == "call_function" else ""
+        if name in _NORMS:
+            args, _ = arguments(node)
+            weight, bias = _NORMS[name]
+            if len(args[1]) != 1:
+                return ()
+            return self._all(args[weight], None if bias is None else args[bias])
+        if name == "aten.mul.Tensor":
+            left, right = node.args[:2]
+            for vector, other in ((left, right), (right, left)):
+                parameter = self.vector(vector, node)
+                if parameter is not None and isinstance(other, Node):
+                    return (parameter,)
+            for factor in (right, left):  # silu(gate) * up: rows of `up`
+                parameters = self.rows(factor, node)
+                if parameters:
+                    return parameters
+        return ()
+
+    def _all(self, weight: object, bias: object) -> tuple[Parameter, ...]:
+        given = [value for value in (weight, bias) if value is not None]
+        found = [parameter for value in given if (parameter := self.parameter(value))]
+        return tuple(found) if len(found) == len(given) and weight is not None else ()
+
+    def parameter(self, node: object, axis: int = 0) -> Parameter | None:
+        if not isinstance(node, Node) or node.op != "get_attr":
+            return None
+        tensor = self._tensors.get(str(node.target))
+        if tensor is None or tensor.data_ptr() not in self._own:
+            return None
+        return Parameter(self._own[tensor.data_ptr()], tensor, axis)
+
+    def vector(self, node: object, product: Node) -> Parameter | None:
+        """A parameter of one axis, maybe cast, maybe with a number added."""
+        added = 0.0
+        while isinstance(node, Node) and node.op == "call_function":
+            name = op_name(node.target)
+            if name in ("aten.add.Tensor", "aten.add.Scalar") and isinstance(node.args[1], (int, float)) and not node.kwargs:
+                added += float(node.args[1])
+            elif name not in _MOVES or len(users_of(node)) != 1:
+                return None
+            node = node.args[0]
+        parameter = self.parameter(node)
+        value = first_value(product)
+        if parameter is None or value is None or parameter.tensor.dim() != 1 or parameter.tensor.shape[0] != value.shape[-1]:
+            return None
+        return replace(parameter, added=added)
+
+    def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
+        """Weight and bias of the linear layer that makes a value, if nothing but ``reader`` reads that."""
+        while isinstance(node, Node) and len(users_of(node)) == 1 and self.moves(node):
+            node = node.args[0]
+        name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
+        if not isinstance(node, Node) or name not in READERS or len(users_of(node)) != 1:
+            return ()
+        args, _ = arguments(node)
+        value, product = first_value(node), first_value(reader)
+        if value is None or product is None or value.shape[-1] != product.shape[-1] or node.kwargs:
+            return ()
+        _, weight, summed = READERS[name]
+        bias = args[0] if name == ADDMM else args[2]
+        found = [self.parameter(args[weight], 1 - summed), *([] if bias is None else [self.parameter(bias)])]
+        return () if None in found else tuple(one for one in found if one is not None)
+
+    def moves(self, node: Node) -> bool:
+        """Does it leave the last axis as it is?"""
+        if node.op != "call_function" or op_name(node.target) not in _MOVES or not isinstance(node.args[0], Node):
+            return False
+        value, before = first_value(node), first_value(node.args[0])
+        if value is None or before is None or not value.dim() or not before.dim():
+            return False
+        return value.dtype == before.dtype and value.shape[-1] == before.shape[-1]
+
+    def readers(self, node: Node) -> tuple[Parameter, ...]:
+        """The weights of the linear layers that read a node's value; none if something else does."""
+        found: list[Parameter] = []
+        waiting = [(node, user) for user in users_of(node)]
+        while waiting:
+            reader, user = waiting.pop(0)
+            if self.moves(user) and user.args[0] is reader:
+                waiting += [(user, further) for further in users_of(user)]
+                continue
+            x, weight, axis = READERS.get(op_name(user.target) if user.op == "call_function" else "", (0, 0, 0))
+            found_weight = self.parameter(user.args[weight], axis) if x != weight and user.args[x] is reader else None
+            value = first_value(reader)
+            if found_weight is None or value is None or value.dtype != torch.float32:
+                return ()
+            found.append(found_weight)
+        return tuple(found)

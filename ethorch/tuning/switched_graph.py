@@ -1,0 +1,135 @@
+"""A calibrated graph whose quantization can be switched on and off per module and operator, without preparing it again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.observer import ObserverBase
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch.backend import build as flow
+from ethorch.lower.fx.aten_builder import MADE_FOR
+from ethorch.lower.fx.node import op_name, origin_of
+from ethorch.quantization.activation_observer import Follower
+from ethorch.quantization.quantizer import TOSAQuantizer
+from ethorch.quantization.selection import module_path
+from ethorch.support.errors import QuantizationError
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.tuning.sample_runs import Inputs, exported, outputs_of, outputs_on_npu, reset, state_of
+
+
+class Switch(nn.Module):
+    """Quantizes and dequantizes while it is on; in the place of one observer."""
+
+    def __init__(self, observer: Any):
+        super().__init__()
+        scale, zero = observer.calculate_qparams()
+        self.scale, self.zero = scale.detach().float(), zero.detach()
+        self.low, self.high = observer.quant_min, observer.quant_max
+        self.axis = observer.ch_axis if self.scale.numel() > 1 else None
+        self.on = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.on:
+            return x
+        shape = [1] * x.dim()
+        if self.axis is not None:
+            shape[self.axis] = -1
+        scale, zero = self.scale.reshape(shape), self.zero.reshape(shape)
+        result: Tensor = (torch.clamp(torch.round(x / scale) + zero, self.low, self.high) - zero) * scale
+        return result
+
+
+class Switched:
+    """The model, calibrated, with a switch in the place of every observer: its quantization goes on and off by part.
+
+    A part is a module, or an operator that is called outside the innermost modules, such as a ``torch.log`` in ``forward``.
+
+    Args:
+        model: in eval mode, or a graph module from torch.export.
+        quantizer: with its settings made.
+        samples: calibration inputs.
+
+    Attributes:
+        owners: the parts that each switch belongs to, outermost first, by the switch's name.
+        parts: the innermost modules in which something is quantized, and the operators outside them, in the order they run.
+        operators: ATen name and source line of each operator among the parts, by its FX node's name.
+    """
+
+    def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
+        if not samples:
+            raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+        graph = exported(model, samples[0])
+        self._state = state_of(graph)
+        self.graph: GraphModule = prepare_pt2e(graph, quantizer)
+        self.run(samples)  # calibrates
+        self._calibrated = copy.deepcopy(self.graph)
+        owners: dict[str, tuple[list[str], Node]] = {}
+        self._switches: dict[str, Switch] = {}
+        made: dict[int, Switch] = {}
+        for node in self.graph.graph.nodes:
+            if node.op != "call_module":
+                continue
+            observer = self.graph.get_submodule(node.target)
+            if isinstance(observer, ObserverBase):
+                owner = _owner(self.graph, node)
+                owners[node.target] = [name for name, _ in module_path(owner) if name], owner
+                made[id(observer)] = switch = made.get(id(observer)) or Switch(observer)
+                self._switches[node.target] = copy.copy(switch)
+                setattr(self.graph, node.target, self._switches[node.target])
+        paths = [path for path, _ in owners.values()]
+        outer = {tuple(path[:depth]) for path in paths for depth in range(len(path))} | {()}
+        modules = {name for path in paths for name in path}
+        self.operators: dict[str, str] = {}
+        self.owners: dict[str, list[str]] = {}
+        parts: dict[str, None] = {}  # in order, each once
+        for target, (path, owner) in owners.items():
+            name, function = owner.meta.get(MADE_FOR, (owner.name, owner.target))
+            is_outside = tuple(path) in outer and name not in modules
+            if is_outside:
+                self.operators[name] = ", ".join(filter(None, (op_name(function), origin_of(owner).source)))
+            own = [name] if is_outside else []
+            self.owners[target] = [*path, *own]
+            parts |= dict.fromkeys([*path[-1:], *own])
+        self.parts = list(parts)
+
+    def switch(self, on: Callable[[list[str]], bool]) -> None:
+        """Quantize what lies in modules (outermost first) that ``on`` says yes to."""
+        for target, path in self.owners.items():
+            self._switches[target].on = on(path)
+
+    def run(self, samples: Iterable[Inputs]) -> list[Any]:
+        """What the model returns for each sample, with the switches as they are."""
+        return outputs_of(self.graph, samples, self._state)
+
+    def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
+        """The same of the program that is compiled of it, on the simulated NPU; what is not quantized runs on the CPU."""
+        graph = copy.deepcopy(self._calibrated)
+        for node in list(graph.graph.nodes):
+            if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                graph.graph.erase_node(node)
+        graph.recompile()
+        reset(graph, self._state)
+        converted = convert_pt2e(graph)
+        return outputs_on_npu(flow.build(converted, samples[0], spec), converted, samples)
+
+
+def _owner(graph: GraphModule, node: Node) -> Node:
+    """Return the operator that a quantized value belongs to: its producer; for an input, a parameter or a constant its reader.
+
+    A copy of moved data that is not in a module belongs to the operator that computed the data.
+    """
+    (source,) = node.all_input_nodes
+    while source.op == "call_module":  # an observer in front of this one
+        (source,) = source.all_input_nodes
+    if source.op != "call_function":
+        return next(iter(node.users))
+    if isinstance(graph.get_submodule(str(node.target)), Follower) and not any(name for name, _ in module_path(source)):
+        return _owner(graph, source.all_input_nodes[0]) if source.all_input_nodes[0].op == "call_module" else source
+    return source

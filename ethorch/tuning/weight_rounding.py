@@ -1,0 +1,58 @@
+"""Rounding weights so that a layer's output comes out right, rather than each weight.
+
+Column by column, the weights to come make up for what one rounding loses (Frantar et al. 2022, GPTQ). Nagel et al. 2020, Up or
+Down? Adaptive Rounding, has the same aim by gradient descent.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ethorch.lower.builder.window import Window
+
+
+def patches(x: Tensor, window: Window) -> Tensor:
+    """float[N, C, ...] -> float[N * places, C * elements of the kernel]: what of ``x`` each place of the result reads."""
+    spatial = len(window.kernel)
+    ends = zip(reversed(window.before), reversed(window.after), strict=True)
+    x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])
+    for axis, (span, stride, dilation) in enumerate(zip(window.span, window.stride, window.dilation, strict=True), start=2):
+        x = x.unfold(axis, span, stride)[..., ::dilation]
+    places, elements = range(2, 2 + spatial), range(2 + spatial, 2 + 2 * spatial)
+    return x.permute(0, *places, 1, *elements).flatten(1 + spatial).flatten(0, spatial)
+
+
+def shrunk(moments: Tensor, rows: int) -> Tensor:
+    """Second moments float[groups, K, K] nearer to their diagonal the fewer rows they come from: few rows correlate by chance."""
+    size = moments.shape[-1]
+    share = size / (size + rows)
+    return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
+
+
+def compensated(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    """Codes x scale near ``weight``, each rounding made up for by the weights not rounded yet.
+
+    Args:
+        weight: float[groups, outputs, K].
+        moments: float[groups, K, K], sum of x x^T over the inputs x that the weights see.
+        scale: float[groups, outputs, 1].
+        low, high: codes allowed.
+    """
+    size = weight.shape[-1]
+    diagonal = torch.diagonal(moments, dim1=1, dim2=2)
+    damping = diagonal.mean(1, keepdim=True) * 0.01 + 1e-8
+    moments = moments + torch.diag_embed(damping.expand_as(diagonal))
+    order = torch.argsort(diagonal.sum(0), descending=True)  # the weights that matter most first, while others can still help
+    moments = moments[:, order][:, :, order]
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
+    left = weight[:, :, order].clone()
+    done = torch.empty_like(left)
+    for column in range(size):
+        value = left[:, :, column]
+        rounded = torch.clamp(torch.round(value / scale[..., 0]), low, high) * scale[..., 0]
+        done[:, :, column] = rounded
+        error = (value - rounded) / upper[:, column, column, None]
+        left[:, :, column + 1 :] -= error[:, :, None] * upper[:, None, column, column + 1 :]
+    return done[:, :, torch.argsort(order)]

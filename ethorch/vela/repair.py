@@ -1,0 +1,245 @@
+"""Run each compiled delegate on random inputs; if it differs from its TOSA graph, insert copies until it does not.
+
+``lower.rewrite.vela_bugs`` avoids the bugs of Vela that are known. This module catches the others: nearly all of them are lost offsets
+and shapes of values that Vela does not write to memory, and disappear if such a value is copied first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.lower.rewrite.insert_copies import copied
+from ethorch.lower.rewrite.rewriter import Names, Rewriter
+from ethorch.npu import Machine, Program, staging_bytes
+from ethorch.support.errors import MachineFault, PayloadError, VelaError, VerificationError
+from ethorch.support.progress import stage
+from ethorch.tosa import interpreter
+from ethorch.tosa.ir import DTYPES, Graph, Op, Value
+from ethorch.vela.lowered import Lowered
+from ethorch.vela.verification import as_bytes, check_outputs, delegate_arrays
+
+Array = npt.NDArray[Any]
+
+logger = logging.getLogger(__name__)
+
+_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # for one delegate
+_DISTANCES = (0, 1, 2, 4)  # of operators from the one that is wrong; then all of the graph
+_NARROW = ("INT8", "INT16", "BOOL")  # what costs little to copy
+_MOST_RANDOM_INT32 = 8  # an int32 input may be an index, and must be inside of its axis
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An operand of the operator whose first result has the name ``reader``; or, of place None, that result, if it is an output."""
+
+    reader: str
+    place: int | None
+
+
+def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
+    """Return the delegate if it computes what its TOSA graph does, and otherwise one with copies that does.
+
+    A delegate is not compared if it has a loop, which may not end on random inputs, or if its graph has no result for them.
+
+    Args:
+        compile_graph: Compiles a rewritten graph.
+
+    Raises:
+        VerificationError: The delegate differs, and no copies mend it.
+    """
+    inputs = _random_inputs(lowered)
+    if inputs is None:
+        return lowered
+    arrays, expected = inputs
+    outputs = _run(lowered, arrays)
+    if _equal(outputs, expected):
+        return replace(lowered, is_compared=True)
+    try:
+        check_outputs(lowered, "a delegate", arrays, outputs)
+    except VerificationError as error:
+        with stage("repair"):
+            mended = _Repair(lowered, compile_graph, arrays, expected).find(error.value)
+        if mended is None:
+            raise
+        logger.warning(
+            "Vela compiles %s to commands that compute something else. %s inserted before %s, and the result is right. "
+            "Please report this with the model. [vela.repaired]",
+            error.operator or "an operator",
+            "A copy is" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies are",
+            ", ".join(dict.fromkeys(mended.repairs)),
+        )
+        return mended
+    raise AssertionError("outputs differ, and the check found no difference")
+
+
+def _random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
+    """Return bytes of random inputs and what the graph makes of them; None if it has no result for any that are tried."""
+    source = lowered.source
+    if any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops):
+        return None
+    for most in (_MOST_RANDOM_INT32, 1):
+        generator = np.random.default_rng(0)
+        arrays = [as_bytes(_random(value, generator, most)) for value in lowered.inputs]
+        try:
+            return arrays, [as_bytes(x) for x in interpreter.run(source, delegate_arrays(lowered, arrays))]
+        except (ArithmeticError, IndexError):
+            continue
+    return None
+
+
+def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
+    """Return random codes; booleans; or, for int32, numbers below ``most``."""
+    bits = {"INT8": 8, "INT16": 16}.get(value.dtype)
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if bits else (0, 2 if value.dtype == "BOOL" else most)
+    return generator.integers(low, high, value.shape).astype(DTYPES[value.dtype])
+
+
+def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault:
+    """Return the output bytes of a run over memory that is full of noise, or the fault that it stops with."""
+    try:
+        payload = lowered.payload
+        program = Program(payload.commands, payload.weights)
+        machine = Machine(program, payload.scratch_bytes, staging_bytes(program))
+        noise = np.random.default_rng(1)
+        for index in machine.regions:
+            if index:  # the constants are region 0
+                region = machine.region(index)
+                region[:] = noise.integers(0, 256, region.size, dtype=np.uint8)
+        for tensor, data in zip(payload.inputs, inputs, strict=True):
+            machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
+        machine.run()
+    except PayloadError as error:  # a tensor lies outside of its region
+        return MachineFault(str(error))
+    except MachineFault as fault:
+        return fault
+    return [machine.region(t.region)[t.offset : t.offset + t.nbytes].copy() for t in payload.outputs]
+
+
+def _equal(outputs: Sequence[Array] | MachineFault, expected: Sequence[Array]) -> bool:
+    return not isinstance(outputs, MachineFault) and all(map(np.array_equal, outputs, expected))
+
+
+class _Repair:
+    """The search for copies that mend a delegate."""
+
+    def __init__(self, lowered: Lowered, compile_graph: Callable[[Graph], Lowered], inputs: list[Array], expected: list[Array]):
+        self._lowered, self._compile, self._inputs, self._expected = lowered, compile_graph, inputs, expected
+        self._left, self._end = _MOST_COMPILATIONS, time.monotonic() + _MOST_SECONDS
+
+    @property
+    def _is_over(self) -> bool:
+        return self._left <= 0 or time.monotonic() > self._end
+
+    def find(self, suspect: str) -> Lowered | None:
+        """Return a delegate that is right and has few copies; None if there is none.
+
+        Args:
+            suspect: Name of the first value that is wrong; empty if a rewrite made it wrong, which copies do not mend.
+        """
+        if not suspect:
+            return None
+        for operands in _candidates(self._lowered.graph, suspect):
+            if self._is_over:
+                return None
+            if (mended := self._with_copies(operands)) is not None:
+                fewer = self._with_copies(least := self._fewest(operands, []))
+                return mended if fewer is None or len(least) == len(operands) else fewer
+        return None
+
+    def _with_copies(self, operands: Sequence[_Operand]) -> Lowered | None:
+        """Return the delegate with copies of these; None if it is not right."""
+        self._left -= 1
+        graph = self._lowered.graph.copy()
+        repairs = insert_copies(graph, operands)
+        try:
+            compiled = self._compile(graph)
+        except VelaError:
+            return None
+        if not _equal(_run(compiled, self._inputs), self._expected):
+            return None
+        return replace(compiled, source=self._lowered.source, is_compared=True, repairs=repairs)
+
+    def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
+        """Return the fewest of ``operands`` that mend together with ``base``, as far as halves tell (QuickXplain)."""
+        if len(operands) == 1 or self._is_over:
+            return list(operands)
+        middle = len(operands) // 2
+        first, second = list(operands[:middle]), list(operands[middle:])
+        for half in (first, second):
+            if self._with_copies([*base, *half]) is not None:
+                return self._fewest(half, base)
+        left = self._fewest(first, [*base, *second])
+        return [*left, *self._fewest(second, [*base, *left])]
+
+
+def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
+    """Copy these operands before their operators read them; return the operators, with their places in the user's code."""
+    names, readers = Names(graph), []
+    for region in list(graph.regions()):
+        r = Rewriter(region, names, is_region=region is not graph)
+        ops = {op.result.name: op for op in region.ops}
+        for operand in operands:
+            if (op := ops.get(operand.reader)) is None:
+                continue
+            readers.append(f"{op.name} of {op.result.origin}")
+            if operand.place is None:
+                r.insert_after(op, copied)
+            else:
+                r.insert_before(op, operand.place, copied)
+        r.finish()
+    return tuple(readers)
+
+
+def _candidates(graph: Graph, suspect: str) -> Iterator[list[_Operand]]:
+    """Yield sets of operands to copy: those around the suspect, then further away, then each by itself."""
+    distances = _distances(graph, suspect)
+    known = [(distance, wide, operand) for op, distance in distances for wide, operand in _operands(graph, op)]
+    seen: list[list[_Operand]] = []
+    for most in (*_DISTANCES, len(distances)):
+        for with_wide in (False, True):
+            chosen = [operand for distance, wide, operand in known if distance <= most and (with_wide or not wide)]
+            if chosen and chosen not in seen:
+                seen.append(chosen)
+                yield chosen
+    for _, _, operand in sorted(known, key=lambda entry: entry[:2]):
+        yield [operand]
+
+
+def _distances(graph: Graph, suspect: str) -> list[tuple[Op, int]]:
+    """Return each operator with the number of edges between it and the one that makes the suspect."""
+    found: list[tuple[Op, int]] = []
+    for region in graph.regions():
+        producers = {id(value): op for op in region.ops for value in op.results}
+        neighbours: dict[int, list[Op]] = {id(op): [] for op in region.ops}
+        for op in region.ops:
+            for value in op.operands:
+                if (before := producers.get(id(value))) is not None:
+                    neighbours[id(op)].append(before)
+                    neighbours[id(before)].append(op)
+        steps = {id(op): 0 for op in region.ops if any(value.name == suspect for value in op.results)}
+        queue = deque(op for op in region.ops if id(op) in steps)
+        while queue:
+            op = queue.popleft()
+            for other in neighbours[id(op)]:
+                if id(other) not in steps:
+                    steps[id(other)] = steps[id(op)] + 1
+                    queue.append(other)
+        found += [(op, steps.get(id(op), len(graph.ops))) for op in region.ops]
+    return found
+
+
+def _operands(graph: Graph, op: Op) -> Iterator[tuple[bool, _Operand]]:
+    """Yield what can be copied at an operator, and whether it is wide."""
+    for place, value in enumerate(op.operands):
+        if not value.is_const and value.dtype in (*_NARROW, "INT32"):
+            yield value.dtype not in _NARROW, _Operand(op.result.name, place)
+    if any(op.result is value for region in graph.regions() for value in region.outputs) and op.result.dtype in (*_NARROW, "INT32"):
+        yield op.result.dtype not in _NARROW, _Operand(op.result.name, None)

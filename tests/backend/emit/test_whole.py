@@ -1,0 +1,287 @@
+"""The direct ways give what ExecuTorch's way gives: the same payloads, the same results; what they cannot take, they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ethorch import EthosUCompileSpec, EthosUPartitioner
+from ethorch import runtime as host
+from ethorch.backend import build as flow
+from ethorch.backend import through_executorch
+from ethorch.backend.emit import NotWhole, lower_whole, program_of
+from ethorch.formats import pte
+from ethorch.formats.pte_writer import write
+from ethorch.support.errors import VelaError
+from tests.helpers.quantized import Quantized, lower, quantized, samples
+
+
+class Joined(nn.Module):
+    """Two inputs, three outputs; one is read within, one is given twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.relu(self.b(y))
+        total = first + self.a(x)
+        return total, first.mean((2, 3)), total
+
+
+class Turned(nn.Module):
+    """A result that PyTorch gives as a view with other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.conv(x)).permute(0, 2, 3, 1)
+
+
+class Integers(nn.Module):
+    """Integers in and out, beside floats."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x * 2), shift * 3 + 1
+
+
+class Embedded(nn.Module):
+    """int64 positions: the CPU casts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        out: Tensor = torch.relu(self.table(positions))
+        return out
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.topk(torch.relu(x), 3)[0]
+
+
+class Counting(nn.Module):
+    """Changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sum += x
+        return self.sum * 2
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.cond(x.sum() > 0, torch.relu, torch.tanh, (x,))
+        return out
+
+
+class Through(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x), x
+
+
+INT32 = torch.tensor([[1, -2, 3, 40]], dtype=torch.int32)
+WHOLE: dict[str, tuple[nn.Module, list[Any]]] = {
+    "joined": (Joined(), samples((1, 3, 6, 6), (1, 2, 6, 6))),
+    "turned": (Turned(), samples((1, 3, 6, 5))),
+    "integers": (Integers(), [(torch.randn(2, 3), INT32), (torch.randn(2, 3), INT32)]),
+}
+NOT_WHOLE: dict[str, tuple[nn.Module, Any, str]] = {
+    "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),), "int64|GATHER"),
+    "topk": (Sorted(), (torch.randn(1, 8),), "topk"),
+    "buffer": (Counting(), (torch.randn(1, 4),), "sum|add|copy"),
+    "branch": (Branch(), (torch.randn(1, 4),), "no tensor|control flow"),
+    "through": (Through(), (torch.randn(1, 4),), "not quantized|not computed"),
+    "channels_last": (Turned(), (torch.randn(1, 3, 6, 5).to(memory_format=torch.channels_last),), "row by row"),
+}
+
+
+class Between(nn.Module):
+    """Two delegates, one of which reads what the other and the CPU give; a branch beside them, and state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.calls += 1
+        first = torch.relu(self.a(x)).mean((2, 3))
+        best, places = torch.topk(first, 4)
+        return self.b(torch.sigmoid(best)) + first, places, self.calls * 1
+
+
+REDUCED: dict[str, tuple[nn.Module, Any]] = {
+    "between": (Between(), (torch.randn(1, 3, 6, 6),)),
+    "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),)),
+    "topk": (Sorted(), (torch.randn(1, 8),)),
+    "through": (Through(), (torch.randn(1, 4),)),
+    "buffer": (Counting(), (torch.randn(1, 4),)),
+}
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+@pytest.mark.parametrize("name", REDUCED)
+def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> None:
+    model, inputs = REDUCED[name]
+    q = quantized(model, [inputs], target=target)
+    before = str(q.module.graph)
+    spec = EthosUCompileSpec(target)
+    build = through_executorch.built_reduced(q.module, inputs, spec)
+    usual = by_executorch(q, target)
+    ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
+    assert ours.delegates == theirs.delegates
+    assert ours.operators == theirs.operators
+    assert str(q.module.graph) == before
+    assert [delegate.payload.pack() for delegate in build.delegates] == [delegate.blob for delegate in ours.delegates]
+    begins_alike = through_executorch.built_by_executorch(q.module, inputs, spec).pte  # ExecuTorch drops what buffers begin with
+    programs = host.load(build.pte), host.load(begins_alike)
+    for _ in range(2):
+        for a, b in zip(*(program(*inputs) for program in programs), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["embedded", "topk", "through"])
+def test_a_cpus_part_that_is_written_as_it_stands_needs_no_executorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = REDUCED[name]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    taken = pytest.fail
+    monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
+    build = flow.build(quantized(model, [inputs]).module, inputs, spec)
+    usual = by_executorch(quantized(model, [inputs]), "ethos-u55-128")
+    ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
+    assert ours.structure == theirs.structure
+    assert sum(ours.memories) <= sum(theirs.memories)
+    for a, b in zip(host.load(build.pte)(*inputs), host.load(usual)(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def by_executorch(q: Quantized, target: str) -> bytes:
+    return lower(q.module, q.example, EthosUPartitioner(EthosUCompileSpec(target)))
+
+
+@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
+@pytest.mark.parametrize("name", WHOLE)
+def test_both_ways_give_the_same(name: str, target: str) -> None:
+    model, calibration = WHOLE[name]
+    q = quantized(model, calibration, target=target)
+    spec = EthosUCompileSpec(target)
+    data = write(program_of(lower_whole(q.module, spec), spec))
+    usual = by_executorch(q, target)
+    (ours,), (theirs,) = (pte.read(content).methods["forward"].delegates for content in (data, usual))
+    assert ours == theirs
+    assert pte.read(data).methods["forward"].structure == pte.read(usual).methods["forward"].structure
+    for inputs in calibration:
+        for a, b in zip(host.load(data)(*inputs), host.load(usual)(*inputs), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE)
+def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) -> None:
+    model, inputs, why = NOT_WHOLE[name]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    q = quantized(model, [inputs])
+    with pytest.raises(NotWhole, match=why):
+        lower_whole(q.module, spec)
+    assert host.load(flow.build(q.module, inputs, spec).pte)(*inputs)
+
+
+def test_flow_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calibration = WHOLE["turned"]
+    taken = pytest.fail
+    monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
+    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    assert len(build.delegates) == 1
+    assert build.partition.npu_operators == 3
+    assert build.partition.refusals == []
+
+
+def test_what_vela_declines_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def declined(*_: Any) -> None:
+        raise VelaError("no.")
+
+    model, calibration = WHOLE["turned"]
+    monkeypatch.setattr(flow, "lower_whole", declined)
+    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    assert build.partition.npu_operators
+
+
+def test_artifacts_are_written(tmp_path: Any) -> None:
+    model, calibration = WHOLE["turned"]
+    spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(str(tmp_path))
+    build = flow.build(quantized(model, calibration).module, calibration[0], spec)
+    assert {"delegate_0.tosa", "delegate_0.steps"} <= {path.name for path in tmp_path.iterdir()}
+    assert str(tmp_path).encode() not in build.pte
+
+
+class FirstOfTwo(nn.Module):
+    """broadcast_tensors reads two tensors, and its first result only one of them: ExecuTorch drops the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.one(x), self.other(x)
+        return torch.broadcast_tensors(one.sum(-1) > 0, other.sum(-1) > 0)[0].to(torch.int32) * 2
+
+
+def test_results_that_executorch_drops_take_the_other_way() -> None:
+    calibration = samples((3, 6))
+    q = quantized(FirstOfTwo(), calibration)
+    program = host.load(flow.build(q.module, calibration[0], EthosUCompileSpec("ethos-u55-128")).pte)
+    for inputs in calibration:
+        assert torch.equal(program(*inputs)[0], q.module(*inputs))
+
+
+def test_codes_that_are_taken_and_given_outlive_the_input() -> None:
+    """The quantize node's result lay over its operand: it was counted as written by the delegate, which gives it, too."""
+    calibration = samples((1, 3, 8, 8))
+    q = quantized(TwoSizes(), calibration)
+    output = q.module.graph.output_node()
+    first = next(n for n in q.module.graph.nodes if ".dequantize_per_tensor" in str(n.target) and n.args[0].op == "call_function")
+    output.args = ((first, *output.args[0]),)
+    codegen = q.module.graph._codegen
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=torch.utils._pytree.tree_structure((0, 0, 0)))
+    q.module.recompile()
+    spec = EthosUCompileSpec("ethos-u55-128")
+    program = host.load(write(program_of(lower_whole(q.module, spec), spec)))
+    for inputs in calibration:
+        torch.testing.assert_close(program(*inputs)[0], q.module(*inputs)[0], rtol=0, atol=0)
+
+
+class TwoSizes(nn.Module):
+    """So that the small result's codes lie at 0, where the input lay, and those of the input right behind, in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.big = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 16, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.small(x), self.big(x)
+
+
+def test_a_program_of_one_delegate_is_compiled_without_importing_executorch() -> None:
+    code = """
+import sys, torch, ethorch
+program = ethorch.compile(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.rand(1, 3, 8, 8))
+assert len(program.description.delegates) == 1 and str(program)
+print([name for name in sys.modules if name.split(".")[0] == "executorch"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,158 @@
+"""What surrounds the CPU, by itself: the MPU and what the cache keeps, priorities, cache maintenance by set and way."""
+
+from __future__ import annotations
+
+import pytest
+
+from ethorch.deploy.virtual_board import mpu
+from ethorch.deploy.virtual_board.cache import DataCache
+from ethorch.deploy.virtual_board.core import EXTERNAL, PENDSV, SYSTICK, Core
+from ethorch.deploy.virtual_board.guest import Guest
+from ethorch.deploy.virtual_board.unicorn_hooks import DIRTY, STALE, Hooks
+from ethorch.targets import boards as board
+
+SCS = 0xE000
+SRAM = 0x31000000
+
+
+def core() -> Core:
+    return Core("cortex-m55", 96, 0x10000000, lambda: 0, list, lambda: None)
+
+
+def region(found: Core, number: int, start: int, end: int, attribute: int) -> None:
+    """Set a region of the MPU, with an attribute of its own, and switch the MPU on."""
+    for at, value in (
+        (mpu.RNR, number),
+        (mpu.RBAR, start),
+        (mpu.RLAR, (end - 32) | number << 1 | 1),
+        (mpu.MAIR0, found.mpu.read(mpu.MAIR0) & ~(0xFF << 8 * number) | attribute << 8 * number),
+        (mpu.CTRL, 5),
+    ):
+        found.write(SCS + at, value, 4)
+
+
+def test_the_default_map() -> None:
+    assert list(core().mpu.policies(0x1FFFFF00, 0x20000100)) == [
+        (0x1FFFFF00, 0x20000000, mpu.THROUGH),
+        (0x20000000, 0x20000100, mpu.BACK),
+    ]
+    assert [kind for *_, kind in core().mpu.policies(0x9FFFFFF0, 0xA0000010)] == [mpu.THROUGH, mpu.NONE]
+
+
+@pytest.mark.parametrize(
+    "attribute, kind", [(0x44, mpu.NONE), (0x04, mpu.NONE), (0xFF, mpu.BACK), (0xAA, mpu.THROUGH), (0x77, mpu.BACK)]
+)
+def test_a_region_says_otherwise(attribute: int, kind: str) -> None:
+    found = core()
+    region(found, 1, SRAM + 0x1000, SRAM + 0x2000, attribute)
+    parts = list(found.mpu.policies(SRAM, SRAM + 0x3000))
+    assert parts == [
+        (SRAM, SRAM + 0x1000, mpu.BACK),
+        (SRAM + 0x1000, SRAM + 0x2000, kind),
+        (SRAM + 0x2000, SRAM + 0x3000, mpu.BACK),
+    ]
+    found.write(SCS + mpu.CTRL, 0, 4)
+    assert {kind for *_, kind in found.mpu.policies(SRAM, SRAM + 0x3000)} == {mpu.BACK}
+
+
+def test_aliases_of_four_regions() -> None:
+    found = core()
+    found.write(SCS + mpu.RNR, 4, 4)
+    found.write(SCS + mpu.RBAR + 16, 0x20000000, 4)
+    found.write(SCS + mpu.RNR, 6, 4)
+    assert found.read(SCS + mpu.RBAR, 4) == 0x20000000
+    assert found.read(SCS + mpu.TYPE, 4) == 16 << 8
+
+
+def cache() -> tuple[DataCache, Core, list[str], Guest]:
+    """A cache that is on, the core whose MPU it obeys, and what it says."""
+    which, said = board.load("corstone-300"), list[str]()
+    guest = Guest(which)
+    made = DataCache(which.cpu, guest, Hooks(), lambda id, text, at: said.append(id), lambda: None)
+    found = core()
+    made.mpu, made.enabled = found.mpu, True
+    return made, found, said, guest
+
+
+def mark(made: DataCache, address: int, flag: int) -> None:
+    """The CPU or the NPU has written a line."""
+    flags = made._lines(address, address + 1)
+    assert flags is not None
+    flags |= flag
+
+
+def test_memory_that_is_not_cached_needs_no_cleaning() -> None:
+    made, found, said, _ = cache()
+    mark(made, SRAM + 0x1000, DIRTY)
+    made.before_run([(SRAM, SRAM + 0x2000)], [], exact=True)
+    assert said == ["cache.not_cleaned"]
+    region(found, 0, SRAM + 0x1000, SRAM + 0x2000, 0x44)
+    made.before_run([(SRAM, SRAM + 0x2000)], [], exact=True)
+    assert said == ["cache.not_cleaned"]
+    made.after_run([(SRAM, SRAM + 0x2000)], exact=True)
+    for address, stale in ((SRAM, STALE), (SRAM + 0x1000, 0)):
+        flags = made._lines(address, address + 1)
+        assert flags is not None
+        assert flags[0] & STALE == stale
+
+
+def test_what_is_written_through_is_never_dirty_and_may_be_stale() -> None:
+    made, _, said, _ = cache()
+    bram = 0x11000000
+    mark(made, bram, DIRTY)
+    made.before_run([(bram, bram + 64)], [], exact=True)
+    assert said == []
+    made.after_run([(bram, bram + 64)], exact=True)
+    flags = made._lines(bram, bram + 1)
+    assert flags is not None
+    assert flags[0] & STALE
+
+
+def test_a_stream_of_unknown_extent_is_not_judged() -> None:
+    made, _, said, _ = cache()
+    mark(made, SRAM, DIRTY)
+    made.before_run([(SRAM, SRAM + 64)], [], exact=False)
+    assert said == []
+
+
+def test_operations_by_address() -> None:
+    made, _, _, _ = cache()
+    for clean, invalidate, left in ((True, False, STALE), (False, True, 0), (True, True, 0)):
+        mark(made, SRAM, DIRTY | STALE)
+        made.operate(clean, invalidate, SRAM)
+        flags = made._lines(SRAM, SRAM + 1)
+        assert flags is not None
+        assert flags[0] == left
+
+
+def test_the_most_urgent_exception_is_taken_first() -> None:
+    found = core()
+    found.write(SCS + 0x100, 0b11, 4)  # NVIC_ISER0: lines 0 and 1
+    found.write(SCS + 0x400, 0x2040, 4)  # NVIC_IPR0: priorities 0x40 and 0x20
+    found.write(SCS + 0x200, 0b11, 4)  # NVIC_ISPR0
+    assert found.next_exception(masked=True) is None
+    assert found.next_exception(masked=False) == EXTERNAL + 1
+    found.enter(EXTERNAL + 1)
+    assert found.next_exception(masked=False) is None, "0x40 does not interrupt 0x20"
+    assert found.leave() == 0
+    assert found.next_exception(masked=False) == EXTERNAL
+    assert found.next_exception(masked=False, base_priority=0x40) is None
+    found.write(SCS + 0x280, 0b01, 4)  # NVIC_ICPR0
+    assert found.next_exception(masked=False) is None
+
+
+def test_pending_by_software() -> None:
+    found = core()
+    found.write(SCS + 0xD04, 1 << 28, 4)
+    assert found.next_exception(masked=False) == PENDSV
+    found.write(SCS + 0xD04, 1 << 26, 4)
+    found.write(SCS + 0xD04, 1 << 27, 4)
+    assert found.next_exception(masked=False) == SYSTICK
+
+
+def test_registers_by_bytes() -> None:
+    found = core()
+    found.write(SCS + 0x400 + 56, 0x60, 1)
+    assert found.read(SCS + 0x400 + 56, 1) == 0x60
+    assert found.read(SCS + 0x400 + 56, 4) == 0x60
+    assert found.read(SCS + 0xD00, 4) >> 4 & 0xFFF == 0xD22  # a Cortex-M55

@@ -1,0 +1,319 @@
+"""Programs of CPU operators alone, run in ExecuTorch's runtime and as C made of ``ethorch.deploy.firmware``'s kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import executorch.kernels.quantized  # noqa: F401  registers the out variants of quantize and dequantize
+import numpy as np
+import torch
+from elftools.elf.elffile import ELFFile
+from executorch.exir import EdgeCompileConfig, to_edge
+from torch import Tensor, nn
+
+from ethorch import runtime as host
+from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, KernelCall, kernel_call
+from ethorch.formats import pte
+from ethorch.formats.pte_types import Call, Method
+from ethorch.support.errors import Reason
+
+EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 3e20, -3e20, 1e10, -1e10, 2.0**31, -(2.0**31), 0.0, -0.0, 1e-45, -1e-45,
+            0.05, 0.15, 0.25, -0.05, -0.15, -0.25, 0.5, 1.5, 2.5, -0.5, -1.5, 8388607.5, -8388609.0]  # fmt: skip
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off"]
+ZIG = ["-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m33+fp_armv8d16sp", "-std=c11", "-Os", "-g", "-ffreestanding",
+       "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Werror"]  # fmt: skip
+
+
+class Several(nn.Module):
+    """Functions of the same inputs, and all their outputs."""
+
+    def __init__(self, *functions: Callable[..., Tensor | tuple[Tensor, ...]]):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs: list[Tensor] = []
+        for function in self.functions:
+            result = function(*inputs)
+            outputs += [result] if isinstance(result, Tensor) else result
+        return tuple(outputs)
+
+
+def floats(*shape: int) -> Tensor:
+    """Random numbers of all sizes, with the extremes at the front."""
+    x = torch.randn(shape) * torch.exp(torch.randn(shape) * 3)
+    flat = x.reshape(-1)
+    flat[: len(EXTREMES)] = torch.tensor(EXTREMES)[: flat.numel()]
+    return x
+
+
+def exported(module: nn.Module, inputs: Sequence[Tensor]) -> bytes:
+    """The .pte of a module without any delegate."""
+    program = torch.export.export(module.eval(), tuple(inputs), strict=False)
+    edge = to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    return bytes(edge.to_executorch().buffer)
+
+
+@dataclass
+class Program:
+    """One .pte, and the C function of its method."""
+
+    name: str
+    data: bytes
+    method: Method
+    contents: tuple[bytes | memoryview, ...]
+    mutable: tuple[bytes | memoryview, ...]
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Program:
+        """The program of a .pte with one method."""
+        program = pte.read(data)
+        (method,) = program.methods.values()
+        return cls(name, data, method, program.constants, program.mutable[0] if program.mutable else ())
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of the memory that the plan has, at least 16."""
+        return max(sum(self.method.memories), 16)
+
+    def place(self, index: int) -> str:
+        """Where a value is: in the arena, or a constant."""
+        value = self.method.values[index]
+        if value.place is not None:
+            return f"(arena_{self.name} + {value.place[1]})"
+        return f"constant_{self.name}_{value.data}"
+
+    def calls(self) -> list[KernelCall]:
+        """Each instruction in C; an AssertionError with the reason where there is none."""
+        result = []
+        for number, step in enumerate(step for chain in self.method.chains for step in chain.instructions):
+            assert isinstance(step, Call), step
+            call = kernel_call(self.method, step, self.place, f"{self.name}_{number}")
+            assert not isinstance(call, Reason), f"{self.name}: {call}"
+            result.append(call)
+        return result
+
+    def text(self, calls: Sequence[KernelCall]) -> str:
+        """C of arena, constants and the function."""
+        lines = [f"_Alignas(16) uint8_t arena_{self.name}[{self.arena_bytes}];"]
+        body = "\n".join(f"  {line}" for call in calls for line in call.lines)
+        for index, content in enumerate(self.contents):
+            if index and re.search(rf"\bconstant_{self.name}_{index}\b", body):
+                array = ", ".join(map(str, content)) or "0"
+                lines.append(f"_Alignas(16) static const uint8_t constant_{self.name}_{index}[] = {{{array}}};")
+        lines += [line for call in calls for line in call.constants]
+        return "\n".join([*lines, f"int run_{self.name}(void);", f"int run_{self.name}(void) {{", body, "  return 0;", "}", ""])
+
+    def on_the_desk(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What ExecuTorch's runtime gives."""
+        return [torch.as_tensor(x).clone() for x in host.load(self.data)(*inputs)]
+
+
+class _Compiled:
+    """C of several programs, compiled and loaded; how, the two below say."""
+
+    def __init__(self, programs: Sequence[Program], folder: Path):
+        calls = {program.name: program.calls() for program in programs}
+        text = '#include "kernels.h"\n' + "\n".join(program.text(calls[program.name]) for program in programs)
+        (folder / "programs.c").write_text(text)
+        files = sorted({file for some in calls.values() for call in some for file in call.sources})
+        self._load([folder / "programs.c", *(SOURCE_FOLDER / file for file in files)], folder)
+        for program in programs:  # the initial contents of buffers that change
+            for value in program.method.values:
+                if value.place is not None and value.data:
+                    self._write(program, value.place[1], bytes(program.mutable[value.data]))
+
+    def _load(self, sources: Sequence[Path], folder: Path) -> None:
+        raise NotImplementedError
+
+    def arena(self, program: Program) -> np.ndarray:
+        """A program's arena: its bytes now, and maybe later."""
+        raise NotImplementedError
+
+    def _write(self, program: Program, start: int, content: bytes) -> None:
+        raise NotImplementedError
+
+    def _call(self, program: Program) -> int:
+        raise NotImplementedError
+
+    def run(self, program: Program, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
+        """What the C function returns, and the outputs."""
+        method = program.method
+        for index, x in zip(method.inputs, inputs, strict=True):
+            value = method.values[index]
+            assert value.place is not None
+            data = x.detach().permute(value.dim_order).contiguous().reshape(-1).view(torch.uint8).numpy()
+            self._write(program, value.place[1], data.tobytes())
+        status = self._call(program)
+        return status, [self._tensor(program, index) for index in method.outputs]
+
+    def _tensor(self, program: Program, index: int) -> Tensor:
+        value = program.method.values[index]
+        if value.place is None:
+            data = np.frombuffer(bytes(program.contents[value.data])[: value.nbytes], np.uint8)
+        else:
+            data = self.arena(program)[value.place[1] : value.place[1] + value.nbytes]
+        dtype = getattr(torch, value.dtype)
+        stored = torch.from_numpy(data.copy()).view(dtype) if value.nbytes else torch.empty(0, dtype=dtype)
+        order = value.dim_order
+        return stored.reshape([value.shape[axis] for axis in order]).permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+class Library(_Compiled):
+    """A shared library, made by this computer's compiler."""
+
+    def _load(self, sources: Sequence[Path], folder: Path) -> None:
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        assert compiler, "no C compiler"
+        command = [compiler, *FLAGS, "-fPIC", "-shared", "-I", str(SOURCE_FOLDER), "-o", str(folder / "programs.so")]
+        subprocess.run([*command, *map(str, sources)], check=True)
+        self.library = ctypes.CDLL(str(folder / "programs.so"))
+
+    def arena(self, program: Program) -> np.ndarray:
+        memory = (ctypes.c_uint8 * program.arena_bytes).in_dll(self.library, f"arena_{program.name}")
+        return np.frombuffer(memory, np.uint8)
+
+    def _write(self, program: Program, start: int, content: bytes) -> None:
+        self.arena(program)[start : start + len(content)] = np.frombuffer(content, np.uint8)
+
+    def _call(self, program: Program) -> int:
+        return int(self.library[f"run_{program.name}"]())
+
+
+class CortexM33(_Compiled):
+    """An image for a Cortex-M33 with single precision, run by unicorn; no fused operation of its FPU may change a bit."""
+
+    CODE, DATA, STACK, STOP = 0x10000000, 0x20000000, 0x30000000, 0x0FFF0000
+    BYTES = 16 << 20
+
+    def _load(self, sources: Sequence[Path], folder: Path) -> None:
+        import unicorn
+        from unicorn import arm_const
+
+        elf, script = folder / "programs.elf", folder / "programs.ld"
+        script.write_text(
+            f"SECTIONS\n{{\n  .text {self.CODE:#x} : {{ *(.text*) *(.rodata*) }}\n"
+            f"  .ARM.exidx : {{ *(.ARM.exidx*) }}\n  .data {self.DATA:#x} : {{ *(.data*) *(.bss*) *(COMMON) }}\n}}\n"
+        )
+        extra = SOURCE_FOLDER.parent / "support.c"
+        command = [sys.executable, "-m", "ziglang", "cc", *ZIG, "-T", str(script), "-Wl,--no-gc-sections", "-I", str(SOURCE_FOLDER)]
+        command += ["-I", str(SOURCE_FOLDER.parent / "freestanding"), "-o", str(elf), "-Wl,-e,memcpy"]
+        subprocess.run([*command, *map(str, sources), str(extra)], check=True)
+        self._constants, self._unicorn = arm_const, unicorn
+        self.uc = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
+        self.uc.ctl_set_cpu_model(arm_const.UC_CPU_ARM_CORTEX_M33)
+        for base in (self.CODE, self.DATA, self.STACK):
+            self.uc.mem_map(base, self.BYTES)
+        self.uc.mem_map(self.STOP, 4096)
+        with elf.open("rb") as file:
+            image = ELFFile(file)
+            for segment in image.iter_segments("PT_LOAD"):
+                self.uc.mem_write(segment["p_vaddr"], segment.data())
+            table = image.get_section_by_name(".symtab")
+            self.symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+
+    def arena(self, program: Program) -> np.ndarray:
+        address = self.symbols[f"arena_{program.name}"]
+        return np.frombuffer(bytes(self.uc.mem_read(address, program.arena_bytes)), np.uint8)
+
+    def _write(self, program: Program, start: int, content: bytes) -> None:
+        self.uc.mem_write(self.symbols[f"arena_{program.name}"] + start, content)
+
+    def _call(self, program: Program) -> int:
+        self.uc.reg_write(self._constants.UC_ARM_REG_SP, self.STACK + self.BYTES - 64)
+        self.uc.reg_write(self._constants.UC_ARM_REG_LR, self.STOP | 1)
+        self.uc.emu_start(self.symbols[f"run_{program.name}"] | 1, self.STOP)
+        return ctypes.c_int32(self.uc.reg_read(self._constants.UC_ARM_REG_R0)).value
+
+    def count(self, program: Program) -> int:
+        """Instructions of a call with the inputs of the last."""
+        total = 0
+
+        def block(_uc: object, address: int, size: int, _data: object) -> None:
+            nonlocal total
+            if address not in lengths:
+                lengths[address] = _instructions(bytes(self.uc.mem_read(address, size)))
+            total += lengths[address]
+
+        lengths: dict[int, int] = {}
+        handle = self.uc.hook_add(self._unicorn.UC_HOOK_BLOCK, block)
+        self.uc.ctl_flush_tb()  # blocks that were translated before call no hook
+        self._call(program)
+        self.uc.hook_del(handle)
+        return total
+
+
+Loaded = tuple[Library | CortexM33, dict[str, Program]]
+PLATFORMS = ("computer", "cortex-m33")
+
+
+#: Name -> functions of some inputs, and what makes the inputs: a tensor, or several.
+Cases = Mapping[str, tuple[Callable[..., Any], Callable[[], Tensor | list[Tensor]]]]
+
+
+def inputs_of(cases: Cases, name: str) -> list[Tensor]:
+    """New inputs of a case."""
+    made = cases[name][1]()
+    return [made] if isinstance(made, Tensor) else made
+
+
+def programs_of(cases: Cases, **modules: tuple[nn.Module, Sequence[Tensor]]) -> dict[str, Program]:
+    """A program for each case, and for each further module with its example inputs."""
+    torch.manual_seed(0)
+    made = {name: (Several(function), inputs_of(cases, name)) for name, (function, _) in cases.items()} | modules
+    return {name: Program.of(name, exported(module, inputs)) for name, (module, inputs) in made.items()}
+
+
+def both(library: Loaded, name: str, inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each output of a program: in C, and in ExecuTorch's runtime."""
+    c, programs = library
+    status, outputs = c.run(programs[name], inputs)
+    assert status == 0
+    return list(zip(outputs, programs[name].on_the_desk(inputs), strict=True))
+
+
+def compiled(platform: str, programs: Sequence[Program], folder: Path) -> Library | CortexM33:
+    """Programs on one of PLATFORMS."""
+    if platform == "computer":
+        return Library(programs, folder)
+    return CortexM33(programs, folder)
+
+
+def _instructions(code: bytes) -> int:
+    """Thumb instructions in a block: of two halfwords where the first begins with 0b11101 or more."""
+    count = at = 0
+    while at < len(code):
+        at += 4 if int.from_bytes(code[at : at + 2], "little") >> 11 >= 0b11101 else 2
+        count += 1
+    return count
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Are they of one dtype and shape, equal to the bit? A NaN is a NaN whatever its bits."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return bool(((a.contiguous().view(whole) == b.contiguous().view(whole)) | (a.isnan() & b.isnan())).all())
+
+
+def steps_apart(a: Tensor, b: Tensor) -> int:
+    """The most floats of their dtype that lie between two of their elements; beyond 2^31 where one alone is NaN."""
+    whole = {4: torch.int32, 8: torch.int64}[a.element_size()]
+    x, y = (t.contiguous().view(whole).to(torch.int64) for t in (a, b))
+    low = -(2**31) if whole is torch.int32 else -(2**63)
+    x, y = (torch.where(t < 0, low - t, t) for t in (x, y))
+    apart = (x - y).abs()
+    apart[a.isnan() & b.isnan()] = 0
+    apart[a.isnan() != b.isnan()] = 2**32
+    return int(apart.max()) if apart.numel() else 0

@@ -1,0 +1,231 @@
+"""``python -m tests.helpers.kernel_page``: writes docs/cpu-kernels.md, with sizes and instruction counts that it measures.
+
+Sizes are clang's of the package ziglang for a Cortex-M33 at -Os. Instructions are counted by unicorn: of a call with twice as many
+elements, less one with half of them, so that what a call costs beside its elements does not count.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from elftools.elf.elffile import ELFFile
+
+from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, supported
+from ethorch.formats.files import write_whole
+from ethorch.formats.pte_types import Value
+from tests.helpers.c_kernels import ZIG, CortexM33, Program
+from tests.helpers.made_calls import Made, T
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cpu-kernels.md"
+
+#: How far functions may be from ExecuTorch's runtime, in units of the last place; tests/embedded holds them to it.
+STEPS = {
+    "exp, log, log1p, pow": 1,
+    "expm1, log2, log10, tanh, sigmoid, sin, cos, erf, elu": 2,
+    "tan, sums, means and products of floats, convolution, bilinear resizing": 4,
+    "softmax, log_softmax": 8,
+}
+
+
+F, I8 = "float32", "int8"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A call whose cost is measured: what it is, the operator, its arguments for n units of work, the unit."""
+
+    name: str
+    operator: str
+    arguments: Callable[[int], Sequence[object]]
+    unit: str = "element"
+    units: int = 1
+
+
+def _unary(name: str, dtype: str = F) -> Cost:
+    return Cost(name, f"aten::{name}.out", lambda n: (T(dtype, n), T(dtype, n)))
+
+
+def _q(dtype: str, low: int, high: int) -> list[Cost]:
+    namespace = "quantized_decomposed"
+    return [
+        Cost(
+            f"quantize to {dtype}", f"{namespace}::quantize_per_tensor.out", lambda n: (T(F, n), 0.1, 3, low, high, 1, T(dtype, n))
+        ),
+        Cost(
+            f"dequantize {dtype}",
+            f"{namespace}::dequantize_per_tensor.out",
+            lambda n: (T(dtype, n), 0.1, 3, low, high, 1, None, T(F, n)),
+        ),
+    ]
+
+
+COSTS: tuple[Cost, ...] = (
+    *_q(I8, -128, 127),
+    *_q("int16", -32768, 32767),
+    Cost("copy of what lies together", "aten::alias_copy.out", lambda n: (T(I8, n), T(I8, n)), "byte"),
+    Cost("permute of int8, 8 channels", "aten::permute_copy.out", lambda n: (T(I8, 8, n), (1, 0), T(I8, n, 8)), units=8),
+    Cost("cat of rows of 32 bytes", "aten::cat.out", lambda n: ((T(I8, n, 32), T(I8, n, 32)), 1, T(I8, n, 64)), "byte", 64),
+    Cost("cast of int64 to int32", "dim_order_ops::_to_dim_order_copy.out", lambda n: (T("int64", n), False, None, T("int32", n))),
+    Cost("cast of float32 to int8", "dim_order_ops::_to_dim_order_copy.out", lambda n: (T(F, n), False, None, T(I8, n))),
+    Cost("add of float32", "aten::add.out", lambda n: (T(F, n), T(F, n), 1, T(F, n))),
+    Cost("add of int8, converted", "aten::add.out", lambda n: (T(I8, n), T(I8, n), 1, T(I8, n))),
+    Cost("div of float32", "aten::div.out", lambda n: (T(F, n), T(F, n), T(F, n))),
+    Cost("where of float32", "aten::where.self_out", lambda n: (T("bool", n), T(F, n), T(F, n), T(F, n))),
+    *map(_unary, ("relu", "sqrt", "exp", "log", "sigmoid", "tanh", "sin", "erf")),
+    Cost("gelu", "aten::gelu.out", lambda n: (T(F, n), "none", T(F, n))),
+    Cost("pow", "aten::pow.Tensor_Scalar_out", lambda n: (T(F, n), 2.5, T(F, n))),
+    Cost("softmax of 32", "aten::_softmax.out", lambda n: (T(F, n, 32), 1, False, T(F, n, 32)), units=32),
+    Cost("mean of 64", "aten::mean.out", lambda n: (T(F, n, 64), (1,), False, None, T(F, n)), units=64),
+    Cost("amax of int8, converted, 64", "aten::amax.out", lambda n: (T(I8, n, 64), (1,), False, T(I8, n)), units=64),
+    Cost("argmax of int8", "aten::argmax.out", lambda n: (T(I8, n), None, False, T("int64"))),
+    Cost("topk, 5 of 64", "aten::topk.values",
+         lambda n: (T(F, n, 64), 5, 1, True, True, T(F, n, 5), T("int64", n, 5)), units=64),
+    Cost("embedding of 64 bytes", "aten::embedding.out",
+         lambda n: (T(I8, 4, 64), T("int64", n), -1, False, False, T(I8, n, 64)), "row"),
+    Cost("gather of float32", "aten::gather.out", lambda n: (T(F, n), 0, T("int64", n), False, T(F, n))),
+    Cost("cumsum of int64", "aten::cumsum.out", lambda n: (T("int64", n), 0, None, T("int64", n))),
+    Cost("layer norm of 64", "aten::native_layer_norm.out",
+         lambda n: (T(F, n, 64), (64,), T(F, 64), T(F, 64), 1e-5, T(F, n, 64), T(F, n, 1), T(F, n, 1)), units=64),
+    Cost("nearest, twice as large", "aten::upsample_nearest2d.vec_out",
+         lambda n: (T(I8, 1, n, 8, 8), None, (2.0, 2.0), T(I8, 1, n, 16, 16)), units=256),
+    Cost("bilinear, twice as large", "aten::upsample_bilinear2d.vec_out",
+         lambda n: (T(F, 1, n, 8, 8), None, False, (2.0, 2.0), T(F, 1, n, 16, 16)), units=256),
+    Cost("convolution, 3 x 3 of 8 channels", "aten::convolution.out",
+         lambda n: (T(F, 1, 8, n + 2, 10), T(F, 8, 8, 3, 3), T(F, 8), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, T(F, 1, 8, n, 8)),
+         "multiply-add", 8 * 8 * 72),
+    Cost("max pool, 2 x 2 of int8", "aten::max_pool2d_with_indices.out",
+         lambda n: (T(I8, 1, n, 8, 8), (2, 2), (2, 2), (0, 0), (1, 1), False, T(I8, 1, n, 4, 4), T("int64", 1, n, 4, 4)), units=64),
+    Cost("product of matrices", "aten::mm.out", lambda n: (T(F, n, 64), T(F, 64, 8), T(F, n, 8)), "multiply-add", 512),
+    Cost("product of int8 matrices", "cortex_m::quantized_batch_matmul.out",
+         lambda n: (T(I8, 1, n, 64), 3, T(I8, 1, 8, 64), -8, 2, 1518500250, -9, T(I8, 32), T(I8, 1, n, 8)), "multiply-add", 512),
+)  # fmt: skip
+
+
+def _program(cost: Cost, n: int, number: int) -> Program:
+    made = Made()
+    made.call(cost.operator, cost.arguments(n))
+    return Program(f"p{number}", b"", made.method(), (b"",), ())
+
+
+def _random(value: Value) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    if dtype.is_floating_point:
+        return torch.rand(value.shape) * 3 + 0.1
+    if dtype is torch.bool:
+        return torch.rand(value.shape) > 0.5
+    return torch.randint(0, 4, value.shape, dtype=dtype)
+
+
+def instructions() -> dict[str, float]:
+    """Of each of COSTS, for a unit of work, on a Cortex-M33."""
+    torch.manual_seed(0)
+    few, many = 16, 32
+    programs = [_program(cost, n, 2 * k + (n == many)) for k, cost in enumerate(COSTS) for n in (few, many)]
+    with tempfile.TemporaryDirectory() as folder:
+        c = CortexM33(programs, Path(folder))
+        counts = []
+        for program in programs:
+            status, _ = c.run(program, [_random(program.method.values[index]) for index in program.method.inputs])
+            assert status == 0
+            counts.append(c.count(program))
+    return {cost.name: (counts[2 * k + 1] - counts[2 * k]) / (many - few) / cost.units for k, cost in enumerate(COSTS)}
+
+
+def sizes() -> dict[str, dict[str, int]]:
+    """Bytes of code and constants of each function of each source, by source: of a Cortex-M33 at -Os."""
+    found: dict[str, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted(SOURCE_FOLDER.glob("*.c")):
+            out = Path(folder) / f"{source.stem}.o"
+            command = [sys.executable, "-m", "ziglang", "cc", *ZIG, "-ffunction-sections", "-c", str(source), "-o", str(out)]
+            subprocess.run(command, check=True)
+            with out.open("rb") as file:
+                symbols = list(ELFFile(file).get_section_by_name(".symtab").iter_symbols())
+            functions = {s.name: s["st_size"] for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_size"]}
+            found[source.name] = functions
+    return found
+
+
+def page() -> str:
+    """The page's text."""
+    lines = [
+        "# Operators on the CPU, in C",
+        "",
+        "Firmware made by `ethorch firmware` needs no ExecuTorch: what the NPU leaves to the CPU is a call of a C function of",
+        "`ethorch/deploy/firmware/c/kernels`. They are C11 without heap, without a C library beyond `memcpy` and `memset`, without",
+        "writable data. Shapes, strides and scales are constants in flash. A program links those functions that it calls",
+        "(`-ffunction-sections`, `--gc-sections`). This page is written by `python -m tests.helpers.kernel_page`.",
+        "",
+        "## What they give",
+        "",
+        "The bits of ExecuTorch's runtime on the desk, on x86-64, NaN and infinities included: for quantize, dequantize, casts,",
+        "everything that moves elements, integers, comparisons, truth values, basic arithmetic of floats, rounding, square roots,",
+        "extremes and their places, pooling, layer norm.",
+        "Tests run each operator on this computer and on an emulated Cortex-M33 and compare.",
+        "",
+        "Others are as far from it, at most, in units of the last place of a float32:",
+        "",
+        "| operators | units |",
+        "| --- | --- |",
+        *(f"| {names} | {steps} |" for names, steps in STEPS.items()),
+        "| gelu | 2 of its argument's |",
+        "| batch norm | 4 of its largest part |",
+        "",
+        "What is different on purpose, or has to be known:",
+        "",
+        "- `x / 0` of integers is 0; the runtime stops.",
+        "- An index that is out of range fails the call, and nothing is read or written there.",
+        "- `topk` gives equal elements in the order of their indices; the runtime gives them in any.",
+        "- `div`, `floor` and the like of integers are exact; the runtime goes through floats: off beyond 2^24 or 2^53.",
+        "- As the runtime on x86-64: a cast of a float that an integer cannot hold gives the least integer. Quantizing saturates",
+        "  as PyTorch does: +inf gives the greatest code, -inf the least, and NaN 0. ExecuTorch's own kernel does so on Arm. On",
+        "  x86-64 it gives the least code for +inf and above 2^63 steps, which `ethorch.runtime` corrects.",
+        "- `remainder` of integers has the sign of the dividend.",
+        "- float16, bfloat16 and float64 are moved, and float64 is cast; there is no arithmetic for them.",
+        "",
+        "## Operators",
+        "",
+        f"{len(supported())} of them; any other is refused when the project is written, with its name and a way out.",
+        "",
+    ]
+    by_namespace: dict[str, list[str]] = {}
+    for name in supported():
+        namespace, _, rest = name.partition("::")
+        by_namespace.setdefault(namespace, []).append(rest)
+    for namespace, names in by_namespace.items():
+        lines += [f"`{namespace}`: {', '.join(f'`{name}`' for name in names)}", ""]
+    lines += [
+        "## Instructions",
+        "",
+        "Of a Cortex-M33 with single precision, clang at -Os, counted in emulation; a cycle each is a fair guess on a Cortex-M55,",
+        "without its vector unit.",
+        "",
+        "| operation | instructions | for each |",
+        "| --- | --- | --- |",
+    ]
+    counted = instructions()
+    lines += [f"| {cost.name} | {counted[cost.name]:.1f} | {cost.unit} |" for cost in COSTS]
+    lines += [
+        "",
+        "## Sizes",
+        "",
+        "Bytes of code, Cortex-M33, clang at -Os.",
+        "",
+        "| source | functions | smallest | largest | all |",
+    ]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for source, functions in sizes().items():
+        small, large = min(functions, key=functions.__getitem__), max(functions, key=functions.__getitem__)
+        total = sum(functions.values())
+        lines.append(f"| `{source}` | {len(functions)} | `{small}` {functions[small]} | `{large}` {functions[large]} | {total} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, page().encode())

@@ -1,0 +1,178 @@
+"""Small models as users write them, and what tests ask of a quantized one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_map
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUPartitioner,
+    EthosUQuantizer,
+    QuantizationConfig,
+    TOSAQuantizer,
+    get_symmetric_quantization_config,
+)
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name, storage_order
+
+Inputs = tuple[Any, ...]
+
+
+def samples(*shapes: Sequence[int], count: int = 4, seed: int = 0) -> list[Inputs]:
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randn(*shape, generator=generator) for shape in shapes) for _ in range(count)]
+
+
+def quantizer(config: QuantizationConfig | None = None) -> EthosUQuantizer:
+    return EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(config or get_symmetric_quantization_config())
+
+
+def exported(model: nn.Module, inputs: Inputs, guards: bool = False) -> GraphModule:
+    return torch.export.export(model.eval(), inputs).module(check_guards=guards)
+
+
+def prepared(model: nn.Module, calibration: Sequence[Inputs], by: TOSAQuantizer, guards: bool = False) -> GraphModule:
+    graph = prepare_pt2e(exported(model, calibration[0], guards), by)
+    with torch.no_grad():
+        for inputs in calibration:
+            graph(*inputs)
+    return graph
+
+
+class InFloat64(Interpreter):
+    """Runs a converted graph with float64 between the quantize nodes: what PyTorch rounds in float32 is not rounded."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = op_name(target)
+        if name in QUANTIZE and "per_tensor" in name:
+            x, scale, zero, low, high, dtype = args
+            return torch.clamp(torch.round(x.double() / scale) + zero, low, high).to(dtype)
+        if name in DEQUANTIZE and "per_tensor" in name:
+            return (args[0].double() - args[2]) * args[1]
+        args = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, args)
+        return super().call_function(target, args, kwargs)
+
+
+@dataclass
+class Quantized:
+    """A converted module, its program, and the qparams where it meets the world."""
+
+    module: Any  # a GraphModule, or a function that computes the same
+    example: Inputs
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The module, exported once more."""
+        return torch.export.export(self.module, self.example)
+
+    def computed_by(self, function: Callable[..., Any]) -> Quantized:
+        """The same program, with another function as what it is compared with."""
+        other = Quantized(function, self.example)
+        other.program = self.program
+        return other
+
+    def in_float64(self) -> Quantized:
+        """The same program, compared with PyTorch in float64."""
+        return self.computed_by(lambda *inputs: InFloat64(self.module).run(*inputs))
+
+    def input_codes(self, inputs: Inputs) -> list[np.ndarray]:
+        """What the first quantize nodes make of the inputs, in the TOSA graph's order of inputs."""
+        placeholders = [
+            n for n in self.program.graph.nodes if n.op == "placeholder" and n.name in self.program.graph_signature.user_inputs
+        ]
+        given = dict(zip(placeholders, inputs, strict=True))
+        codes = [given[node].numpy() for node in placeholders if not given[node].dtype.is_floating_point]
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and op_name(node.target) in QUANTIZE and node.args[0] in given:
+                codes.append(node.target(given[node.args[0]], *node.args[1:]).numpy())
+        return codes
+
+    def output_codes(self, inputs: Inputs) -> list[np.ndarray]:
+        """The fake-quantized outputs in codes of the last dequantize nodes; integers as they are."""
+        results = self.module(*inputs)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        nodes = self.program.graph.output_node().args[0]
+        codes = []
+        for node, result in zip(nodes, results, strict=True):
+            stored = result.permute(storage_order(node.meta["val"]))  # a permuted output keeps its strides
+            if result.dtype.is_floating_point:
+                assert op_name(node.target) in DEQUANTIZE, node.format_node()
+                scale, zero = node.args[1:3]
+                stored = torch.round(stored.to(torch.float64) / scale + zero)
+            codes.append(stored.numpy().astype(np.int64))
+        return codes
+
+
+def quantized(
+    model: nn.Module,
+    calibration: Sequence[Inputs],
+    by: TOSAQuantizer | QuantizationConfig | None = None,
+    target: str | EthosUCompileSpec = "ethos-u55-128",
+    guards: bool = False,
+) -> Quantized:
+    """Export, annotate, calibrate, convert. ``by`` a quantizer, or one for the target with this global config (int8)."""
+    if not isinstance(by, TOSAQuantizer):
+        spec = target if isinstance(target, EthosUCompileSpec) else EthosUCompileSpec(target)
+        by = EthosUQuantizer(spec).set_global(by or get_symmetric_quantization_config())
+    return Quantized(convert_pt2e(prepared(model, calibration, by, guards)), calibration[0])
+
+
+def lower(module: nn.Module, inputs: Inputs, partitioner: EthosUPartitioner) -> bytes:
+    """The .pte of a quantized module."""
+    edge = to_edge_transform_and_lower(
+        torch.export.export(module, inputs), partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    return edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer
+
+
+def is_quantized(graph: GraphModule, name: str) -> bool:
+    """Does the convolution or linear layer read a quantized weight?"""
+    node = next(n for n in graph.graph.nodes if n.name == name)
+    weight = node.args[1]
+    return isinstance(weight, Node) and "dequantize" in str(weight.target)
+
+
+def dtypes(graph: GraphModule, part: str = "dequantize_per_tensor") -> set[torch.dtype]:
+    """Of all dequantize nodes."""
+    return {dtype_of(node) for node in graph.graph.nodes if part in str(node.target)}
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    return node.args[-1] if "quantize" in str(node.target) else node.meta["val"].dtype  # type: ignore[return-value]
+
+
+class Small(nn.Module):
+    """conv, relu, then a block with a linear layer; the layers have names and types to select by."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.Hardtanh(-1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.conv(x)) + x
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.Sequential(self.Block(), self.Block())
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        return self.head(self.blocks(x).mean((2, 3)))
+
+
+IMAGE = (1, 3, 10, 10)

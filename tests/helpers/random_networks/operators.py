@@ -1,0 +1,10 @@
+"""The operators of random networks, each with how often it is drawn, in the order of their names."""
+
+from __future__ import annotations
+
+from tests.helpers.random_networks import combinations, elementwise, indices, movement, products, registry, windows
+
+__all__ = ["OPERATORS", "combinations", "elementwise", "indices", "movement", "products", "windows"]
+
+#: (weight, operator). The order is a part of what a seed stands for.
+OPERATORS = sorted(registry.OPERATORS, key=lambda entry: entry[1].__name__)  # type: ignore[attr-defined]

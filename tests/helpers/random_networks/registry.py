@@ -1,0 +1,26 @@
+"""``OPERATORS``: the functions that add a line or a few to a ``Draw``, each with how often it is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tests.helpers.random_networks.draw import Draw, Unfit
+
+Operator = Callable[[Draw], object]
+#: (weight, operator)
+OPERATORS: list[tuple[float, Operator]] = []
+
+
+def operator(weight: float) -> Callable[[Operator], Operator]:
+    def register(function: Operator) -> Operator:
+        OPERATORS.append((weight, function))
+        return function
+
+    return register
+
+
+def fits(d: Draw, *sizes: int, batch: int = 1) -> None:
+    """Raise Unfit if a product has too many multiplications, or too many matrices, of which each is an operation of the NPU."""
+    if math.prod(sizes) > (1 << 24) or batch > 2048:
+        raise Unfit("too many multiplications")

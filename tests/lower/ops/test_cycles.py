@@ -1,0 +1,43 @@
+"""Cycles, by Vela's estimate, of forms in which data were moved that need not be."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from torch import nn
+
+from bench.models.various import Decoder
+from bench.tuning import cycles, of_module
+from ethorch.targets import TARGETS
+
+
+def clip() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 16, 3, stride=2, padding=1))
+
+
+def enlarged() -> nn.Module:
+    return nn.ConvTranspose2d(16, 3, 3, 2, 1, 1)
+
+
+def shuffled(channels: int) -> nn.Module:
+    """The end of a network for super-resolution: a picture of twice the side, by tanh in -1..1."""
+    return nn.Sequential(nn.Conv2d(16, 4 * channels, 3, padding=1), nn.PixelShuffle(2), nn.Tanh())
+
+
+CASES = [
+    ("ethos-u85-256", clip, (1, 3, 8, 16, 16), 50_000),  # 724,675 with planes copied side by side
+    ("ethos-u55-128", clip, (1, 3, 8, 16, 16), 65_000),  # 391,328
+    ("ethos-u85-256", enlarged, (1, 16, 32, 32), 50_000),  # 86,249 as TRANSPOSE_CONV2D
+    ("ethos-u55-128", enlarged, (1, 16, 32, 32), 50_000),  # 114,034 with rows and columns cut off in turn
+    ("ethos-u55-128", partial(shuffled, 1), (1, 16, 24, 24), 15_000),  # 18,046 with a pass for the table
+    ("ethos-u85-256", partial(shuffled, 1), (1, 16, 24, 24), 56_000),  # 57,527
+    ("ethos-u85-256", partial(shuffled, 3), (1, 16, 24, 24), 90_000),  # 192,904 with the table between shuffle and convolution
+    ("ethos-u85-256", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 146_264),  # the Arm backend's cycles
+    ("ethos-u55-128", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 574_875),
+]
+
+
+@pytest.mark.parametrize(("target", "make", "shape", "most"), CASES)
+def test_cycles_are_at_most(target: str, make, shape: tuple[int, ...], most: int) -> None:
+    assert cycles(TARGETS[target], of_module(make, *shape)) <= most

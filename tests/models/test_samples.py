@@ -1,0 +1,120 @@
+"""Samples of whatever users have."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ethorch.models.samples import samples
+from ethorch.support.errors import EthorchError
+
+EXAMPLE = (torch.zeros(1, 3, 4, 6),)
+
+
+def taken(source: Any, example: tuple[Any, ...] = EXAMPLE, **options: Any) -> list[Any]:
+    return list(samples(source, example, **options))
+
+
+def test_items_of_every_form() -> None:
+    x = torch.rand(1, 3, 4, 6)
+    for item in (x, x[0], (x,), [x], (x, 5), (x[0], torch.tensor(5)), x.numpy(), (x.double().numpy(), 5)):
+        (found,) = taken([item])
+        assert torch.equal(found.inputs[0], x)
+        labelled = isinstance(item, tuple) and len(item) == 2
+        assert (found.label is not None and int(found.label) == 5) if labelled else found.label is None
+
+
+def test_batches_are_taken_apart() -> None:
+    x, labels = torch.rand(5, 3, 4, 6), torch.arange(5)
+    found = taken([(x[:3], labels[:3]), [x[3:], labels[3:]]])
+    assert torch.equal(torch.cat([sample.inputs[0] for sample in found]), x)
+    assert [int(sample.label) for sample in found] == [0, 1, 2, 3, 4]
+    assert [len(taken(x)), len(taken(x, limit=2))] == [5, 2]
+
+
+def test_two_inputs_are_not_an_input_and_a_label() -> None:
+    example = (torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int64))
+    pair = torch.rand(1, 4), torch.ones(1, 2, dtype=torch.int32)
+    (found,) = taken([pair], example)
+    assert found.inputs[1].dtype == torch.int64 and found.label is None
+    (found,) = taken([(*pair, 3)], example)
+    assert found.label == 3
+    (found,) = taken([{"mask": pair[1], "x": pair[0], "more": 1}], example, keywords=["x", "mask"])
+    assert torch.equal(found.inputs[0], pair[0])
+
+
+def test_data_sets_end() -> None:
+    class Squares(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((3, 4, 6), float(index)), index
+
+    assert [sample.label for sample in taken(Squares())] == [0, 1, 2]
+
+
+def test_what_does_not_fit_is_named() -> None:
+    for source, said in (
+        ([torch.rand(1, 3, 4, 6), torch.rand(1, 3, 6, 4)], r"sample 1 is float32\[1, 3, 6, 4\].*float32\[1, 3, 4, 6\]"),
+        ([torch.zeros(1, 3, 4, 6, dtype=torch.uint8)], "input 0 of sample 0 is uint8; the example input is float32"),
+        (["nothing.npy"], "there is no file or folder nothing.npy"),
+        (7, "samples cannot be taken from int"),
+    ):
+        with pytest.raises(EthorchError, match=said):
+            taken(source)
+    with pytest.raises(EthorchError, match="is int64"):
+        taken([torch.tensor([[300]])], (torch.zeros(1, 1, dtype=torch.int8),))
+
+
+def test_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    x = torch.rand(1, 3, 4, 6)
+    for folder in ("cats", "dogs"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "cats" / "a.npy", x.numpy())
+    np.savez(tmp_path / "cats" / "b.npz", x[0].numpy())
+    torch.save([x, x], tmp_path / "dogs" / "c.pt")
+    Image.new("RGB", (60, 40), (255, 0, 51)).save(tmp_path / "dogs" / "d.png")
+    found = taken(tmp_path)
+    assert [Path(sample.name.partition(",")[0]).name for sample in found] == ["a.npy", "b.npz", "c.pt", "c.pt", "d.png"]
+    assert [sample.label for sample in found] == [0, 0, 1, 1, 1]
+    assert torch.allclose(found[4].inputs[0][0, :, 1, 2], torch.tensor([1.0, 0.0, 0.2]))
+    nhwc = taken(tmp_path / "dogs" / "d.png", (torch.zeros(1, 8, 8, 3),))[0].inputs[0]
+    assert torch.allclose(nhwc[0, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+
+
+def test_sounds_and_tables(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "x.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(np.array([0, 16384, -32768], "<i2").tobytes())
+    (sound,) = taken(tmp_path / "x.wav", (torch.zeros(1, 3),))
+    assert sound.inputs[0].tolist() == [[0.0, 0.5, -1.0]]
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3,4\n")
+    assert [sample.inputs[0].tolist() for sample in taken(tmp_path / "x.csv", (torch.zeros(1, 2),))] == [[[1, 2]], [[3, 4]]]
+
+
+def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "noise.png").write_bytes(b"no picture")
+    (tmp_path / "x.txt").write_text("1")
+    (tmp_path / "noise.wav").write_bytes(b"RIFF")
+    for name, said in (
+        ("objects.npy", "it holds Python objects"),
+        ("noise.png", "cannot be read as .png"),
+        ("x.txt", "is no file of samples"),
+        ("noise.wav", "cannot be read as .wav"),
+    ):
+        with pytest.raises(EthorchError, match=said):
+            taken(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EthorchError, match="has no file of samples"):
+        taken(tmp_path / "empty")

@@ -1,0 +1,211 @@
+"""Budgets that do not hold at once: what is tried, what is taken, and that the results stay those of the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.support.errors import SpecError
+from ethorch.targets.settings import Settings
+
+
+class Wide(nn.Module):
+    """Maps that are large at the front: their sizes, not the weights, take the RAM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Conv2d(3, 24, 3, stride=2, padding=1)
+        self.b, self.c = nn.Conv2d(24, 48, 3, padding=1), nn.Conv2d(48, 48, 3, padding=1, stride=2)
+        self.d = nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))).mean((2, 3)))
+
+
+class Dense(nn.Sequential):
+    """Weights that are read once each: they wait for flash."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Tensor]:
+    torch.manual_seed(2)
+    return [nn.functional.interpolate(torch.rand(1, 3, 8, 8), (96, 96), mode="bilinear") for _ in range(4)]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> list[Tensor]:
+    torch.manual_seed(3)
+    return [torch.randn(1, 256).cumsum(-1) / 8 for _ in range(4)]
+
+
+def wide(images: list[Tensor], **settings: Any) -> ethorch.Program:
+    return ethorch.compile(Wide().eval(), images[0], "ethos-u55-128", calibration=images, **settings)
+
+
+def dense(vectors: list[Tensor], **settings: Any) -> ethorch.Program:
+    return ethorch.compile(Dense().eval(), vectors[0], "ethos-u55-128", calibration=vectors, **settings)
+
+
+def test_budgets_that_hold_are_tried_once(images: list[Tensor]) -> None:
+    program = wide(images, ram="1M", flash="1M")
+    (only,) = program.tried
+    assert program.fits and only.change == "" and only.fits and only.ram_bytes == program.memory.ram_bytes
+    assert program.to_json()["tried"][0]["milliseconds"] == program.milliseconds
+
+
+def test_a_limit_of_ram_is_kept_by_a_smaller_arena(images: list[Tensor]) -> None:
+    fast = wide(images, arena="fast")
+    limit = fast.memory.ram_bytes - 60_000
+    program = wide(images, ram=limit, arena="fast")
+    assert not program.tried[0].fits and program.fits and program.memory.ram_bytes <= limit
+    assert program.settings is not None and isinstance(program.settings.arena, int)
+    assert (program.milliseconds or 0) >= (fast.milliseconds or 0)
+    assert torch.equal(program(images[1]), fast(images[1]))
+
+
+def test_a_limit_that_cannot_hold_gives_the_smallest_and_says_so(images: list[Tensor]) -> None:
+    program = wide(images, ram="64K")
+    assert not program.fits and program.memory.ram_bytes == min(attempt.ram_bytes for attempt in program.tried)
+    assert len(program.tried) == 2, "nothing below Vela's smallest arena is asked for"
+
+
+def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    wide(images, arena="1M")
+    wide(images, ram="64K")
+    assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
+    program = wide(images, arena="4K")
+    assert f"arena takes {max(payload.scratch_bytes for payload in program.payloads):,} bytes, " in caplog.text
+    assert "more than arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
+
+
+def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:
+    flash = dense(vectors)
+    sram = dense(vectors, constants="sram")
+    assert sram.memory.constants_in_sram and (sram.milliseconds or 0) < 0.7 * (flash.milliseconds or 0)
+    assert torch.equal(sram(vectors[1]), flash(vectors[1]))
+    roomy = dense(vectors, constants="auto", ram=sram.memory.ram_bytes)
+    assert roomy.fits and roomy.settings is not None and roomy.settings.constants == "sram" and roomy.pte == sram.pte
+    tight = dense(vectors, constants="auto", ram=flash.memory.ram_bytes)
+    assert tight.fits and tight.settings is not None and tight.settings.constants == "flash" and tight.pte == flash.pte
+
+
+def test_too_slow_takes_ram_for_time(vectors: list[Tensor]) -> None:
+    flash = dense(vectors)
+    limit = 0.8 * (flash.milliseconds or 0)
+    assert not dense(vectors, latency_ms=limit).fits, "nothing is known of the RAM, so nothing is put there"
+    program = dense(vectors, latency_ms=limit, ram="1M")
+    assert program.fits and program.memory.constants_in_sram and program.tried[-1].change == "weights in SRAM"
+
+
+def test_too_inexact_raises_modules(images: list[Tensor]) -> None:
+    start = wide(images).accuracy
+    assert start is not None
+    program = wide(images, min_sqnr_db=start.sqnr_db + 3)
+    assert program.fits and program.accuracy is not None and program.accuracy.sqnr_db >= start.sqnr_db + 3
+    assert program.settings is not None and set(program.settings.modules.values()) == {"a16w8"}
+    assert program.tried[-1].change.startswith("16 bits for ")
+
+
+def test_a_metric_of_the_users_is_a_budget(images: list[Tensor]) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def nearest(outputs: Sequence[Tensor], on_npu: Sequence[Tensor]) -> float:
+        seen.append((len(outputs), len(on_npu)))
+        return -max(float((a - b).abs().max()) for a, b in zip(outputs, on_npu, strict=True))
+
+    start = wide(images, metric=nearest, min_metric=-1.0)
+    assert start.fits and len(start.tried) == 1 and start.metric_figure is not None and set(seen) == {(4, 4)}
+    better = wide(images, metric=nearest, min_metric=start.metric_figure / 1.2)
+    assert better.fits and better.tried[-1].change.startswith("16 bits for ")
+    assert {budget.name: budget.found for budget in better.budgets} == {"min_metric": better.metric_figure}
+    with pytest.raises(SpecError, match="give both or neither"):
+        wide(images, min_metric=0.5)
+
+
+def test_a_rate_is_a_limit_of_time(vectors: list[Tensor]) -> None:
+    (budget,) = dense(vectors, fps=8000).budgets
+    assert (budget.name, budget.limit) == ("latency_ms", 0.125)
+    for wrong in ({"fps": 0}, {"fps": "10"}, {"fps": True}, {"fps": 10, "latency_ms": 3}):
+        with pytest.raises(SpecError, match=r"^fps "):
+            dense(vectors, **wrong)
+
+
+def test_explore_searches_as_compile_does_but_for_what_is_varied(images: list[Tensor]) -> None:
+    fast = wide(images, arena="fast")
+    limit = fast.memory.ram_bytes - 60_000
+    program = wide(images, ram=limit, arena="fast")
+    limited = {"calibration": images, "workers": 1, "settings": Settings("ethos-u55-128", ram=limit, arena="fast")}
+    found = ethorch.explore(Wide().eval(), images[0], target=["ethos-u55-128"], **limited)
+    (row,) = found.variants
+    assert program.settings is not None and row.searched == {"arena": program.settings.arena} and row == found.cheapest
+    assert (row.ram_bytes, row.total_cycles) == (program.memory.ram_bytes, program.total_cycles)
+    assert "with arena=" in str(found)
+    as_said = ethorch.explore(Wide().eval(), images[0], arena=["fast"], **limited)
+    assert as_said.cheapest is None and as_said.variants[0].ram_bytes == fast.memory.ram_bytes
+
+
+def test_artifacts_are_those_of_the_program_that_was_taken(images: list[Tensor], tmp_path: Path) -> None:
+    fast = wide(images, arena="fast")
+    folder = tmp_path / "dump"
+    program = wide(images, arena="fast", ram=fast.memory.ram_bytes - 60_000, dump=str(folder))
+    assert len(program.tried) > 1
+    assert len(list(folder.glob("*.tosa"))) == len(program.payloads)
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(SpecError, match="leave one of them out"):
+        Settings(constants="sram", memory_mode="Shared_Sram")
+    with pytest.raises(SpecError, match=r"has to know how much RAM there is: give ram \(--ram\)"):
+        Settings(constants="auto")
+    with pytest.raises(SpecError, match=r"place of the constants 'moon'.*flash"):
+        Settings(constants="moon")
+    with pytest.raises(SpecError, match="arena is 'tiny'"):
+        Settings(arena="tiny")
+    assert Settings(arena="64K").arena == 65_536
+    kept = Settings(arena="64K", constants="sram", ram="1M")
+    assert Settings.from_toml(kept.to_toml()) == kept and kept.spec.memory_mode == "Sram_Only"
+
+
+def test_the_layout_that_saves_time_is_taken() -> None:
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Conv2d(6, 16, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    )
+    images = [nn.functional.interpolate(torch.rand(1, 6, 8, 8), (32, 32), mode="bilinear") for _ in range(2)]  # too many planes
+    found = ethorch.compile(net.eval(), images[0], "ethos-u85-256", calibration=images, io_layout="auto", modules={"4": "a16w8"})
+    assert found.settings is not None and (found.settings.io_layout, found.settings.nhwc_io) == ("nhwc", True)
+    assert [attempt.change for attempt in found.tried] == ["", "channels last at inputs and outputs"]
+    first, last = (attempt.milliseconds for attempt in found.tried)
+    assert last == found.milliseconds < 0.98 * (first or 0) and found.inputs[0].shape == (1, 32, 32, 6)
+    plain = ethorch.compile(net, images[0], "ethos-u85-256", calibration=images, modules={"4": "a16w8"})
+    assert plain.milliseconds == first and "WORTH A TRY" in str(plain) and "WORTH A TRY" not in str(found)
+    laid = found(*ethorch.models.layouts.nhwc_inputs((images[1],)))
+    torch.testing.assert_close(laid, plain(images[1]), rtol=0, atol=1e-4)  # PyTorch adds means of either layout in its own order
+
+
+def test_without_channels_there_is_nothing_to_lay_out(vectors: list[Tensor]) -> None:
+    found = dense(vectors, io_layout="auto")
+    assert found.settings is not None and found.settings.io_layout == "nchw" and len(found.tried) == 1
+
+
+def test_layouts_in_settings() -> None:
+    assert Settings(nhwc_io=True) == Settings(io_layout="nhwc") == Settings().with_(nhwc_io=True)
+    assert Settings(nhwc_io=True).with_(io_layout="nchw") == Settings() == Settings(io_layout="nhwc").with_(nhwc_io=False)
+    assert Settings.from_toml(Settings(io_layout="auto").to_toml()).io_layout == "auto"
+    with pytest.raises(SpecError, match="unknown layout of inputs and outputs 'nwhc'"):
+        Settings(io_layout="nwhc")
+    with pytest.raises(SpecError, match="leave one of them out"):
+        ethorch.compile(nn.Linear(2, 2), torch.rand(1, 2), nhwc_io=True, io_layout="auto")
+    with pytest.raises(SpecError, match="is of one method"):
+        ethorch.compile({"a": nn.Linear(2, 2)}, {"a": (torch.rand(1, 2),)}, io_layout="auto")

@@ -1,0 +1,40 @@
+"""Cyclic garbage is collected later, and afterwards as before."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from ethorch.support.garbage import collected_later, collected_seldom
+
+
+def test_collections_wait_and_go_on() -> None:
+    with collected_later():
+        assert not gc.isenabled()
+        with collected_later():
+            pass
+        assert not gc.isenabled()  # the inner one leaves it to the outer one
+    assert gc.isenabled()
+
+
+def test_who_had_turned_them_off_keeps_them_off() -> None:
+    gc.disable()
+    try:
+        with collected_later():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_thresholds_come_back_after_an_error() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        with pytest.raises(RuntimeError), collected_seldom():
+            assert gc.get_threshold()[0] > 700
+            raise RuntimeError
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,75 @@
+"""Quantization-aware training as a pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.quantization.config import get_symmetric_quantization_config
+from ethorch.support.errors import QuantizationError
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32, 10)
+    )
+
+
+def step(model: nn.Module, images: Tensor, labels: Tensor, rate: float = 0.05) -> float:
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
+    images, labels = torch.rand(32, 1, 8, 8), torch.randint(0, 10, (32,))
+    model = network().train()
+    prepared = ethorch.prepare(model, images[:16])
+    losses = [step(prepared, images, labels) for _ in range(30)]
+    assert losses[-1] < losses[0]
+    ethorch.freeze(prepared)
+    for _ in range(5):
+        step(prepared, images[:8], labels[:8], 0.001)
+    prepared.eval()
+    with torch.no_grad():
+        trained = prepared(images)
+    converted = ethorch.convert(prepared, images[:1])
+    with torch.no_grad():
+        singly = torch.cat([converted(image[None]) for image in images])
+    assert ethorch.sqnr_db(trained, singly) > 30
+    program = ethorch.compile(converted, images[:1])
+    assert program.build is not None and not program.build.partition.refusals
+    assert ethorch.sqnr_db(singly, program(images)) > 30
+
+
+def test_frozen_batch_norms_and_ranges_stay() -> None:
+    images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
+    prepared = ethorch.prepare(network().train(), images)
+    step(prepared, images, labels)
+    ethorch.freeze(prepared)
+    prepared.eval()
+    prepared.train()
+    names = ("running_mean", "running_var", "scale", "zero_point")
+    kept = {name: x.clone() for name, x in prepared.named_buffers() if name.endswith(names)}
+    assert len(kept) > 6
+    step(prepared, 3 * images, labels)
+    assert all(torch.equal(kept[name], x) for name, x in prepared.named_buffers() if name in kept)
+
+
+def test_without_freezing_they_move() -> None:
+    images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
+    prepared = ethorch.prepare(network().train(), images)
+    step(prepared, images, labels)
+    (name, before), *_ = [(name, x.clone()) for name, x in prepared.named_buffers() if name.endswith("running_mean")]
+    step(prepared, 3 * images, labels)
+    assert not torch.equal(dict(prepared.named_buffers())[name], before)
+
+
+def test_a_config_for_calibration_is_refused() -> None:
+    with pytest.raises(QuantizationError, match=r"config\.not_qat"):
+        ethorch.prepare(network(), torch.rand(2, 1, 8, 8), config=get_symmetric_quantization_config())

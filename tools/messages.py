@@ -1,0 +1,80 @@
+"""Every message with an id, read from the package's sources: what it says, and the way out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ethorch.targets.npus import TARGETS
+from ethorch.tosa.limits import WAYS_OUT
+
+_PACKAGE = Path(__file__).resolve().parent
+_LOGGED = re.compile(r"^(?P<text>.*) \[(?P<id>[a-z_]+\.[a-z0-9_]+)\]$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes:
+        id: stable name.
+        kind: ``refusal`` (the operator is on the CPU), ``error`` or ``warning``.
+        text: what is said; ``...`` stands for what differs from case to case.
+        way_out: what to do; of an error and a warning it is in the text.
+    """
+
+    id: str
+    kind: str
+    text: str
+    way_out: str = ""
+
+
+def messages() -> list[Message]:
+    """All of them, by id; limits of the NPUs have one entry for each operator and feature."""
+    found: dict[str, Message] = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        for message in _of_source(path.read_text(encoding="utf-8")):
+            found.setdefault(message.id, message)
+    for target in TARGETS.values():
+        for operator, limits in target.limits.items():
+            if not limits.present:
+                id = f"{operator}.absent"
+                found.setdefault(id, Message(id, "refusal", f"there is no {operator} on the target", _other_target(operator)))
+            for feature in limits.ranges:
+                way_out = limits.ways_out.get(feature) or WAYS_OUT[feature]
+                id = f"{operator}.{feature}"
+                found.setdefault(id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", way_out))
+    return [found[id] for id in sorted(found, key=str.lower)]
+
+
+def _other_target(operator: str) -> str:
+    having = sorted({t.family.upper() for t in TARGETS.values() if operator not in t.limits or t.limits[operator].present})
+    return f"It is on {', '.join(having)}." if having else "No target has it: write the model with other operators."
+
+
+def _of_source(source: str) -> Iterator[Message]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        texts = [_text(arg) for arg in node.args] + [_text(keyword.value) for keyword in node.keywords]
+        if name in ("Reason", "refuse") and len(texts) == 3 and isinstance(node.args[0], ast.Constant):
+            yield Message(texts[0], "refusal", texts[1], texts[2])
+        elif name == "QuantizationError" and len(texts) == 2 and isinstance(node.args[0], ast.Constant):
+            yield Message(texts[0], "error", texts[1])
+        elif name == "warning" and (match := _LOGGED.match(texts[0].replace("%s", "..."))):
+            yield Message(match["id"], "warning", match["text"])
+
+
+def _text(node: ast.expr) -> str:
+    """A string of the source, as it reads; what is computed is ``...``."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return "..."
