@@ -3,8 +3,8 @@
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 
 Each operator is a small module. Each implementation quantizes it with four random inputs, in a process of its own, compiles it, and
-runs eight others in ``ethorch.runtime``. An element differs if it is another code than fake quantization gives it. The table also has
-the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite, so a lowering that
+runs eight others in ``ethorch.runtime``. An element differs if it is another code than fake quantization gives it. The table also
+has the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite, so a lowering that
 computes more precisely differs from it and gains accuracy.
 """
 

@@ -2,7 +2,6 @@ from . import arm, backend, language, npu, runtime, targets, tosa, tuning, vela
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .deploy.firmware.firmware import firmware
-from .models import layouts
 from .program.compile import compile, quantize
 from .program.evaluate import Evaluation, evaluate
 from .program.explore import Exploration, explore
@@ -23,7 +22,6 @@ from .targets.compile_spec_builder import ArmCompileSpecBuilder
 from .targets.settings import Settings
 from .targets.tosa_spec import TosaCompileSpec
 from .targets.tosa_specification import TosaSpecification
-from .tuning import compress
 from .tuning.bias_and_rounding import correct_bias, round_weights
 from .tuning.equalize import equalize
 from .tuning.mixed_precision import mixed_precision
@@ -55,7 +53,6 @@ __all__ = [
     "backend",
     "boards",
     "compile",
-    "compress",
     "convert",
     "correct_bias",
     "equalize",
@@ -68,7 +65,6 @@ __all__ = [
     "get_symmetric_quantization_config",
     "get_uint8_io_quantization_config",
     "language",
-    "layouts",
     "load",
     "mixed_precision",
     "npu",

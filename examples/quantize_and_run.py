@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config
-from ethorch import runtime as host
+from ethorch import runtime
 
 
 class Residual(nn.Module):
@@ -56,6 +56,6 @@ print(partitioner.report.summary())
 
 # Run: ExecuTorch's runtime, with the simulator as its Ethos-U.
 image = torch.rand(1, 3, 32, 32)
-(found,) = host.load(program)(image)
+(found,) = runtime.load(program)(image)
 print("float    ", [f"{x:.3f}" for x in model(image)[0].tolist()])
 print("simulator", [f"{x:.3f}" for x in found[0].tolist()])

@@ -11,7 +11,7 @@ from pathlib import Path
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa.limits import WAYS_OUT
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent / "ethorch"
 _LOGGED = re.compile(r"^(?P<text>.*) \[(?P<id>[a-z_]+\.[a-z0-9_]+)\]$", re.DOTALL)
 
 

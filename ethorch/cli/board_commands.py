@@ -15,9 +15,9 @@ from ethorch.support.wording import counted
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from ethorch.deploy.virtual_board import Run
     from ethorch.program.calibrate_board import Calibration
     from ethorch.targets.boards import Board as BoardType
-    from ethorch.targets.boards import Run
 
 PANEL = "Firmware"
 Board = Annotated[
@@ -100,7 +100,7 @@ def run_firmware(
     trace: Annotated[Path | None, typer.Option(help="Write the run for Perfetto or Chrome.", metavar="FILE.json")] = None,
 ) -> Answer:
     """Run firmware on a virtual board, the NPU simulated bit for bit; what silicon would punish is named."""
-    from ethorch.targets.boards import run
+    from ethorch.deploy.virtual_board import run
 
     if trace is not None:
         from ethorch.program.saving import check_folder

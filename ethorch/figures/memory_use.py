@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ethorch.figures import MemoryReport
-from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import Roles
 
 #: How the name of a budget begins that a memory of the board sets: ``memory sram``.
@@ -26,16 +25,6 @@ class MemoryUse:
     memory: str
     needs_bytes: int
     size_bytes: int
-
-
-def ram_bytes(board: Board) -> int:
-    """All that a program can write, TCMs too."""
-    return sum(memory.size_bytes for memory in board.memories if memory.writable)
-
-
-def flash_bytes(board: Board) -> int | None:
-    """All that keeps its content without power; None of a board whose row has none, as one that boots from a card."""
-    return sum(memory.size_bytes for memory in board.memories if not memory.writable) or None
 
 
 def uses(report: MemoryReport, roles: Roles) -> tuple[MemoryUse, ...]:

@@ -10,10 +10,8 @@ from typing import Any
 
 from ethorch.formats.pte_types import Chain, Method, Program, Value
 from ethorch.support.errors import HostError
+from ethorch.targets.settings import Shapes
 from ethorch.tosa.layout import nhwc_axis
-
-#: The shapes of a method's inputs.
-Shapes = tuple[tuple[int, ...], ...]
 
 #: Name of the constant method that records the shapes: a JSON text, see ``Selection``.
 SHAPES = "ethorch_shapes"

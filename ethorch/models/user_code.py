@@ -21,7 +21,7 @@ from ethorch.support.wording import did_you_mean
 _LIBRARIES = tuple(
     f"{Path(folder).resolve()}/"
     for folder in (
-        str(Path(__file__).parent),
+        str(Path(__file__).parent.parent),
         *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )

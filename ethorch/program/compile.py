@@ -14,7 +14,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ethorch.backend import build as flow
-from ethorch.figures.selection import Shapes
 from ethorch.models.load import (
     KeywordInputs,
     UserMethods,
@@ -41,7 +40,7 @@ from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
 from ethorch.support.progress_bar import shown
-from ethorch.targets.settings import FLOAT, Settings, latency_of, shapes_from
+from ethorch.targets.settings import FLOAT, Settings, Shapes, latency_of, shapes_from
 from ethorch.vela.arena import arena_bytes
 
 logger = logging.getLogger(__name__)
@@ -118,7 +117,8 @@ def compile(
             calibration stay as the model has them.
         io_layout: ``nhwc`` is ``nhwc_io``; ``nchw`` (default) leaves axes as the model has them; ``auto`` compiles both and takes
             channels last where they save time, which costs a second compilation. ``Program.inputs`` and ``outputs`` have the
-            shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.models.layouts.nhwc_inputs`` turns inputs for such a program.
+            shapes, and ``Program.settings.io_layout`` the answer; ``ethorch.models.layouts.nhwc_inputs`` turns inputs for such a
+            program.
         partition: ``cost`` leaves products of two int8 activations (attention) to the CPU where ExecuTorch's int8 kernels are
             estimated to be faster, as on U55; ``cpu-matmul`` does so in any case; ``npu`` (default) does not.
             ``Program.explain`` says it.

@@ -26,9 +26,9 @@ from ethorch.models.load import UserMethods, UserModel, in_eval_mode, mention_tr
 from ethorch.program.program import Program
 from ethorch.program.shapes import with_selection
 from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import names_in_whole, state_buffers
-from ethorch.runtime.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.vela import artifacts

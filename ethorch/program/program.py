@@ -38,9 +38,9 @@ from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.program.transfer import DEFERRED, Methods, method_of
+from ethorch.quantization.integer_io import as_codes
 from ethorch.report.page import page
 from ethorch.report.summary import summary
-from ethorch.runtime.integer_io import as_codes
 from ethorch.support.errors import EthorchError, HostError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
@@ -236,7 +236,7 @@ class Program:
             loaded: host.HostProgram | None = other.__dict__.get("host")
             if loaded is not None and self.method in loaded.methods:
                 return loaded[self.method]
-        return host.load(self.pte, self.method, sources=self._sources)
+        return host.load(self.pte, self.method, sources=None if self._sources is None else artifacts.reader(self._sources))
 
     def reset(self) -> None:
         """Put what the program keeps from call to call back to its initial contents, for all methods that share it."""

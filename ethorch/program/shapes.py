@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch.figures.selection import SHAPES, Padding, Selection, Shapes, input_shapes
+from ethorch.figures.selection import SHAPES, Padding, Selection, input_shapes
 from ethorch.formats.pte_types import Program
 from ethorch.lower.fx.export import described, exported
 from ethorch.models.load import Inputs, UserMethods, UserModel
 from ethorch.models.zoos import made_up
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import counted
+from ethorch.targets.settings import Shapes
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:

@@ -1,8 +1,8 @@
 """Weights that obey a rule while they train: few values, zeros, or both; and that are still quantized to just those codes.
 
-The rule is one operator, ``ethorch::constrained_weight``, which ``ethorch.tuning.compress.constrain`` puts before a layer. Each output
-channel keeps its largest magnitude at code 127, and the levels are symmetric. So whoever takes the largest weight for 127 finds the
-same codes again, and a batch normalization that is folded into the weight only changes the channel's scale or sign.
+The rule is one operator, ``ethorch::constrained_weight``, which ``ethorch.tuning.compress.constrain`` puts before a layer. Each
+output channel keeps its largest magnitude at code 127, and the levels are symmetric. So whoever takes the largest weight for 127
+finds the same codes again, and a batch normalization that is folded into the weight only changes the channel's scale or sign.
 """
 
 from __future__ import annotations

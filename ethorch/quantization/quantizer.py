@@ -142,7 +142,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     # --- torchao's interface ------------------------------------------------------------------------------------------
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph one that can be annotated: ``ethorch.quantization.passes.pipeline`` says by which steps, and why in that order.
+        """Make the graph one that can be annotated: ``ethorch.quantization.passes.pipeline`` says by which steps, and why in that
+        order.
 
         Raises:
             QuantizationError: an in-place operator has no functional form; a parameter or an input is a float of another dtype than

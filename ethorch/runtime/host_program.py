@@ -30,7 +30,6 @@ from ethorch.support.errors import HostError
 from ethorch.support.quiet import quiet
 from ethorch.support.redirect import COUT_LOCK
 from ethorch.support.wording import counted
-from ethorch.vela import artifacts
 
 _KEPT_PROGRAMS = 8  # parsed command streams, with their decoded weights, kept for further loads of the same payload
 
@@ -185,7 +184,7 @@ def load(
     machine: MachineFactory | None = None,
     trace: Any = None,
     etdump: bool = False,
-    sources: str | os.PathLike[str] | None = None,
+    sources: Callable[[DelegatePayload, Sequence[tuple[str, bytes]]], npu.Sources] | None = None,
     budget: int | None = None,
 ) -> HostProgram:
     """Load one method of a .pte, made by ethorch or by ExecuTorch's own Arm backend, with those that share buffers with it.
@@ -196,8 +195,8 @@ def load(
         machine: makes what each delegate runs on; None takes ``ethorch.npu.Machine``.
         trace: handed to each ``ethorch.npu.Machine``.
         etdump: record profiling events, for ``HostProgram.write_etdump``.
-        sources: the folder that the compile spec's ``dump_intermediate_artifacts_to`` named, of either backend. Then
-            faults, traces and profiling events name the operator a command works for.
+        sources: Returns which operator each command of a delegate works for, given its payload and compile specs;
+            ``ethorch.vela.artifacts.reader(folder)`` does. Then faults, traces and profiling events name the operator.
         budget: work units that one run of a delegate may take; see ``ethorch.npu.Machine``, which names what it takes.
 
     Raises:
@@ -213,7 +212,7 @@ def load(
         for delegate in [delegate for one in together(methods, method).values() for delegate in one.delegates]:
             if delegate.id == BACKEND_ID:
                 payload = delegate.payload
-                operators[payload] = artifacts.sources(sources, payload, delegate.compile_specs)
+                operators[payload] = sources(payload, delegate.compile_specs)
 
     def usual(payload: DelegatePayload) -> npu.Machine:
         return npu_machine(payload, trace, operators.get(payload), budget)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ethorch.support.errors import HostError
 
-PREBUILT = Path(__file__).parent / "prebuilt"  # libraries that a wheel brings along, by the names that the cache gives them
+PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries that a wheel brings along, by the names that the cache gives them
 _unloadable: set[Path] = set()  # of these, what this computer refuses
 
 

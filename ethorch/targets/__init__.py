@@ -1,7 +1,16 @@
 """NPUs and boards as facts, compile specs as choices. A target that differs is a row that differs, never an ``if``."""
 
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
 from ethorch.targets.npus import LIMITS, TARGETS, TUNING, Target, lookup
 from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits, Range
 
-__all__ = ["LIMITS", "TARGETS", "TUNING", "Limits", "Range", "Target", "Tuning", "lookup"]
+if TYPE_CHECKING:
+    from ethorch.targets import boards
+
+__getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})  # it imports the simulator's register names, and NumPy
+
+__all__ = ["LIMITS", "TARGETS", "TUNING", "Limits", "Range", "Target", "Tuning", "boards", "lookup"]

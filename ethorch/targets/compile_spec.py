@@ -229,8 +229,9 @@ class EthosUCompileSpec(ArmCompileSpec):
             for it, ``--arena-cache-size`` and ``--optimise``, go before.
         resident_bytes: bytes that the scratch region may grow by for weights that are read several times in a call: they are copied
             there once, at its beginning (``ethorch.vela.resident``).
-        config_text: the content of an ini file instead, as ``ethorch.targets.boards.memory_roles`` makes it of a board. It becomes a part of
-            the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and memories.
+        config_text: the content of an ini file instead, as ``ethorch.targets.boards.memory_roles`` makes it of a board. It becomes
+            a part of the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and
+            memories.
         verify: Run each compiled delegate in the simulator on random inputs, compare it with its TOSA graph, and insert copies if
             it differs (``ethorch.vela.repair``).
 

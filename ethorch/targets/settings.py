@@ -15,8 +15,6 @@ from typing import Any
 
 import tomli_w
 
-from ethorch.figures.memory_use import flash_bytes, ram_bytes
-from ethorch.figures.selection import Shapes
 from ethorch.support.errors import BoardError, FormatError, SpecError, unknown_name
 from ethorch.support.text_files import parse_toml, read_text
 from ethorch.support.wording import shown
@@ -25,7 +23,8 @@ from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
 from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
-#: How a model is quantized, by name; ``ethorch.quantization.schemes`` has the configs. ``float``, for a module, leaves it to the CPU.
+#: How a model is quantized, by name; ``ethorch.quantization.schemes`` has the configs. ``float``, for a module, leaves it to the
+#: CPU.
 SCHEMES = {
     "int8": "int8 activations, int8 weights with a scale per channel",
     "int8-per-tensor": "int8 activations, int8 weights with one scale per tensor",
@@ -34,6 +33,8 @@ SCHEMES = {
 }
 #: What those get who name neither target nor board.
 DEFAULT_TARGET = "ethos-u55-128"
+#: The shapes of a method's inputs.
+Shapes = tuple[tuple[int, ...], ...]
 #: What a module alone may have besides.
 FLOAT = "float"
 #: Types that a program's float inputs and outputs can have.
@@ -271,12 +272,12 @@ class Settings:
     @property
     def ram_limit(self) -> int | None:
         """Bytes of RAM for the whole application: ``ram``, else what the board has; None without either."""
-        return ram_bytes(self.described) if self.ram is None and self.described is not None else self.ram
+        return self.described.ram_bytes if self.ram is None and self.described is not None else self.ram
 
     @property
     def flash_limit(self) -> int | None:
         """Likewise of flash."""
-        return flash_bytes(self.described) if self.flash is None and self.described is not None else self.flash
+        return self.described.flash_bytes if self.flash is None and self.described is not None else self.flash
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:

@@ -92,7 +92,7 @@ class FoldSquares:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlanes:
-    """A convolution reads an input in planes and turns it to NHWC (``lower.rewrite.planes``), where Vela estimates fewer cycles so."""
+    """A convolution reads an input in planes and turns it to NHWC (``lower.rewrite.planes``), where that takes fewer cycles."""
 
     #: Most planes of an input: a convolution costs 16 multiply-adds an element for each.
     most: int
@@ -148,7 +148,8 @@ class Tuning:
     fewest_results_of_wide_stride: int | None = None
     #: Which strided convolutions of few channels fold places into channels (``lower.rewrite.fold_strides``). None: none.
     fold_strides: FoldColumns | FoldSquares | None = None
-    #: Most channels that a convolution reads to pick some of them by its weights (``lower.rewrite.select_channels``). None: none picks.
+    #: Most channels that a convolution reads to pick some of them by its weights (``lower.rewrite.select_channels``). None: none
+    #: picks.
     largest_selection: int | None = None
     #: A pixel shuffle whose result is wanted as NCHW makes NHWC first (``lower.rewrite.order_channels``).
     shuffles_by_nhwc: bool = False

@@ -1,4 +1,4 @@
-"""Tests that keep a model deployable: one-line assertions, a tester and pipelines as ExecuTorch's Arm backend has, a pytest plugin.
+"""Tests that keep a model deployable: one-line assertions, a tester as ExecuTorch's Arm backend has, a pytest plugin.
 
 ``__init__.pyi`` beside this file lists the public names. Each is loaded on first use, so that pytest starts as fast as without
 the plugin.

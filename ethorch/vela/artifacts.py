@@ -5,8 +5,9 @@ A .pte has no place for that: firmware refuses payloads with blocks it does not 
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ethorch.formats.files import write_whole
@@ -81,6 +82,11 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
             "spec's dump_intermediate_artifacts_to(), makes one."
         )
     return found
+
+
+def reader(folder: str | os.PathLike[str]) -> Callable[[DelegatePayload, Iterable[tuple[str, bytes]]], Sources]:
+    """Return ``sources`` of one folder, as ``ethorch.runtime.load`` takes it."""
+    return functools.partial(sources, folder)
 
 
 def _compiled_again(paths: list[Path], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources | None:

@@ -67,9 +67,9 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """A TOSA graph as it was lowered: rewritten, and through Vela.
 
-    An input in planes is read as it lies (``lower.rewrite.planes``) where that takes fewer cycles; which way is better is kept in the
-    user's cache. Where a limit for the arena does not hold, bands of rows are tried. Unless ``spec.verify`` is False, the result is
-    compared with the graph on random inputs, and mended by copies if it differs (``vela.repair``).
+    An input in planes is read as it lies (``lower.rewrite.planes``) where that takes fewer cycles; which way is better is kept in
+    the user's cache. Where a limit for the arena does not hold, bands of rows are tried. Unless ``spec.verify`` is False, the
+    result is compared with the graph on random inputs, and mended by copies if it differs (``vela.repair``).
 
     Args:
         graph: is changed.

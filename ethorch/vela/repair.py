@@ -1,7 +1,7 @@
 """Run each compiled delegate on random inputs; if it differs from its TOSA graph, insert copies until it does not.
 
-``lower.rewrite.vela_bugs`` avoids the bugs of Vela that are known. This module catches the others: nearly all of them are lost offsets
-and shapes of values that Vela does not write to memory, and disappear if such a value is copied first.
+``lower.rewrite.vela_bugs`` avoids the bugs of Vela that are known. This module catches the others: nearly all of them are lost
+offsets and shapes of values that Vela does not write to memory, and disappear if such a value is copied first.
 """
 
 from __future__ import annotations

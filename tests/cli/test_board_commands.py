@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ethorch import cli
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from tests.deploy.virtual_board.support import compiled
 
 
@@ -20,7 +20,7 @@ def elf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_boards(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["boards", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(board.names())
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(boards.names())
     assert cli.main(["boards", "corstone-300", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["memories"][0]["sources"]["base"].startswith("Zephyr")

@@ -1,7 +1,7 @@
 """The imports between the modules of ethorch, read from their sources.
 
-Counted are imports at module level, in functions, under TYPE_CHECKING, by ``importlib`` with a literal name, and those of the stub that
-``ethorch.__getattr__`` loads names by.
+Counted are imports at module level, in functions, under TYPE_CHECKING, by ``importlib`` with a literal name, and those of the stub
+that ``ethorch.__getattr__`` loads names by.
 """
 
 from __future__ import annotations

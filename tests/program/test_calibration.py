@@ -13,7 +13,7 @@ import ethorch
 from ethorch import cli
 from ethorch.program.calibrate_board import _Model, calibrate, read_measured
 from ethorch.support.errors import BoardError, SpecError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER, parse
 
 NETS = {
@@ -31,13 +31,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def slower(flash: float) -> board.Board:
+def slower(flash: float) -> boards.Board:
     """The board with another flash."""
     text = (FOLDER / "nuvoton-m55m1.toml").read_text()
     return parse(text.replace("bytes_per_second = 220_000_000", f"bytes_per_second = {flash:.0f}").encode())
 
 
-def taken(folder: Path, on: board.Board) -> list[tuple[Path, float]]:
+def taken(folder: Path, on: boards.Board) -> list[tuple[Path, float]]:
     """What the programs would take on a board, by the model that is fitted."""
     found = []
     for name in NETS:
@@ -48,7 +48,7 @@ def taken(folder: Path, on: board.Board) -> list[tuple[Path, float]]:
 
 
 def test_a_slower_flash_is_found(programs: Path) -> None:
-    found = calibrate(board.load("nuvoton-m55m1"), taken(programs, slower(40e6)))
+    found = calibrate(boards.load("nuvoton-m55m1"), taken(programs, slower(40e6)))
     assert found.bytes_per_second["flash"] == pytest.approx(40e6, rel=0.02)
     assert found.error < 0.01 < 0.5 < found.error_before
     assert found.source.startswith("fitted from 3 measurements, error ")
@@ -57,7 +57,7 @@ def test_a_slower_flash_is_found(programs: Path) -> None:
 def test_measurements_that_contradict_leave_an_error(programs: Path) -> None:
     rows = taken(programs, slower(40e6))
     rows[0] = (rows[0][0], rows[0][1] * 3)
-    found = calibrate(board.load("nuvoton-m55m1"), rows)
+    found = calibrate(boards.load("nuvoton-m55m1"), rows)
     assert 0.05 < found.error < found.error_before
 
 
@@ -68,11 +68,11 @@ def test_the_command_writes_a_board(programs: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "Mine.toml"
     assert cli.main(["calibrate-board", "nuvoton-m55m1", "--measured", str(table), "-o", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["error"] < 0.02
-    made = board.load(out)
+    made = boards.load(out)
     assert made.name == "mine"
     assert made.memory("flash").bytes_per_second == pytest.approx(100e6, rel=0.02)
     assert made.memory("flash").sources["bytes_per_second"].startswith("fitted from 3 measurements, error")
-    assert made.memory("flash").sources["base"] == board.load("nuvoton-m55m1").memory("flash").sources["base"]
+    assert made.memory("flash").sources["base"] == boards.load("nuvoton-m55m1").memory("flash").sources["base"]
     assert ethorch.compile(NETS["small"][0], NETS["small"][1], board=out).spec is not None
 
 
@@ -96,8 +96,8 @@ def test_files_of_measurements(tmp_path: Path) -> None:
 
 def test_what_cannot_be_calibrated(programs: Path) -> None:
     with pytest.raises(SpecError, match="unknown NPU of board himax-we2"):
-        calibrate(board.load("himax-we2"), [(programs / "conv.pte", 1.0)])
+        calibrate(boards.load("himax-we2"), [(programs / "conv.pte", 1.0)])
     with pytest.raises(BoardError, match="was not read from a file"):
         calibrate(slower(1e6), [(programs / "conv.pte", 1.0)])
     with pytest.raises(SpecError, match="no measurements"):
-        calibrate(board.load("nuvoton-m55m1"), [])
+        calibrate(boards.load("nuvoton-m55m1"), [])

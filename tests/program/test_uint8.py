@@ -11,7 +11,7 @@ from ethorch import EthosUCompileSpec, EthosUQuantizer
 from ethorch import runtime as host
 from ethorch.backend import build as flow
 from ethorch.models.load import UserModel
-from ethorch.runtime.integer_io import boundary_codes
+from ethorch.quantization.integer_io import boundary_codes
 
 TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-MAKER = Path(__file__).parent.parent / "support" / "arm_backend.py"
+MAKER = Path(__file__).parent.parent / "helpers" / "arm_backend.py"
 
 
 @pytest.fixture(scope="session")

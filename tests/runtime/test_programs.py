@@ -12,6 +12,7 @@ import torch
 from ethorch import runtime as host
 from ethorch.runtime.delegate import host_backend
 from ethorch.support.errors import EthorchError, HostError, MachineFault
+from ethorch.vela import artifacts
 from tests.helpers.host import Stub, random_inputs
 
 
@@ -255,17 +256,17 @@ def test_artifacts_name_the_operators(incumbent, tmp_path, name):
     from executorch.devtools import Inspector
 
     traced: list = []
-    program = host.load(incumbent / f"{name}.pte", trace=traced.append, etdump=True, sources=incumbent / name)
+    program = host.load(incumbent / f"{name}.pte", trace=traced.append, etdump=True, sources=artifacts.reader(incumbent / name))
     program(*random_inputs(name))
     assert {trace.source.operator for trace in traced if trace.op.name == "NPU_OP_CONV"} == {"Conv2D"}
     program.write_etdump(tmp_path / "dump.etdp")
     blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
     assert any(event.name.startswith("Conv2D ") for block in blocks for event in block.events)
-    stopped = host.load(incumbent / f"{name}.pte", sources=incumbent / name, budget=0)
+    stopped = host.load(incumbent / f"{name}.pte", sources=artifacts.reader(incumbent / name), budget=0)
     with pytest.raises(MachineFault, match=r"^command \d+ at byte 0x[0-9a-f]+, NPU_OP_.*budget.* It works for \w+ .+\.$"):
         stopped(*random_inputs(name))
 
 
 def test_artifacts_of_another_program(incumbent):
     with pytest.raises(EthorchError, match="no dump of this program"):
-        host.load(incumbent / "cnn.pte", sources=incumbent / "interrupted")
+        host.load(incumbent / "cnn.pte", sources=artifacts.reader(incumbent / "interrupted"))

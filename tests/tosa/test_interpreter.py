@@ -1,4 +1,4 @@
-"""The interpreter of TOSA against the reference model, operator by operator; whole graphs are in ``tests/lower/ops/test_samples.py``."""
+"""The interpreter of TOSA against the reference model, by operator; whole graphs are in ``tests/lower/ops/test_samples.py``."""
 
 from __future__ import annotations
 

@@ -206,11 +206,11 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
         Failed: a package for it is not installed.
     """
     check_runnable(platform)
-    from ethorch.targets import boards as board  # 1 second, and a project can be built where ethorch is not installed
+    from ethorch.deploy import virtual_board  # 1 second, and a project can be built where ethorch is not installed
 
     facts = described(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
-    return board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
+    return virtual_board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,9 +25,10 @@ class LookupBuilder(OperandBuilder):
 
         TOSA 1.0 TABLE. int8: 256 entries, index = value + 128. int16: 513 entries, index = (value + 32768) >> 7, the low 7
         bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
-        Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see ethorch.lower.builder.int16_tables).
-        Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit table, which is exact; a narrower
-        one is looked up in 1/128 of its steps and then rounded. Codes of int32 are 16 bits of the largest value, scaled.
+        Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see
+        ethorch.lower.builder.int16_tables). Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit
+        table, which is exact; a narrower one is looked up in 1/128 of its steps and then rounded. Codes of int32 are 16 bits of the
+        largest value, scaled.
         """
         source, real = x.value.dtype, continued(real)
         if source == out.dtype == "INT8":

@@ -1,8 +1,8 @@
 """``VELA_BUGS``: what Vela gets wrong, a row for each bug, and what is done instead.
 
-tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row. The tests show that they are computed right with the row and (among
-the long tests) that Vela gets them wrong without: a row goes when no Vela that is supported needs it. Code elsewhere that avoids
-a bug names the id of its row. docs/vela-bugs.md is written from this table.
+tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row. The tests show that they are computed right with the row and
+(among the long tests) that Vela gets them wrong without: a row goes when no Vela that is supported needs it. Code elsewhere that
+avoids a bug names the id of its row. docs/vela-bugs.md is written from this table.
 """
 
 from __future__ import annotations
@@ -598,7 +598,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.rescale-in-comparison",
         wrong="RESCALEs of operands become part of a comparison, but the NPU scales operands of ADD and SUB only.",
-        instead="``lower.ops.compare`` compares a difference with 0. The simulator cannot show it: it scales them as Vela means it.",
+        instead="``lower.ops.compare`` compares a difference with 0. The simulator cannot show it: it scales them.",
         operators=("EQUAL", "GREATER", "GREATER_EQUAL"),
         families=U85,
     ),

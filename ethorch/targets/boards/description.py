@@ -178,6 +178,16 @@ class Board(Sourced):
         """Every NPU that it may have, by name; the first is taken by those who name none."""
         return tuple(target for slot in self.npus for target in slot.targets)
 
+    @property
+    def ram_bytes(self) -> int:
+        """All that a program can write, TCMs too."""
+        return sum(memory.size_bytes for memory in self.memories if memory.writable)
+
+    @property
+    def flash_bytes(self) -> int | None:
+        """All that keeps its content without power; None if the board has no row for it, as one that boots from a card."""
+        return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
+
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:
         """The place of the NPU of this name, and what it is; SpecError where the board cannot have it.
 

@@ -56,7 +56,7 @@ from ethorch.support.wording import shown
 from ethorch.targets.boards.description import FAMILIES, MEMORY_KINDS, PORTS, UART_KINDS, Board, Cpu, Memory, NpuSlot, Uart
 from ethorch.targets.boards.toml_tables import Document, Key, integer, many, name, not_negative, one_of, positive, text
 
-FOLDER = Path(__file__).parent / "boards"
+FOLDER = Path(__file__).parent
 MOST_FILE_BYTES = 1 << 20
 _CORES = ("cortex-m0", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m52", "cortex-m55", "cortex-m85")
 _ADDRESS = integer(0, 0xFFFFFFFF, ", an address")

@@ -19,7 +19,7 @@ from ethorch.deploy.firmware.escapes import c_comment, c_string, linker_labels, 
 from ethorch.deploy.firmware.firmware import firmware
 from ethorch.deploy.firmware.mlops import Mlops, write_ai_layer
 from ethorch.support.errors import BoardError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER
 from ethorch.targets.boards.loading import parse as parse_board
 from tests.helpers.firmware import built_and_run, program
@@ -79,12 +79,12 @@ def test_a_project_of_hostile_names_passes(tmp_path: Path) -> None:
     method = b'"*/\n\\?%'
     assert pte.count(b"\x07\0\0\0forward\0") == 1
     (tmp_path / "hostile.pte").write_bytes(pte.replace(b"\x07\0\0\0forward\0", b"\x07\0\0\0" + method + b"\0"))
-    memories = [memory.name for memory in board.load("corstone-300").memories]
+    memories = [memory.name for memory in boards.load("corstone-300").memories]
     hostile = ["origin", "0", "a-b", "a_b", "a.b", "len", "l", "o", "memory", "length"]
     (tmp_path / "hostile.toml").write_text(board_text(TITLE, dict(zip(memories, hostile, strict=False))))
     folder = tmp_path / 'it\'s "a" $(folder)'
     made = firmware(tmp_path / "hostile.pte", folder, board=str(tmp_path / "hostile.toml"))
-    assert board.load(tmp_path / "hostile.toml").title == TITLE and TITLE not in (folder / "firmware" / "board.h").read_text()
+    assert boards.load(tmp_path / "hostile.toml").title == TITLE and TITLE not in (folder / "firmware" / "board.h").read_text()
     assert c_string(method.decode()) in (folder / "model" / "model.c").read_text()
     assert markdown(TITLE) in (folder / "REPORT.md").read_text().splitlines()[0]
     assert [*made.methods] == [method.decode()]

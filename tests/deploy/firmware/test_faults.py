@@ -53,10 +53,10 @@ def faulty(folder: Path, target: str, interrupt: bool, only_good: bool = False) 
 
 
 def run(folder: Path, elf: Path, **more: Any) -> tuple[dict[str, list[str]], Any]:
-    from ethorch.targets import boards as board
+    from ethorch.deploy import virtual_board
 
     described = project_run.described(folder)
-    done = board.run(elf, board=described["board"], npu=described["target"], timeout=120, **more)
+    done = virtual_board.run(elf, board=described["board"], npu=described["target"], timeout=120, **more)
     return {match[1]: match[2].split() for match in re.finditer(r"\[(\S+) ([^\]]+)\]", done.text)}, done
 
 
@@ -87,7 +87,7 @@ def test_an_npu_that_does_not_answer_is_a_timeout(fault: str, interrupt: bool, t
 def test_weights_that_changed_are_found_before_they_are_used(tmp_path: Path) -> None:
     from elftools.elf.elffile import ELFFile
 
-    from ethorch.targets import boards as board
+    from ethorch.deploy import virtual_board
 
     project("small", "ethos-u55-128", tmp_path)
     elf = project_run.build(tmp_path)
@@ -95,5 +95,5 @@ def test_weights_that_changed_are_found_before_they_are_used(tmp_path: Path) -> 
         symbols = ELFFile(file).get_section_by_name(".symtab")
         address = symbols.get_symbol_by_name("model_weights_0")[0]["st_value"]
     content = (tmp_path / "model" / "model_weights_0.bin").read_bytes()
-    done = board.run(elf, board="corstone-300", npu="ethos-u55-128", data={address + 40: bytes([content[40] ^ 1])})
+    done = virtual_board.run(elf, board="corstone-300", npu="ethos-u55-128", data={address + 40: bytes([content[40] ^ 1])})
     assert "model_check: CORRUPT_DATA" in done.text and "FAIL" in done.text

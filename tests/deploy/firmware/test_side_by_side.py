@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from ethorch.deploy import virtual_board
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import firmware
-from ethorch.targets import boards as board
 from ethorch.targets.boards.loading import FOLDER
 from tests.helpers.firmware import program
 
@@ -72,7 +72,7 @@ def test_two_npus_and_two_models(tmp_path: Path) -> None:
     (folder / "firmware" / "main.c").write_text(main)
     more = [f"model/{path.name}" for path in (folder / "model").glob("fast*") if path.suffix in (".c", ".S")]
     elf = project_run.build(folder, sources=[*project_run.described(folder)["sources"], *sorted(more)])
-    done = board.run(elf, board=place, npu=["ethos-u55-128", "ethos-u85-256"]).check()
+    done = virtual_board.run(elf, board=place, npu=["ethos-u55-128", "ethos-u85-256"]).check()
     lines = done.text.splitlines()
     for line, one in zip(lines, (slow, fast), strict=False):
         assert bytes(map(int, line.split())) == one(x).numpy().tobytes()

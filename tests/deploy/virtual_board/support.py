@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 import ethorch
+from ethorch.deploy import virtual_board
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.staging import staging_bytes
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 
 FIRMWARE = Path(__file__).parent / "firmware"
 TARGET = [
@@ -138,7 +139,7 @@ class Setup:
         return struct.pack(f"<{len(words)}I", *words)
 
 
-def setup(found: Model, which: board.Board, flags: int = 0, **changes: Any) -> Setup:
+def setup(found: Model, which: boards.Board, flags: int = 0, **changes: Any) -> Setup:
     """The probe's parameters for a model on a board, as a driver would choose them."""
     slot, npu = which.npu(found.target)
     entry, out = found.payload.inputs[0], found.payload.outputs[0]
@@ -164,7 +165,7 @@ def setup(found: Model, which: board.Board, flags: int = 0, **changes: Any) -> S
     return replace(first, **changes)
 
 
-def run(elf: Path, found: Model, which: board.Board, parameters: Setup, **options: Any) -> board.Run:
+def run(elf: Path, found: Model, which: boards.Board, parameters: Setup, **options: Any) -> virtual_board.Run:
     """The probe on a board with a model."""
     header_bytes = len(found.payload.commands) - len(found.stream)
     data = {
@@ -175,10 +176,10 @@ def run(elf: Path, found: Model, which: board.Board, parameters: Setup, **option
     } | options.pop("more", {})
     options.setdefault("timeout", 60)
     options.setdefault("npu", found.target)
-    return board.run(elf, which, data={at: content for at, content in data.items() if content}, **options)
+    return virtual_board.run(elf, which, data={at: content for at, content in data.items() if content}, **options)
 
 
-def said(run: board.Run, name: str) -> list[int]:
+def said(run: virtual_board.Run, name: str) -> list[int]:
     """The numbers that the probe printed under a name."""
     return [int(line.split()[1], 16) for line in run.text.splitlines() if line.startswith(f"{name} ")]
 
@@ -188,6 +189,6 @@ def checksum(content: bytes) -> int:
     return zlib.adler32(content)
 
 
-def ids(run: board.Run) -> list[str]:
+def ids(run: virtual_board.Run) -> list[str]:
     """Ids of the faults."""
     return [fault.id for fault in run.faults]

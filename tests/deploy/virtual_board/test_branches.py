@@ -13,7 +13,7 @@ from ethorch.deploy.virtual_board.npu_device import NpuDevice
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Machine, Program
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from tests.deploy.virtual_board import support as s
 from tests.deploy.virtual_board.test_npu_device import Session
 from tests.helpers.quantized import lower
@@ -36,7 +36,7 @@ def test_both_ways_of_a_condition() -> None:
     assert program.has_branches
     bounds = reachable(program)
     assert bounds[1].end <= found.scratch_bytes + 4096
-    which = board.load("corstone-320")
+    which = boards.load("corstone-320")
     session, guest, (slot, npu) = Session(), Guest(which), which.npu(TARGET)
     device = NpuDevice(session, npu, slot, guest)
     for address, content in ((s.STREAM, found.commands), (s.WEIGHTS, found.weights)):

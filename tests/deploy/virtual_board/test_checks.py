@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, RULES, RUNNING
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER, parse
 from tests.deploy.virtual_board import support as s
 
@@ -29,7 +29,7 @@ class Case:
         flags, changes: what the probe does differently.
         ended: how the run ends.
         more: further bytes in memory.
-        options: of ``board.run``.
+        options: of ``virtual_board.run``.
         flash: ports of the NPU that lead to a flash, if the board has one.
         cut: bytes that QSIZE is too short by.
     """
@@ -89,7 +89,7 @@ CASES = {
 }
 
 
-def with_flash(ports: str) -> board.Board:
+def with_flash(ports: str) -> boards.Board:
     """Corstone-300 with a flash that these ports reach."""
     flash = f"""
 [[memory]]
@@ -110,7 +110,7 @@ def test_every_check_has_a_case() -> None:
 @pytest.mark.parametrize("id", CASES)
 def test_a_check_trips(probe: Path, id: str) -> None:
     case, model = CASES[id], s.model(TARGET)
-    which = with_flash(case.flash) if case.flash else board.load("corstone-300")
+    which = with_flash(case.flash) if case.flash else boards.load("corstone-300")
     changes = {"stream_bytes": len(model.stream) - case.cut, **case.changes}
     run = s.run(probe, model, which, s.setup(model, which, case.flags, **changes), more=case.more, **case.options)
     assert s.ids(run) == [id], run.text

@@ -9,7 +9,7 @@ from ethorch.deploy.virtual_board.cache import DataCache
 from ethorch.deploy.virtual_board.core import EXTERNAL, PENDSV, SYSTICK, Core
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.deploy.virtual_board.unicorn_hooks import DIRTY, STALE, Hooks
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 
 SCS = 0xE000
 SRAM = 0x31000000
@@ -66,7 +66,7 @@ def test_aliases_of_four_regions() -> None:
 
 def cache() -> tuple[DataCache, Core, list[str], Guest]:
     """A cache that is on, the core whose MPU it obeys, and what it says."""
-    which, said = board.load("corstone-300"), list[str]()
+    which, said = boards.load("corstone-300"), list[str]()
     guest = Guest(which)
     made = DataCache(which.cpu, guest, Hooks(), lambda id, text, at: said.append(id), lambda: None)
     found = core()

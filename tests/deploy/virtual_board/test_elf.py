@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ethorch.deploy import virtual_board
 from ethorch.deploy.virtual_board.elf import Firmware
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.support.errors import ElfError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 
 
 def test_what_an_elf_says(probe: Path) -> None:
@@ -43,12 +44,12 @@ def test_files_that_are_no_firmware(tmp_path: Path, probe: Path) -> None:
 
 def test_a_firmware_for_another_board_is_refused(probe: Path) -> None:
     with pytest.raises(ElfError, match=r"segment of probe.elf at 0x10000000.*does not lie in one memory of board generic"):
-        board.run(probe, "generic")
+        virtual_board.run(probe, "generic")
 
 
 def test_data_beyond_the_memories_is_refused(probe: Path) -> None:
     with pytest.raises(ElfError, match=r"the data for 0x90000000"):
-        board.run(probe, data={0x90000000: b"x"})
+        virtual_board.run(probe, data={0x90000000: b"x"})
 
 
 def test_a_firmware_without_a_vector_table_is_refused(probe: Path, tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_firmware_without_a_vector_table_is_refused(probe: Path, tmp_path: Pat
     path = tmp_path / "lost.elf"
     path.write_bytes(content)
     with pytest.raises(ElfError, match="has no vector table"):
-        board.run(path, "corstone-320")
+        virtual_board.run(path, "corstone-320")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -74,7 +75,7 @@ def test_damaged_files_are_refused_or_read(probe: Path, tmp_path: Path, changes:
     path.write_bytes(content[: max(length, 1)] if length < len(content) else content)
     try:
         firmware = Firmware(path)
-        Guest(board.load("corstone-300")).load(firmware)
+        Guest(boards.load("corstone-300")).load(firmware)
         firmware.place(firmware.entry)
         assert isinstance(firmware.symbols, dict)
     except ElfError:

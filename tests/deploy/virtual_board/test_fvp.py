@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ethorch.deploy import virtual_board
 from ethorch.deploy.virtual_board import fvp
 from ethorch.report.doctor import examine
 from ethorch.support.errors import EmulatorError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 
 FAKE = """#!{python}
 import json, os, sys, time
@@ -52,7 +53,9 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str 
 )
 def test_the_command_line(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, npu: str, name: str) -> None:
     record = install(tmp_path, monkeypatch, name)
-    run = board.run(probe, which, npu, "fvp", timeout=7.5, arguments="a b", data={0x70001000: b"stream"}, cycles={"0" * 64: 1000})
+    run = virtual_board.run(
+        probe, which, npu, "fvp", timeout=7.5, arguments="a b", data={0x70001000: b"stream"}, cycles={"0" * 64: 1000}
+    )
     said = json.loads(record.read_text())
     part, uart = ("mps4_board.subsystem.", "mps4_board") if "320" in name else ("", "mps3_board")
     wanted = {
@@ -80,7 +83,7 @@ def test_the_command_line(probe: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_fvp_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EmulatorError, match=r"FVP_Corstone_SSE-320 is not on PATH.*developer.arm.com.*unicorn"):
-        board.run(probe, "corstone-320", backend="fvp")
+        virtual_board.run(probe, "corstone-320", backend="fvp")
 
 
 def test_doctor_looks_for_them(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,31 +99,31 @@ def test_doctor_looks_for_them(probe: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_board_that_has_no_fvp() -> None:
     with pytest.raises(EmulatorError, match="board generic has no FVP for an Ethos-U55"):
-        fvp.command_of(board.load("generic"), "u55")
+        fvp.command_of(boards.load("generic"), "u55")
 
 
 def test_what_an_fvp_cannot_do(probe: Path) -> None:
     with pytest.raises(EmulatorError, match="neither inject nor max_instructions"):
-        board.run(probe, backend="fvp", inject=["never-ends"])
+        virtual_board.run(probe, backend="fvp", inject=["never-ends"])
 
 
 def test_an_fvp_that_does_not_start_says_why(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "FVP_Corstone_SSE-300_Ethos-U55", 'print("no licence"); sys.exit(3)')
     with pytest.raises(EmulatorError, match=r"(?s)ended with status 3.*no licence"):
-        board.run(probe, backend="fvp")
+        virtual_board.run(probe, backend="fvp")
 
 
 def test_an_fvp_that_hangs_is_ended(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fvp, "_GRACE", 2.0)
     install(tmp_path, monkeypatch, "FVP_Corstone_SSE-300_Ethos-U55", 'open(uart, "wb").write(b"begun"); time.sleep(600)')
-    run = board.run(probe, backend="fvp", timeout=1)
+    run = virtual_board.run(probe, backend="fvp", timeout=1)
     assert (run.ended, run.text, run.ok) == ("timeout", "begun", False)
 
 
 def test_a_firmware_that_fails(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = 'open(uart, "wb").write(b"FAIL\\n"); sys.exit(1)'
     install(tmp_path, monkeypatch, "FVP_Corstone_SSE-300_Ethos-U55", body)
-    run = board.run(probe, backend="fvp")
+    run = virtual_board.run(probe, backend="fvp")
     assert (run.ended, run.exit_code, run.ok) == ("exit", 1, False)
 
 

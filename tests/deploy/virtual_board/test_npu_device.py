@@ -12,7 +12,7 @@ from ethorch.deploy.virtual_board.faults import BUS_ERROR, END_REACHED, IN_RESET
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.deploy.virtual_board.npu_device import NpuDevice
 from ethorch.npu import Program
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from tests.deploy.virtual_board import support as s
 
 TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
@@ -40,7 +40,7 @@ class Session:
 
 def device_of(target: str, **options: Any) -> tuple[NpuDevice, Session]:
     """A device with the small model in memory and its registers as a driver would set them."""
-    which = board.load("corstone-320" if "u85" in target else "corstone-300")
+    which = boards.load("corstone-320" if "u85" in target else "corstone-300")
     session, guest, (slot, npu) = Session(), Guest(which), which.npu(target)
     device = NpuDevice(session, npu, slot, guest, **options)
     model = s.model(target)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from ethorch.deploy import virtual_board
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, IRQ_RAISED, PARSE_ERROR
 from ethorch.deploy.virtual_board.qemu import COMMAND
 from ethorch.support.errors import EmulatorError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from tests.deploy.virtual_board import support as s
 
 needs_qemu = pytest.mark.tools("qemu-arm")
@@ -22,8 +23,8 @@ TARGET = "ethos-u55-128"
 
 def probe_run(
     probe: Path, flags: int = 0, target: str = TARGET, options: dict[str, Any] | None = None, **changes: Any
-) -> board.Run:
-    model, which = s.model(target), board.load("corstone-300")
+) -> virtual_board.Run:
+    model, which = s.model(target), boards.load("corstone-300")
     return s.run(probe, model, which, s.setup(model, which, flags, **changes), backend="qemu", **(options or {}))
 
 
@@ -99,11 +100,11 @@ def running() -> set[str]:
 def test_qemu_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(EmulatorError, match=r"qemu-system-arm is not on PATH: apt-get install"):
-        board.run(probe, backend="qemu")
+        virtual_board.run(probe, backend="qemu")
 
 
 def test_boards_that_qemu_cannot_be(probe: Path) -> None:
     with pytest.raises(EmulatorError, match=r"board corstone-320 is no machine of QEMU's; known is mps3-an547"):
-        board.run(probe, "corstone-320", backend="qemu")
+        virtual_board.run(probe, "corstone-320", backend="qemu")
     with pytest.raises(EmulatorError, match="QEMU counts no instructions"):
-        board.run(probe, backend="qemu", max_instructions=5)
+        virtual_board.run(probe, backend="qemu", max_instructions=5)

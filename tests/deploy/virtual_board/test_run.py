@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ethorch.deploy import virtual_board
 from ethorch.support.errors import EthorchError, SpecError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER, parse
 from tests.deploy.virtual_board import support as s
 
 TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256", "ethos-u85-1024")
 
 
-def board_of(target: str) -> board.Board:
-    return board.load("corstone-320" if "u85" in target else "corstone-300")
+def board_of(target: str) -> boards.Board:
+    return boards.load("corstone-320" if "u85" in target else "corstone-300")
 
 
 @pytest.mark.parametrize("flags", [0, s.BY_INTERRUPT, s.BY_INTERRUPT | s.SPIN_ON_FLAG], ids=["polled", "sleeping", "spinning"])
@@ -41,7 +42,7 @@ TARGET = "ethos-u55-128"
 
 def probe_run(
     probe: Path, flags: int = 0, target: str = TARGET, options: dict[str, Any] | None = None, **changes: Any
-) -> board.Run:
+) -> virtual_board.Run:
     model, which = s.model(target), board_of(target)
     return s.run(probe, model, which, s.setup(model, which, flags, **changes), **(options or {}))
 
@@ -229,15 +230,15 @@ def test_a_run_as_plain_data(probe: Path) -> None:
 
 def test_wrong_arguments_are_named(probe: Path) -> None:
     with pytest.raises(SpecError, match="unknown back end 'renode'"):
-        board.run(probe, backend="renode")
+        virtual_board.run(probe, backend="renode")
     with pytest.raises(SpecError, match="unknown fault to inject 'fire'"):
-        board.run(probe, inject=["fire"])
+        virtual_board.run(probe, inject=["fire"])
     with pytest.raises(SpecError, match="timeout is 0"):
-        board.run(probe, timeout=0)
+        virtual_board.run(probe, timeout=0)
     with pytest.raises(SpecError, match="max_instructions is 0"):
-        board.run(probe, max_instructions=0)
+        virtual_board.run(probe, max_instructions=0)
     with pytest.raises(SpecError, match="have one place on board corstone-300"):
-        board.run(probe, npu=["ethos-u55-128", "ethos-u65-256"])
+        virtual_board.run(probe, npu=["ethos-u55-128", "ethos-u65-256"])
 
 
 def test_memory_that_is_not_there_cannot_be_read(probe: Path) -> None:
@@ -287,5 +288,5 @@ def test_ctrl_c_ends_a_run(probe: Path) -> None:
 @pytest.mark.parametrize("backend", ["unicorn", pytest.param("qemu", marks=pytest.mark.tools("qemu-arm"))])
 def test_tasks_on_stacks_of_their_own(tmp_path: Path, backend: str) -> None:
     """SVC, PendSV, process stacks, frames with and without floating-point registers: what an RTOS needs."""
-    run = board.run(s.compiled(tmp_path, "tasks.c", "tasks.elf"), backend=backend)
+    run = virtual_board.run(s.compiled(tmp_path, "tasks.c", "tasks.elf"), backend=backend)
     assert run.check().text == "PASS\n"

@@ -9,7 +9,7 @@ import pytest
 
 from ethorch.npu.registers import NPUS
 from ethorch.support.errors import BoardError, SpecError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.description import Sourced
 from ethorch.targets.boards.loading import FOLDER, MOST_FILE_BYTES, parse
 
@@ -17,18 +17,18 @@ TEXT = (FOLDER / "corstone-300.toml").read_text()
 
 
 def test_the_boards_of_the_package_are_named_as_their_files() -> None:
-    assert {"corstone-300", "corstone-320", "generic", "mps3", "alif-e8-hp", "alif-e8-u85", "himax-we2"} <= set(board.names())
-    for name in board.names():
-        assert board.load(name).name == name
+    assert {"corstone-300", "corstone-320", "generic", "mps3", "alif-e8-hp", "alif-e8-u85", "himax-we2"} <= set(boards.names())
+    for name in boards.names():
+        assert boards.load(name).name == name
 
 
 def test_every_npu_is_on_some_board() -> None:
-    assert {target for name in board.names() for target in board.load(name).targets} == {npu.name for npu in NPUS.values()}
+    assert {target for name in boards.names() for target in boards.load(name).targets} == {npu.name for npu in NPUS.values()}
 
 
-@pytest.mark.parametrize("name", board.names())
+@pytest.mark.parametrize("name", boards.names())
 def test_every_number_has_a_source(name: str) -> None:
-    found = board.load(name)
+    found = boards.load(name)
     parts: list[Sourced] = [found.cpu, found.uart, *found.memories, *found.npus]
     for part in parts:
         for row in fields(part):
@@ -43,21 +43,21 @@ def test_every_number_has_a_source(name: str) -> None:
 
 
 def test_what_is_assumed_is_said() -> None:
-    assert board.load("corstone-300").cpu.is_assumed("clock_hz")
-    assert not board.load("alif-e8-hp").memory("sram").is_assumed("bytes_per_second")
-    assert board.load("nuvoton-m55m1").memory("flash").is_assumed("bytes_per_second")
+    assert boards.load("corstone-300").cpu.is_assumed("clock_hz")
+    assert not boards.load("alif-e8-hp").memory("sram").is_assumed("bytes_per_second")
+    assert boards.load("nuvoton-m55m1").memory("flash").is_assumed("bytes_per_second")
 
 
-@pytest.mark.parametrize("name", board.names())
+@pytest.mark.parametrize("name", boards.names())
 def test_an_npu_has_a_memory_to_read_weights_from_and_one_to_write(name: str) -> None:
-    found = board.load(name)
+    found = boards.load(name)
     seen = [memory for memory in found.memories if memory.npu_ports]
     assert any(memory.writable for memory in seen)
     assert all(memory.bytes_per_second and memory.read_latency_cycles for memory in seen)
 
 
 def test_corstone_300_has_what_the_reference_says() -> None:
-    found = board.load("corstone-300")
+    found = boards.load("corstone-300")
     slot, npu = found.npu("u55-128")
     assert (slot.base, slot.interrupt, npu.macs) == (0x48102000, 56, 128)
     assert not found.memory("itcm").npu_ports
@@ -67,18 +67,18 @@ def test_corstone_300_has_what_the_reference_says() -> None:
 
 def test_names_that_nobody_knows() -> None:
     with pytest.raises(SpecError, match=r"unknown board 'corstone'.*corstone-300"):
-        board.load("corstone")
+        boards.load("corstone")
     with pytest.raises(SpecError, match=r"unknown NPU of board corstone-320.*ethos-u85-256"):
-        board.load("corstone-320").npu("ethos-u55-128")
+        boards.load("corstone-320").npu("ethos-u55-128")
     with pytest.raises(SpecError, match="unknown memory of board generic"):
-        board.load("generic").memory("ddr")
+        boards.load("generic").memory("ddr")
 
 
 def test_a_users_file_is_read_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT.replace('name = "corstone-300"', 'name = "mine"'))
-    assert board.load(path).name == board.load(str(path)).name == "mine"
-    assert board.load(path).path == path
+    assert boards.load(path).name == boards.load(str(path)).name == "mine"
+    assert boards.load(path).path == path
 
 
 WRONG = {
@@ -134,7 +134,7 @@ def test_the_line_is_that_of_the_key() -> None:
 
 def test_files_that_are_no_board(tmp_path: Path) -> None:
     with pytest.raises(BoardError, match=r"cannot read the board .*none.toml"):
-        board.load(tmp_path / "none.toml")
+        boards.load(tmp_path / "none.toml")
     with pytest.raises(BoardError, match="not UTF-8"):
         parse(b"\xff\xfe", "mine.toml")
     with pytest.raises(BoardError, match="name: it is missing"):
@@ -146,4 +146,4 @@ def test_files_that_are_no_board(tmp_path: Path) -> None:
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
     with pytest.raises(BoardError, match="has more than"):
-        board.load(large)
+        boards.load(large)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ethorch.support.errors import BoardError, SpecError
-from ethorch.targets import boards as board
+from ethorch.targets import boards
 from ethorch.targets.boards.description import Board, NpuSlot
 from ethorch.targets.boards.loading import FOLDER, parse
 from ethorch.targets.boards.memory_roles import DEDICATED, SHARED, SRAM_ONLY, assumptions, configuration, roles
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.npus import lookup
 
-SLOTS = [(board.load(name), slot) for name in board.names() for slot in board.load(name).npus]
+SLOTS = [(boards.load(name), slot) for name in boards.names() for slot in boards.load(name).npus]
 
 
 def spec_of(found: Board, slot: NpuSlot, mode: str | None = None) -> EthosUCompileSpec:
@@ -47,7 +47,7 @@ def test_vela_is_told_the_boards_numbers(found: Board, slot: NpuSlot) -> None:
     ],
 )
 def test_roles(name: str, mode: str, constants: str, feature_maps: str, staging: str) -> None:
-    found = board.load(name)
+    found = boards.load(name)
     chosen = roles(found, found.npus[0])
     assert (chosen.memory_mode, chosen.constants.name, chosen.feature_maps.name, chosen.staging.name) == (
         mode, constants, feature_maps, staging,
@@ -55,17 +55,17 @@ def test_roles(name: str, mode: str, constants: str, feature_maps: str, staging:
 
 
 def test_another_memory_mode_moves_the_parts() -> None:
-    found = board.load("alif-e8-hp")
+    found = boards.load("alif-e8-hp")
     assert roles(found, found.npus[0], SRAM_ONLY).constants.name == "sram"
     assert roles(found, found.npus[0], SHARED).constants.name == "mram"
-    imx = board.load("nxp-imx93")
+    imx = boards.load("nxp-imx93")
     assert roles(imx, imx.npus[0], SHARED).feature_maps.name == "ocram"
     with pytest.raises(SpecError, match=r"unknown memory mode .*Dedicated_Sram.*Shared_Sram, Sram_Only"):
         spec_of(found, found.npus[0], DEDICATED)
 
 
 def test_a_spec_keeps_its_text_through_the_list() -> None:
-    found = board.load("alif-e8-u85")
+    found = boards.load("alif-e8-u85")
     spec = spec_of(found, found.npus[0]).published()
     pairs = spec.to_pairs()
     assert EthosUCompileSpec.from_pairs(pairs) == spec
@@ -78,7 +78,7 @@ def test_a_spec_keeps_its_text_through_the_list() -> None:
 
 
 def test_assumed_numbers_are_named() -> None:
-    nuvoton, alif = board.load("nuvoton-m55m1"), board.load("alif-e8-hp")
+    nuvoton, alif = boards.load("nuvoton-m55m1"), boards.load("alif-e8-hp")
     assert any(row.startswith("flash: bytes_per_second: assumed") for row in assumptions(nuvoton, nuvoton.npus[0]))
     assert not assumptions(alif, alif.npus[0])
 

@@ -11,8 +11,7 @@ from executorch.backends.test.harness.stages import StageType
 from executorch.exir.backend.operator_support import DontPartition
 from torch import Tensor, nn
 
-from ethorch.support.errors import EthorchError
-from ethorch.testing import (
+from ethorch.arm.test import (
     BasePipeline,
     EthosU55PipelineINT,
     EthosU65PipelineINT,
@@ -21,6 +20,7 @@ from ethorch.testing import (
     TosaPipelineFP,
     TosaPipelineINT,
 )
+from ethorch.support.errors import EthorchError
 from tests.testing.networks import Net, Topk, image
 
 CONV, LINEAR = "torch.ops.aten.conv2d.default", "torch.ops.aten.linear.default"

@@ -1,0 +1,1 @@
+"""Scripts that write the generated pages of the documentation."""
