@@ -31,7 +31,7 @@ from bench.compile import DEFAULT_TARGETS, markdown_row, provenance
 from bench.digits import BATCH, Data, Digits
 from bench.implementation import memory_for
 from bench.signals import _photographs
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.tuning import compress
 
 RECIPES = ("32-values", "15-values", "8-values", "50%-zeros", "75%-zeros", "2:4", "2:4+15-values")
@@ -163,7 +163,7 @@ def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, floa
     model, inputs = task.model.eval(), list(task.samples)
     quantized = ethorch.quantize(model, inputs[0], calibration=inputs)
     specs = [_spec(target) for target in DEFAULT_TARGETS]
-    whole = len(flow.build(quantized, inputs[0], specs[0]).pte)
+    whole = len(build_pte(quantized, inputs[0], specs[0]).pte)
     chosen: dict[str, dict[str, str]] = {AS_IS: {}, **{text: compress.everywhere(quantized, text) for text in recipes}}
     own = f"each its own, {100 * SHARE:.0f} % of the .pte"
     chosen[own] = compress.plan(quantized, specs[0], inputs, max_flash=int(SHARE * whole)).recipes
@@ -171,7 +171,7 @@ def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, floa
     for label, mine in chosen.items():
         print(f"{name} {label} ...", file=sys.stderr, flush=True)
         made = compress.apply(quantized, mine, inputs) if mine else quantized
-        performances = [flow.build(made, inputs[0], spec).delegates[0].performance for spec in specs]
+        performances = [build_pte(made, inputs[0], spec).delegates[0].performance for spec in specs]
         rows.append(
             Row(
                 name,

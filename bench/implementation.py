@@ -332,11 +332,11 @@ def run(
         with step("to_executorch"):
             program = edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         if impl == "ethorch":
-            from ethorch.backend import build as flow
+            from ethorch.backend.build import build_pte
 
             seen = recorder.vela_runs, recorder.vela_seconds
             with step("build"):  # the same .pte without the three steps above
-                flow.build(converted, inputs, compile_spec)
+                build_pte(converted, inputs, compile_spec)
             recorder.vela_runs, recorder.vela_seconds = seen
     except Exception as error:
         record["error"] = {"step": steps.current, "type": type(error).__name__, "message": str(error)[:2000]}

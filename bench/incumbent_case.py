@@ -170,9 +170,8 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
 
     from bench.implementation import flat
     from bench.zoo.run import Watched, differing
-    from ethorch import EthosUCompileSpec
-    from ethorch import runtime as host
-    from ethorch.backend import build as flow
+    from ethorch import EthosUCompileSpec, runtime
+    from ethorch.backend.build import build_pte
     from ethorch.formats.payload import DelegatePayload
     from ethorch.support.errors import EthorchError
     from ethorch.support.metrics import sqnr_db
@@ -194,7 +193,7 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
             step = "quantize"
             quantized, record["calibration"] = _quantize(model, inputs, quantizer, pipeline)
             step = "compile"
-            build = flow.build(quantized, inputs, spec)
+            build = build_pte(quantized, inputs, spec)
             delegates, cpu = cpu_operators(build.pte)
             record |= {"delegates": delegates, "cpu": cpu}
             record["reasons"] = sorted(f"{r.origin.target} ({r.reason.id})" for r in build.partition.refusals)
@@ -204,7 +203,7 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
             def watched(payload: DelegatePayload) -> Watched:
                 return machines.setdefault(payload, Watched(payload))
 
-            outputs = host.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
+            outputs = runtime.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
             step = "reference"
             executed = [delegate for delegate in build.delegates if delegate.payload in machines]
             record["differing"] = sum(differing(d, machines[d.payload], _run_reference) for d in executed)
@@ -269,7 +268,7 @@ def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
     import torch
 
     from bench.implementation import flat
-    from ethorch import runtime as host
+    from ethorch import runtime
     from ethorch.support.metrics import sqnr_db
 
     delegates, cpu = cpu_operators(pte)
@@ -278,7 +277,7 @@ def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
         inputs = tuple(copy.deepcopy(pipeline.test_data))
         with torch.no_grad():
             reference = copy.deepcopy(pipeline.tester.original_module).eval()(*copy.deepcopy(inputs))
-        results = [torch.as_tensor(x).double() for x in host.load(pte)(*inputs)]
+        results = [torch.as_tensor(x).double() for x in runtime.load(pte)(*inputs)]
         record["sqnr_db"] = float(sqnr_db(flat(reference).double(), flat(results).double()))
     except (Exception, TooLong) as error:  # its program may have operators that the runtime lacks
         record["run_error"] = f"{type(error).__name__}: {str(error)[:200]}"

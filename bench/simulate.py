@@ -44,11 +44,12 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     import tosa_reference_model
 
     from bench.models import ALL_MODELS
-    from ethorch import runtime as host
-    from ethorch.backend import build as flow
+    from ethorch import runtime
+    from ethorch.backend.build import build_pte
     from ethorch.models.load import UserModel
     from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.program.measure.ladder import Recorder
+    from ethorch.quantization.calibrate import quantize
     from ethorch.targets.compile_spec import EthosUCompileSpec
     from ethorch.vela.verification import delegate_arrays
 
@@ -56,7 +57,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
     user = UserModel(case.build(), case.example_inputs(), case.calibration(8))
     system_config, memory_mode = memory_for(target)
     spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
-    build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+    build = build_pte(quantize(user, spec), user.example_inputs, spec)
     record: Record = {"model": model, "target": target, "runs": runs, "delegates": len(build.delegates)}
     first, later, reference, preparing = 0.0, 0.0, 0.0, 0.0
     different = elements = 0
@@ -67,7 +68,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
         recorders.append(Recorder(payload))
         return recorders[-1]
 
-    device = host.load(build.pte, machine=recording)
+    device = runtime.load(build.pte, machine=recording)
     samples = case.calibration(runs, seed=99)
     taken: list[list[list[np.ndarray[Any, Any]]]] = []
     for sample in samples:

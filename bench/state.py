@@ -25,9 +25,9 @@ from ethorch import (
     QuantizationConfig,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
+    runtime,
 )
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.deploy.firmware.plan import plan
 from ethorch.deploy.firmware.steps import Copied, Kernel, Plan
@@ -35,6 +35,8 @@ from ethorch.figures.cpu_rates import RATES, estimate
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 
 STEPS = 10
 _CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
@@ -195,9 +197,9 @@ def measured(name: str, scheme: str) -> Row:
     torch.manual_seed(0)
     steps = [step(number) for number in range(STEPS)]
     spec = EthosUCompileSpec(target)
-    module = flow.quantize(flow.UserModel(make().eval(), steps[0], steps), spec, _CONFIGS[scheme]())
-    floats, codes = built_by_executorch(module, steps[0], spec), flow.build(module, steps[0], spec)
-    programs = [host.load(build.pte) for build in (floats, codes)]
+    module = quantize(UserModel(make().eval(), steps[0], steps), spec, _CONFIGS[scheme]())
+    floats, codes = built_by_executorch(module, steps[0], spec), build_pte(module, steps[0], spec)
+    programs = [runtime.load(build.pte) for build in (floats, codes)]
     for number, inputs in enumerate(steps):
         one, other = (program(*inputs)[0] for program in programs)
         assert torch.equal(one, other), f"{name}, {scheme}: step {number} differs"

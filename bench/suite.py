@@ -60,9 +60,9 @@ def flow(impl: str, target: str) -> Any:
         """The .pte, run by the real runtime with the simulator behind its delegates."""
 
         def run_artifact(self, inputs: Any) -> list[Any]:
-            from ethorch import runtime as host
+            from ethorch import runtime
 
-            return host.load(self.artifact)(*copy.deepcopy(inputs))
+            return runtime.load(self.artifact)(*copy.deepcopy(inputs))
 
     class Lowered(ToEdgeTransformAndLower):
         def __init__(self) -> None:

@@ -98,17 +98,18 @@ def cycles(target: Target, fill: Fill) -> int:
 def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int, int]:
     """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the other choice)."""
     from bench.models import ALL_MODELS
-    from ethorch.backend import build as flow
+    from ethorch.backend.build import build_pte
     from ethorch.models.load import UserModel
+    from ethorch.quantization.calibrate import quantize
 
     case, (system_config, memory_mode) = ALL_MODELS[model], memory_for(target)
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     spec = EthosUCompileSpec(target, system_config, memory_mode)
-    quantized, row = flow.quantize(user, spec), TARGETS[target]
+    quantized, row = quantize(user, spec), TARGETS[target]
     found = []
     for tuning in (row.tuning, replace(row.tuning, **{field: other})):
         with patch("ethorch.targets.compile_spec.lookup", return_value=replace(row, tuning=tuning)):
-            built = flow.build(quantized, user.example_inputs, EthosUCompileSpec(target, system_config, memory_mode))
+            built = build_pte(quantized, user.example_inputs, EthosUCompileSpec(target, system_config, memory_mode))
         found.append(sum(delegate.compiled.performance.total_cycles for delegate in built.delegates))
     return found[0], found[1]
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 
 
 class Tokens(nn.Module):
@@ -34,8 +36,8 @@ class Rewritten(Tokens):
 def report(model: nn.Module, target: str, dtype: torch.dtype = torch.int64) -> None:
     """Prints where the operators of the quantized model run, and for each on the CPU why, and what would change that."""
     samples = [(torch.randn(6, 8), torch.tensor([3, 1], dtype=dtype)) for _ in range(8)]
-    spec, user = EthosUCompileSpec(target), flow.UserModel(model.eval(), samples[0], samples)
-    partition = flow.build(flow.quantize(user, spec), samples[0], spec).partition
+    spec, user = EthosUCompileSpec(target), UserModel(model.eval(), samples[0], samples)
+    partition = build_pte(quantize(user, spec), samples[0], spec).partition
     print(f"{type(model).__name__}: {partition.summary()}")
     for refusal in partition.refusals:
         print(f"  {refusal}")

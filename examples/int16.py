@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 
 
 class Spiky(nn.Module):
@@ -39,13 +41,13 @@ def decibels(quantized: nn.Module) -> float:
         return ethorch.sqnr_db([model(*x) for x in fresh], [quantized(*x) for x in fresh])
 
 
-user = flow.UserModel(model, samples[0], samples)
+user = UserModel(model, samples[0], samples)
 for name, config in (
     ("int8", get_symmetric_quantization_config(is_per_channel=True)),
     ("16x8", get_symmetric_a16w8_quantization_config(is_per_channel=True)),
 ):
-    quantized = flow.quantize(user, spec, config)
-    cycles = sum(delegate.performance.npu_cycles for delegate in flow.build(quantized, samples[0], spec).delegates)
+    quantized = quantize(user, spec, config)
+    cycles = sum(delegate.performance.npu_cycles for delegate in build_pte(quantized, samples[0], spec).delegates)
     print(f"{name:6}{decibels(quantized):6.1f} dB {cycles:7.0f} cycles")
 mixed = ethorch.mixed_precision(model, spec, samples, target_sqnr_db=55)
 print(f"raised to 16 bits, in this order:\n{mixed}")

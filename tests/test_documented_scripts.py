@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ethorch.arm
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.models.zoos import torchvision_models
 
 SCRIPTS = Path(__file__).parent / "documented"
@@ -61,7 +61,7 @@ def test_the_script_of_the_first_backend_page(
     """MobileNetV2 by way of ``ArmCompileSpecBuilder``, whose list the quantizer and the partitioner accept."""
     torchvision_models()
     names = run("backend_page_2025", tmp_path, monkeypatch, capsys)
-    program = host.load(tmp_path / "mv2_arm_ethos_u55.pte")
+    program = runtime.load(tmp_path / "mv2_arm_ethos_u55.pte")
     assert len(program.delegates) == 1
     (output,), expected = program(*names["example_inputs"]), names["graph_module"](*names["example_inputs"])
     assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
@@ -74,7 +74,7 @@ def test_the_minimal_notebooks(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(name, tmp_path, monkeypatch, capsys)
-    program = host.load(tmp_path / file)
+    program = runtime.load(tmp_path / file)
     assert len(program.delegates) == 1
     one = torch.ones(1, 1, 1, 1)
     assert abs(program(one, one)[0].item() - 2) < 0.02

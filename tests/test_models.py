@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from bench.models import MODELS
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.models.load import UserModel
 from ethorch.program.measure.ladder import Recorder
+from ethorch.quantization.calibrate import quantize
 from ethorch.vela.verification import delegate_arrays
 from tests.helpers.ladder import reference
 
@@ -33,9 +34,9 @@ def boundary(module: torch.nn.Module) -> tuple[torch.fx.Node, torch.fx.Node]:
 def test_one_delegate_and_the_same_bits(name: str) -> None:
     case = MODELS[name]
     module, spec = case.build(), EthosUCompileSpec("ethos-u55-128")
-    user = flow.UserModel(module, case.example_inputs(0), case.calibration(4, 1))
-    quantized = flow.quantize(user, spec)
-    built = flow.build(quantized, user.example_inputs, spec)
+    user = UserModel(module, case.example_inputs(0), case.calibration(4, 1))
+    quantized = quantize(user, spec)
+    built = build_pte(quantized, user.example_inputs, spec)
     assert len(built.delegates) == 1
     assert [str(refusal) for refusal in built.partition.refusals] == []
     first, last = boundary(quantized)
@@ -45,7 +46,7 @@ def test_one_delegate_and_the_same_bits(name: str) -> None:
         recorders.append(Recorder(payload))  # type: ignore[arg-type]
         return recorders[-1]
 
-    program = host.load(built.pte, machine=machine)
+    program = runtime.load(built.pte, machine=machine)
     distinct: set[int] = set()
     noise = torch.zeros(2)
     for seed in range(5):

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from bench.implementation import flat, memory_for
 from bench.models.case import Inputs, ModelCase
-from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
 from ethorch import get_symmetric_a16w8_quantization_config as a16w8
 from ethorch import get_symmetric_quantization_config as int8
-from ethorch import runtime as host
 from ethorch.backend import Lowered
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
 from ethorch.lower.fx.export import exported
 from ethorch.quantization.prepare import prepare
@@ -42,7 +41,7 @@ class Watched:
     """A simulator of one delegate that keeps what its last run got and gave."""
 
     def __init__(self, payload: DelegatePayload):
-        self.payload, self.machine = payload, host.npu_machine(payload)
+        self.payload, self.machine = payload, runtime.npu_machine(payload)
         self.got: list[bytes] = []
         self.gave: list[bytes] = []
 
@@ -97,7 +96,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
                     faked = [flat(quantized(*sample)) for sample in fresh]
                 record["fake_db"] = _db(wanted, faked)
                 step = "compile"
-                build = flow.build(quantized, example, spec)
+                build = build_pte(quantized, example, spec)
                 record["compile_seconds"] = time.process_time() - start
                 record["delegates"] = len(build.delegates)
                 record["npu_operators"] = build.partition.npu_operators
@@ -109,7 +108,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
                 def watched(payload: DelegatePayload, machines: dict[DelegatePayload, Watched] = machines) -> Watched:
                     return machines.setdefault(payload, Watched(payload))
 
-                program = host.load(build.pte, machine=watched)
+                program = runtime.load(build.pte, machine=watched)
                 found = [_result(program(*sample)) for sample in fresh]
                 record["pte_db"] = _db(wanted, found)
                 record["pte_to_fake_db"] = _db(faked, found)

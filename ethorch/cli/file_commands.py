@@ -31,18 +31,18 @@ def run(
     if output is not None:
         check_folder(output)
     from ethorch.cli.model_options import inputs_for
-    from ethorch.models import load as model_files
+    from ethorch.models import load
 
     loaded = options.load_program(program, method, dump)
-    taken = inputs_for(loaded, inputs) if inputs else model_files.random_inputs(loaded.description, seed)
+    taken = inputs_for(loaded, inputs) if inputs else load.random_inputs(loaded.description, seed)
     chosen, filled = loaded.chosen(taken)
     runs = chosen.host
     started = time.perf_counter()
     outputs = loaded.cropped(runs(*filled), taken)
     seconds = time.perf_counter() - started
     if output is not None:
-        model_files.save_outputs(str(output), outputs)
-    found = [model_files.describe(x) for x in outputs]
+        load.save_outputs(str(output), outputs)
+    found = [load.describe(x) for x in outputs]
     data = {
         "outputs": found,
         "seconds": seconds,

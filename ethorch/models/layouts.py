@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ethorch.models.load import UserModel
+from ethorch.support.errors import EthorchError
+from ethorch.tosa.layout import nhwc_axis
+
 
 def to_nhwc(value: Any) -> Any:
     """A [N, C, H, W] tensor as [N, H, W, C], [N, C, D, H, W] as [N, D, H, W, C]; anything else as it is."""
@@ -43,3 +47,28 @@ class NhwcIo(nn.Module):
 def nhwc_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Inputs of the wrapped model from inputs of the model, contiguous."""
     return tuple(pytree.tree_map(lambda x: to_nhwc(x).contiguous() if isinstance(x, torch.Tensor) else x, inputs))
+
+
+def with_nhwc_io(model: UserModel) -> UserModel:
+    """The model with inputs and outputs in NHWC (see ``ethorch.models.layouts``).
+
+    Raises:
+        EthorchError: it is quantized already: wrap the float model.
+    """
+    if model.quantized:
+        raise EthorchError(
+            "the model is quantized already; wrap the float model in ethorch.models.layouts.NhwcIo before torch.export."
+        )
+    calibration = [nhwc_inputs(inputs) for inputs in model.calibration]
+    wrapped = NhwcIo(model.module)
+    wrapped.training = False  # not eval(): a module that torch.export made refuses it
+    return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration, dynamic_shapes=_nhwc_dims(model))
+
+
+def _nhwc_dims(model: UserModel) -> list[dict[int, Any]] | None:
+    """The open dims of the model's inputs where they are in NHWC."""
+    if model.dynamic_shapes is None:
+        return None
+    tensors = [leaf for leaf in pytree.tree_leaves(model.example_inputs) if isinstance(leaf, Tensor)]
+    dims = zip(tensors, model.dynamic_shapes, strict=True)
+    return [{nhwc_axis(axis, x.dim()): size for axis, size in sizes.items()} for x, sizes in dims]

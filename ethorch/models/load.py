@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Method
-from ethorch.models import zoos as model_zoos
+from ethorch.models import zoos
 from ethorch.models.exported_program import load_exported_program
 from ethorch.models.open_sizes import dynamic_shapes_of
 from ethorch.models.samples import samples
@@ -157,7 +157,7 @@ def load_model(reference: str) -> UserModel | UserMethods:
     """
     found = find(reference)
     if found.kind in ZOOS:
-        return UserModel(*model_zoos.load(found.kind, found.name))
+        return UserModel(*zoos.load(found.kind, found.name))
     if found.kind == "exported":
         return _from_exported(Path(found.place))
     return _from_python(_imported(found), found)

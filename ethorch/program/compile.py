@@ -13,7 +13,6 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from ethorch.backend import build as flow
 from ethorch.models.load import (
     KeywordInputs,
     UserMethods,
@@ -33,6 +32,7 @@ from ethorch.program.program import Program
 from ethorch.program.saving import check_file, save_etrecord
 from ethorch.program.shapes import elements, methods_of, of_shapes, samples_like
 from ethorch.program.verification import verified
+from ethorch.quantization.calibrate import quantize as quantize_model
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.support.errors import EthorchError, SpecError
@@ -312,7 +312,7 @@ def user_model(
 def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:
     if not user.quantized:
         check_modules([user.module], settings)
-    quantized = flow.quantize(user, settings.spec, quantizer=quantizer_for(settings, config))
+    quantized = quantize_model(user, settings.spec, quantizer=quantizer_for(settings, config))
     if isinstance(quantized, GraphModule):
         return quantized
     raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.models.load import KeywordInputs, in_eval_mode
 from ethorch.models.samples import Sample, samples
 from ethorch.program.measure.accuracy import fresh_host
@@ -294,8 +294,8 @@ def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(data: bytes, method: str) -> host.HostProgram:
-    return host.load(data, method)
+def _loaded(data: bytes, method: str) -> runtime.HostProgram:
+    return runtime.load(data, method)
 
 
 class _Closeness:

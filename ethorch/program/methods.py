@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 from torch.fx import GraphModule
 
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
 from ethorch.figures.selection import Padding
 from ethorch.formats import pte
@@ -21,10 +21,11 @@ from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.states import narrow_counters
-from ethorch.models.layouts import nhwc_inputs
+from ethorch.models.layouts import nhwc_inputs, with_nhwc_io
 from ethorch.models.load import UserMethods, UserModel, in_eval_mode, mention_training
 from ethorch.program.program import Program
 from ethorch.program.shapes import with_selection
+from ethorch.quantization.calibrate import quantize_together
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.schemes import quantizer_for
@@ -157,7 +158,7 @@ def _quantized(methods: UserMethods, settings: Settings, config: QuantizationCon
         places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
         own = {place: scheme for place, scheme in places.items() if place in known}
         quantizers[name] = quantizer_for(replace(settings, modules=own), config)
-    return flow.quantize_together(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
+    return quantize_together(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
 
 
 def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
@@ -173,7 +174,7 @@ def in_layout(user: UserModel, settings: Settings) -> tuple[UserModel, Settings]
     if not settings.nhwc_io:
         return user, settings
     modules = {f"module.{name}": scheme for name, scheme in settings.modules.items()}
-    return flow.with_nhwc_io(user), settings.with_(modules=modules)
+    return with_nhwc_io(user), settings.with_(modules=modules)
 
 
 def built(
@@ -186,12 +187,12 @@ def built(
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
-    """The program of one quantized model, by ``flow.build``, its inputs and outputs of the settings' type.
+    """The program of one quantized model, by ``build_pte``, its inputs and outputs of the settings' type.
 
     Args:
         user: in the settings' layout.
         dump: a folder for TOSA graphs and payloads.
-        etrecord, shared, wide: as of ``flow.build``.
+        etrecord, shared, wide: as of ``build_pte``.
     """
     spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
     codes = boundary_codes(quantized)
@@ -203,5 +204,5 @@ def built(
         from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
 
         taken = on_cpu(taken)
-    made = flow.build(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes)
+    made = build_pte(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes)
     return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
-from ethorch.backend import build as flow
 from ethorch.backend.bundled import bundled_program
 from ethorch.backend.other_programs import OtherProgram, lower_to_tosa
 from ethorch.formats.files import write_whole
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.saving import save_etrecord
+from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.schemes import CONFIGS
 from ethorch.support.errors import EthorchError
@@ -33,7 +33,7 @@ def quantized_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserMod
     """Quantize a model for any target."""
     with quiet(), in_eval_mode(user.module):
         quantizer = TOSAQuantizer(spec).set_global(CONFIGS[scheme](False))
-        module: nn.Module = flow.quantize(user, spec, quantizer=quantizer)
+        module: nn.Module = quantize(user, spec, quantizer=quantizer)
     return replace(user, module=module, quantized=True)
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ethorch import figures
-from ethorch import runtime as host
+from ethorch import figures, runtime
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MEMORY, MemoryUse, uses
 from ethorch.figures.selection import Selection, shapes_of
@@ -230,13 +229,13 @@ class Program:
     # running ----------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def host(self) -> host.HostProgram:
+    def host(self) -> runtime.HostProgram:
         """The program in ExecuTorch's runtime on this computer, its NPU simulated."""
         for other in self._others.values():
-            loaded: host.HostProgram | None = other.__dict__.get("host")
+            loaded: runtime.HostProgram | None = other.__dict__.get("host")
             if loaded is not None and self.method in loaded.methods:
                 return loaded[self.method]
-        return host.load(self.pte, self.method, sources=None if self._sources is None else artifacts.reader(self._sources))
+        return runtime.load(self.pte, self.method, sources=None if self._sources is None else artifacts.reader(self._sources))
 
     def reset(self) -> None:
         """Put what the program keeps from call to call back to its initial contents, for all methods that share it."""
@@ -588,8 +587,8 @@ class Program:
             inputs = self.model.example_inputs
         sources = self.command_sources or {}
         by_payload = {d.payload: sources[number] for number, d in enumerate(self.description.delegates) if number in sources}
-        traced = host.load(
-            self.pte, self.method, etdump=True, machine=lambda payload: host.npu_machine(payload, None, by_payload.get(payload))
+        traced = runtime.load(
+            self.pte, self.method, etdump=True, machine=lambda payload: runtime.npu_machine(payload, None, by_payload.get(payload))
         )
         flat = pytree.tree_leaves(self.as_taken(inputs))
         for _ in range(runs):

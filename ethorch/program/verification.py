@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.backend.emit.program import CAST_KERNEL, QUANTIZE_KERNEL
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, Method
@@ -115,7 +115,7 @@ class _Check:
     def run_on(self, inputs: Sequence[Array]) -> None:
         """Run a fresh machine on the bytes of the inputs."""
         try:
-            machine = host.npu_machine(self.payload)
+            machine = runtime.npu_machine(self.payload)
         except MachineFault as fault:
             self.reason = f"the simulator does not run it: {fault}"
             return
@@ -146,7 +146,7 @@ class _Checking:
 
     def __init__(self, check: _Check):
         self._check = check
-        self._machine = host.npu_machine(check.payload)
+        self._machine = runtime.npu_machine(check.payload)
 
     def region(self, index: int) -> Array:
         return self._machine.region(index)
@@ -212,7 +212,7 @@ def _run_samples(parts: Mapping[str, Program], checks: Mapping[DelegatePayload, 
         if not has_state and _run_directly(part, checks):
             continue
         try:
-            loaded = host.load(part.pte, name, machine=lambda payload: _Checking(checks[payload]))
+            loaded = runtime.load(part.pte, name, machine=lambda payload: _Checking(checks[payload]))
             calls = Counter[str]()
             for method, inputs in _calls([parts[other] for other in group]):
                 if calls[method] < (_CALLS_WITH_STATE if has_state else _MOST_SAMPLES):

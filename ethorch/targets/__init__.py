@@ -9,8 +9,8 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits, Range
 
 if TYPE_CHECKING:
-    from ethorch.targets import boards
+    from ethorch.targets import boards  # a tenth of a second of NumPy and the simulator's register names
 
-__getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})  # it imports the simulator's register names, and NumPy
+__getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})
 
 __all__ = ["LIMITS", "TARGETS", "TUNING", "Limits", "Range", "Target", "Tuning", "boards", "lookup"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.partition_report import refusal_texts
 from ethorch.program.compile import Model
@@ -157,7 +157,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
         return recorders[-1]
 
     with torch.no_grad():
-        host.load(program.pte, program.method, machine=recording)(*copy.deepcopy(pytree.tree_leaves(program.as_taken(given))))
+        runtime.load(program.pte, program.method, machine=recording)(*copy.deepcopy(pytree.tree_leaves(program.as_taken(given))))
     lowered = {delegate.payload: delegate for delegate in program.build.delegates}
     lines = []
     for number, recorder in enumerate(recorders):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from ethorch.lower.fx.export import exported
 from ethorch.lower.partition_report import PartitionReport
@@ -42,7 +42,7 @@ def run_lowered(manager: EdgeProgramManager, spec: Spec, inputs: Inputs) -> Any:
     """Outputs of an edge program with delegates: of TOSA in the reference model, of Ethos-U in the simulator."""
     if isinstance(spec, TosaCompileSpec):
         return run_program(manager.exported_program(), inputs)
-    return host.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
+    return runtime.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
 
 
 class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
@@ -164,7 +164,7 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
         """Outputs of the program: in ExecuTorch's runtime with the simulator, or of TOSA in the reference model."""
         if self.lowered is not None:
             return run_lowered(self.lowered, self.spec, inputs)
-        return host.load(self.artifact.buffer)(*inputs)
+        return runtime.load(self.artifact.buffer)(*inputs)
 
 
 class Serialize(harness.Serialize):  # type: ignore[misc]
@@ -178,7 +178,7 @@ class Serialize(harness.Serialize):  # type: ignore[misc]
         """Outputs of the ``.pte`` in ExecuTorch's runtime with the simulator; of TOSA as ``ToExecutorch``'s."""
         if self.program is not None and self.program.lowered is not None:
             return self.program.run_artifact(inputs)
-        return host.load(self.artifact)(*inputs)
+        return runtime.load(self.artifact)(*inputs)
 
 
 def report_of(stage: Any) -> PartitionReport | None:

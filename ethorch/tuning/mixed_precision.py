@@ -12,7 +12,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from ethorch.quantization.calibration_checks import said_already
 from ethorch.quantization.config import (
     QuantizationConfig,
@@ -155,7 +156,7 @@ def mixed_precision(
         outputs_of(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
         reset(converted, state)
-        built = flow.build(converted, samples[0], spec)
+        built = build_pte(converted, samples[0], spec)
         outputs = outputs_on_npu(built, converted, samples) if judge == NPU else outputs_of(converted, samples, state)
         reset(converted, state)
         return converted, price(built, raised[-1] if raised else "", metric(reference, outputs))
@@ -229,7 +230,7 @@ class _Goal:
         )
 
 
-def price(built: flow.Build, module: str, figure: float) -> Step:
+def price(built: Build, module: str, figure: float) -> Step:
     """What the compiled model costs on the NPU."""
     performances: list[Any] = [delegate.performance for delegate in built.delegates]
     return Step(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.backend.emit.build import Build
 from ethorch.lower.fx import export
 from ethorch.quantization.constrained_weights import fold
@@ -69,7 +69,7 @@ def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) 
     """
     structure = graph._out_spec
     assert structure is not None, "of a graph from torch.export"
-    return [pytree.tree_unflatten(list(flat), structure) for flat in host.load(build.pte).run_many(samples)]
+    return [pytree.tree_unflatten(list(flat), structure) for flat in runtime.load(build.pte).run_many(samples)]
 
 
 def check_judge(judge: str) -> None:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.lower.fx.aten_builder import MADE_FOR
 from ethorch.lower.fx.node import op_name, origin_of
 from ethorch.quantization.activation_observer import Follower
@@ -117,7 +117,7 @@ class Switched:
         graph.recompile()
         reset(graph, self._state)
         converted = convert_pt2e(graph)
-        return outputs_on_npu(flow.build(converted, samples[0], spec), converted, samples)
+        return outputs_on_npu(build_pte(converted, samples[0], spec), converted, samples)
 
 
 def _owner(graph: GraphModule, node: Node) -> Node:

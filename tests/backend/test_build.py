@@ -12,11 +12,12 @@ import torch
 from ethosu import regor
 from torch import nn
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.tosa.reference_model import run
 
 TARGET = "ethos-u55-128"
@@ -33,15 +34,15 @@ class TwoDelegates(nn.Module):
         return self.last(torch.topk(torch.relu(self.first(x)), 8, dim=3).values)
 
 
-def made(folder: Path | None = None, **choices: Any) -> flow.Build:
+def made(folder: Path | None = None, **choices: Any) -> Build:
     torch.manual_seed(0)
     model = UserModel(TwoDelegates().eval(), (torch.randn(1, 3, 8, 8),))
     spec = EthosUCompileSpec(TARGET, **choices).dump_intermediate_artifacts_to(folder)
-    return flow.build(flow.quantize(model, spec), model.example_inputs, spec)
+    return build_pte(quantize(model, spec), model.example_inputs, spec)
 
 
 @pytest.fixture(scope="module")
-def plain() -> flow.Build:
+def plain() -> Build:
     return made()
 
 
@@ -61,7 +62,7 @@ def test_what_a_model_keeps_is_as_before_calibration() -> None:
 
     model = Counts()
     samples = [(torch.rand(1, 4),) for _ in range(3)]
-    quantized = flow.quantize(UserModel(model, samples[0], samples), EthosUCompileSpec(TARGET))
+    quantized = quantize(UserModel(model, samples[0], samples), EthosUCompileSpec(TARGET))
     assert torch.equal(model.count, torch.full((1, 4), 2.0))
     assert [buffer.unique().tolist() for name, buffer in quantized.named_buffers() if name == "count"] == [[2.0]]
 
@@ -84,7 +85,7 @@ def test_each_delegate_is_compiled_once_and_all_of_it_is_at_hand(compilations: l
     build = made()
     assert compilations == [delegate.tosa for delegate in build.delegates]
     assert [len(delegate.inputs) for delegate in build.delegates] == [1, 1]
-    assert [delegate.payload for delegate in build.delegates] == list(host.load(build.pte).delegates)
+    assert [delegate.payload for delegate in build.delegates] == list(runtime.load(build.pte).delegates)
     assert all(delegate.performance.total_cycles > 0 for delegate in build.delegates)
     assert "CONV2D" in build.delegates[0].text and "test_flow.py" in build.delegates[0].text
     for delegate in build.delegates:
@@ -93,7 +94,7 @@ def test_each_delegate_is_compiled_once_and_all_of_it_is_at_hand(compilations: l
     assert isinstance(build.partition, PartitionReport)
 
 
-def test_a_program_does_not_say_where_it_was_made(tmp_path: Path, plain: flow.Build) -> None:
+def test_a_program_does_not_say_where_it_was_made(tmp_path: Path, plain: Build) -> None:
     ini = tmp_path / "mine.ini"
     ini.write_text(EthosUCompileSpec(TARGET).vela_config.text)
     dumped = made(tmp_path / "artifacts").pte
@@ -104,7 +105,7 @@ def test_a_program_does_not_say_where_it_was_made(tmp_path: Path, plain: flow.Bu
     assert dumped == plain.pte
 
 
-def test_two_builds_are_the_same_bytes(plain: flow.Build) -> None:
+def test_two_builds_are_the_same_bytes(plain: Build) -> None:
     script = "import sys, tests.backend.test_build; sys.stdout.buffer.write(tests.backend.test_build.made().pte)"
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
     assert plain.pte == other

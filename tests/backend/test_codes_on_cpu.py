@@ -9,8 +9,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
 
-from ethorch import EthosUPartitioner, QuantizationConfig, get_symmetric_a16w8_quantization_config
-from ethorch import runtime as host
+from ethorch import EthosUPartitioner, QuantizationConfig, get_symmetric_a16w8_quantization_config, runtime
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from tests.backend.test_partitioner import SPEC
 from tests.helpers.quantized import quantized
@@ -65,6 +64,6 @@ def test_the_cpu_dequantizes_what_it_picked_alone(name: str) -> None:
     assert all(node.args[0].op != "placeholder" for node in calls if op_name(node.target) in DEQUANTIZE)
     assert sum(op_name(node.target) in DEQUANTIZE for node in calls) == dequantized
     assert not any(op_name(node.target) in QUANTIZE for node in calls)
-    program = host.load(edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
+    program = runtime.load(edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
     for found, wanted in zip(program(IDS), module(IDS), strict=True):
         torch.testing.assert_close(found, wanted, atol=0.06, rtol=0)

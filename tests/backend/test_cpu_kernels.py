@@ -13,14 +13,15 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
 
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import runtime
 from ethorch.backend.break_up import edge_operator
+from ethorch.backend.build import build_pte
 from ethorch.backend.cpu_kernels import TAKE_COMPLEX, kernel_of, registered, without_kernel
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.report import build as report
 from ethorch.targets.compile_spec import EthosUCompileSpec
 
@@ -95,7 +96,7 @@ def test_what_is_said_to_take_complex_tensors_does() -> None:
     called = {getattr(node.target, "_op", None) for node in edge.exported_program().graph.nodes if node.op == "call_function"}
     names = {op._schema.name.split("::")[1] for op in called if op is not None}
     assert names <= TAKE_COMPLEX and names >= TAKE_COMPLEX - {"squeeze_copy"}
-    found = host.load(edge.to_executorch().buffer)(X, Z)
+    found = runtime.load(edge.to_executorch().buffer)(X, Z)
     for mine, wanted in zip(found, everything(X, Z), strict=True):
         torch.testing.assert_close(mine, wanted)
 
@@ -154,7 +155,7 @@ def test_a_report_names_operator_line_and_remedy(caplog: pytest.LogCaptureFixtur
     x = (torch.randn(4, 4),)
     spec = EthosUCompileSpec("ethos-u55-128")
     with caplog.at_level(logging.WARNING, logger="ethorch"):
-        built = flow.build(flow.quantize(UserModel(WithoutKernels().eval(), x), spec), x, spec)
+        built = build_pte(quantize(UserModel(WithoutKernels().eval(), x), spec), x, spec)
     first = WithoutKernels.forward.__code__.co_firstlineno
     reports = {refusal.reason.text.split("::")[1].split(".")[0]: str(refusal) for refusal in built.partition.without_kernel}
     assert set(reports) == {"_linalg_det", "histc", "mode", "igamma"}
@@ -180,10 +181,10 @@ class Orders(nn.Module):
 def test_orders_run(target: str) -> None:
     x = (torch.linspace(-1.5, 0, 6 * 40)[torch.randperm(240, generator=torch.Generator().manual_seed(0))].reshape(6, 40),)
     spec = EthosUCompileSpec(target)
-    module = flow.quantize(UserModel(Orders().eval(), x, [x]), spec)
-    built = flow.build(module, x, spec)
+    module = quantize(UserModel(Orders().eval(), x, [x]), spec)
+    built = build_pte(module, x, spec)
     assert built.partition.without_kernel == []
-    for number, (found, wanted) in enumerate(zip(host.load(built.pte)(*x), module(*x), strict=True)):
+    for number, (found, wanted) in enumerate(zip(runtime.load(built.pte)(*x), module(*x), strict=True)):
         if number in (1, 6, 8, 11):  # places: of equal codes any
             assert found.shape == wanted.shape and int(found.max()) == int(wanted.max())
         else:
@@ -205,7 +206,7 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
     spec = EthosUCompileSpec("ethos-u55-128")
     model = UserModel(Spectrum().eval(), x)
     with caplog.at_level(logging.WARNING, logger="ethorch"):
-        built = flow.build(flow.quantize(model, spec), x, spec)
+        built = build_pte(quantize(model, spec), x, spec)
     (absolute,) = (refusal for refusal in built.partition.refusals if refusal.origin.target == "aten.abs.default")
     assert absolute.reason.id == "graph.input_not_quantized"
     assert "comes from aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text

@@ -11,10 +11,10 @@ import warnings
 import pytest
 import torch
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from tests.helpers.integer_graphs import has_floats, integer_network
 from tests.helpers.random_networks.network import Network
 
@@ -27,14 +27,14 @@ def check(drawn: Network, target: str) -> None:
     inputs, spec = samples[0], EthosUCompileSpec(target)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        quantized = flow.quantize(UserModel(module, inputs, samples), spec)
-        built = flow.build(quantized, inputs, spec)
+        quantized = quantize(UserModel(module, inputs, samples), spec)
+        built = build_pte(quantized, inputs, spec)
         wanted = module(*inputs)
     refused = [refusal for refusal in built.partition.refusals if refusal.reason.id.startswith("vela.")]
     assert not refused, f"{target}: {refused}\n{drawn}"
     if built.partition.without_kernel:
         return
-    found = host.load(built.pte)(*inputs)
+    found = runtime.load(built.pte)(*inputs)
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for got, want in zip(found, wanted, strict=True):
         assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{target}\n{drawn}"

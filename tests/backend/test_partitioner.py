@@ -15,8 +15,14 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 import ethorch
-from ethorch import ArmCompileSpecBuilder, EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config
-from ethorch import runtime as host
+from ethorch import (
+    ArmCompileSpecBuilder,
+    EthosUCompileSpec,
+    EthosUPartitioner,
+    EthosUQuantizer,
+    get_symmetric_quantization_config,
+    runtime,
+)
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.targets.npus import LIMITS, TARGETS
 from ethorch.tosa.limits import Limits, upto
@@ -55,7 +61,7 @@ def test_unsupported_in_the_middle_makes_two_delegates_and_the_right_result(capl
     module = quantized(TopkInTheMiddle(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
     with caplog.at_level(logging.INFO, "ethorch"):
-        program = host.load(lower(module, inputs, partitioner))
+        program = runtime.load(lower(module, inputs, partitioner))
     assert len(program.delegates) == 2
     (found,) = program(*inputs)
     assert found.shape == (1, 4, 8, 8)
@@ -72,7 +78,7 @@ def test_an_unquantized_model_is_said_loudly(caplog: pytest.LogCaptureFixture) -
     partitioner = EthosUPartitioner(SPEC)
     model = TopkInTheMiddle().eval()
     with caplog.at_level(logging.WARNING, "ethorch"):
-        program = host.load(lower(model, inputs, partitioner))
+        program = runtime.load(lower(model, inputs, partitioner))
     assert "nothing is quantized" in caplog.text
     assert program.delegates == ()
     torch.testing.assert_close(program(*inputs)[0], model(*inputs), rtol=1e-4, atol=1e-4)
@@ -87,7 +93,7 @@ def test_a_constant_goes_to_each_delegate_that_reads_it() -> None:
 
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(Model(), [inputs]).module
-    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    program = runtime.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 2
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
 
@@ -106,7 +112,7 @@ def test_an_operator_that_is_removed_leaves_no_gap() -> None:
         user.replace_input_with(back, last)
     module.recompile()
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
 
@@ -124,7 +130,7 @@ def test_a_table_of_parameters_looked_up_is_a_constant() -> None:
     inputs = (torch.randn(1, 3, 5, 5),)
     module = quantized(Model(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert partitioner.report.refusals == []
     assert len(program.delegates) == 1
 
@@ -135,7 +141,7 @@ def test_constants_that_are_quantized_in_the_graph_are_constants() -> None:
     graph = prepared(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), [inputs], EthosUQuantizer(SPEC).set_global(PER_CHANNEL))
     module = convert_pt2e(graph, fold_quantize=False)
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert partitioner.report.refusals == []
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 1.01
@@ -181,7 +187,7 @@ def test_a_dequantize_node_read_inside_and_outside_of_a_delegate(name: str) -> N
     edge = to_edge_transform_and_lower(
         shared, partitioner=[EthosUPartitioner(SPEC)], compile_config=EdgeCompileConfig(_check_ir_validity=False)
     )
-    program = host.load(edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
+    program = runtime.load(edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
     assert program.delegates
     for found, wanted in zip(program(*inputs), module(*inputs), strict=True):
         torch.testing.assert_close(found, wanted, atol=0.05, rtol=0)
@@ -196,7 +202,7 @@ def test_additional_checks_keep_operators_on_the_cpu() -> None:
             return "relu" not in op_name(node.target)
 
     partitioner = EthosUPartitioner(SPEC, additional_checks=[NoRelu()])
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     refused = {refusal.origin.target: refusal.reason.id for refusal in partitioner.report.refusals}
     assert refused["aten.relu.default"] == "user.check"
     assert "graph.output_not_quantized" in refused.values()  # the convolution whose clamp went away
@@ -209,7 +215,7 @@ def test_what_the_silicon_cannot_do_has_a_reason_with_the_row(monkeypatch) -> No
     inputs = (torch.randn(1, 4, 32, 32),)
     module = quantized(nn.Conv2d(4, 4, 3), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
-    host.load(lower(module, inputs, partitioner))
+    runtime.load(lower(module, inputs, partitioner))
     (refusal,) = partitioner.report.refusals
     assert refusal.reason.id == "CONV2D.ifm_c"
     assert "4" in refusal.reason.text
@@ -230,7 +236,7 @@ def test_an_index_of_the_largest_leaves_the_npu_as_int32() -> None:
 
     inputs = (torch.randn(3, 16),)
     module, partitioner = quantized(Classifier(), [inputs]).module, EthosUPartitioner(SPEC)
-    (found,) = host.load(lower(module, inputs, partitioner))(*inputs)
+    (found,) = runtime.load(lower(module, inputs, partitioner))(*inputs)
     assert torch.equal(found, module(*inputs)) and found.dtype == torch.int64
     assert len(partitioner.report.delegated) == 1
     assert [refusal.origin.target for refusal in partitioner.report.refusals] == ["dim_order_ops._to_dim_order_copy.default"]
@@ -263,7 +269,7 @@ def test_older_spelling_of_the_compile_spec_and_guards() -> None:
     )
     inputs = (torch.randn(2, 16),)
     module = quantized(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5)), [inputs], guards=True).module
-    program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
+    program = runtime.load(lower(module, inputs, EthosUPartitioner(spec)))
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 1.01
 
@@ -272,7 +278,7 @@ def test_channels_last_crosses_the_boundary_without_a_transpose(tmp_path) -> Non
     spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(tmp_path)
     inputs = (torch.randn(1, 3, 9, 7).to(memory_format=torch.channels_last),)
     module = quantized(nn.Conv2d(3, 5, 3), [inputs]).module
-    program = host.load(lower(module, inputs, EthosUPartitioner(spec)))
+    program = runtime.load(lower(module, inputs, EthosUPartitioner(spec)))
     text = (tmp_path / "delegate_0.txt").read_text()
     assert "input" in text
     assert "TRANSPOSE" not in text
@@ -291,7 +297,7 @@ def test_a_tensor_read_by_npu_and_cpu() -> None:
 
     inputs = (torch.randn(1, 3, 6, 6),)
     module = quantized(Both(), [inputs]).module
-    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    program = runtime.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 1
     product, order = program(*inputs)
     expected = module(*inputs)
@@ -329,7 +335,7 @@ def test_delegates_never_form_a_circle() -> None:
 
     inputs = (torch.randn(1, 2, 5, 5),)
     module = quantized(Bypass(), [inputs]).module
-    program = host.load(lower(module, inputs, EthosUPartitioner(SPEC)))
+    program = runtime.load(lower(module, inputs, EthosUPartitioner(SPEC)))
     assert len(program.delegates) == 2
     assert steps(program(*inputs)[0], module, inputs) <= 3.01
 
@@ -366,7 +372,7 @@ def test_checks_that_executorch_ships(check: OperatorSupportBase, kept: set[str]
     inputs = (torch.randn(1, 3, 8, 8),)
     module = quantized(Named(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC, additional_checks=[check])
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert {(r.origin.target, r.reason.id) for r in partitioner.report.refusals} == {(name, "user.check") for name in kept}
     assert partitioner.report.npu_operators == 4 - len(kept)
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
@@ -441,5 +447,5 @@ def test_assertions_alone_are_no_delegate(model: nn.Module, x: torch.Tensor, is_
     edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     delegated = is_quantized and not isinstance(model, OneHot)
     assert len(partitioner.report.delegated) == delegated
-    (found,) = host.load(edge.to_executorch().buffer)(x)
+    (found,) = runtime.load(edge.to_executorch().buffer)(x)
     torch.testing.assert_close(found.to(torch.float32), model(x).to(torch.float32), atol=0.02, rtol=0)

@@ -16,10 +16,9 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, vela
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, runtime, vela
 from ethorch.backend import retry
+from ethorch.backend.build import build_pte
 from ethorch.lower.rewrite import pipeline
 from ethorch.support.errors import VelaError
 from ethorch.targets.npus import LIMITS
@@ -49,7 +48,7 @@ def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptur
     module = quantized(Pooled(), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
     with caplog.at_level(logging.WARNING, "ethorch"):
-        program = host.load(lower(module, inputs, partitioner))
+        program = runtime.load(lower(module, inputs, partitioner))
     assert len(program.delegates) == 2
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
     (refusal,) = partitioner.report.refusals
@@ -74,10 +73,10 @@ def test_what_a_delegates_lowering_refuses_goes_to_the_cpu(caplog: pytest.LogCap
     inputs = (torch.randn(1, 12, 12, 8),)
     module = quantized(Gathered(), [inputs]).module
     with caplog.at_level(logging.WARNING, "ethorch"):
-        build = flow.build(module, inputs, EthosUCompileSpec("ethos-u55-128"))
+        build = build_pte(module, inputs, EthosUCompileSpec("ethos-u55-128"))
     assert [refusal.reason.id for refusal in build.partition.refusals] == ["GATHER.absent"]
     assert "again without aten.gather.default" in caplog.text
-    assert steps(host.load(build.pte)(*inputs)[0], module, inputs) == 0
+    assert steps(runtime.load(build.pte)(*inputs)[0], module, inputs) == 0
 
 
 def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
@@ -87,7 +86,7 @@ def test_what_vela_refuses_is_broken_up_for_the_cpu(monkeypatch) -> None:
     inputs = (torch.randn(1, 3, 257, 256),)
     module = quantized(nn.Sequential(nn.Conv2d(3, 2, 3, 2), nn.Hardswish(), nn.AdaptiveAvgPool2d(4)), [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert len(program.delegates) == 1
     assert steps(program(*inputs)[0], module, inputs) <= 2.01
     refused = {refusal.origin.target: refusal for refusal in partitioner.report.refusals}
@@ -123,7 +122,7 @@ def test_too_many_commands(monkeypatch, most: int, delegates: int, refused: int)
     inputs = (torch.rand(2, 5, 4) - 0.4, torch.rand(2, 4, 30) - 0.3)
     module = quantized(Products(), [inputs], get_symmetric_a16w8_quantization_config()).module
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     found = partitioner.report.refusals
     assert (len(program.delegates), len(found)) == (delegates, refused)
     assert all(refusal.reason.id == "vela.stream" for refusal in found)
@@ -156,7 +155,7 @@ def test_what_is_broken_up_has_no_views(monkeypatch, module, shapes, dtype) -> N
     inputs = tuple((100 * torch.rand(shape)).to(dtype) for shape in shapes)
     module = quantized(module, [inputs]).module
     partitioner = EthosUPartitioner(SPEC)
-    program = host.load(lower(module, inputs, partitioner))
+    program = runtime.load(lower(module, inputs, partitioner))
     assert partitioner.report.refusals
     torch.testing.assert_close(program(*inputs)[0], module(*inputs), rtol=0, atol=1e-6)
 

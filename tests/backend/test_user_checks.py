@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner
-from ethorch import runtime as host
+from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.user_checks import UserChecks
 from ethorch.lower.fx.node import Converted
@@ -124,5 +123,5 @@ def test_the_cpu_runs_what_a_check_refuses(
     refused = sorted(refusal.origin.target for refusal in partitioner.report.refusals if refusal.reason.id == "user.check")
     assert [name for name in refused if name.split(".")[1] not in ("permute_copy", "view_copy", "baddbmm")] == on_cpu
     expected = mixed.module(*inputs)
-    assert (host.load(program)(*inputs)[0] - expected).abs().max() <= 0.02 * expected.abs().max()
+    assert (runtime.load(program)(*inputs)[0] - expected).abs().max() <= 0.02 * expected.abs().max()
     assert ("user.check_matches_nothing" in caplog.text) == (len(checks) == 2)

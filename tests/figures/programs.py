@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from bench.models import VARIOUS
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from ethorch.models.load import Inputs, UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 
 
@@ -121,10 +123,10 @@ CASES: dict[str, Case] = {
 
 
 @cache
-def built(name: str) -> flow.Build:
+def built(name: str) -> Build:
     """The program of a case; the same bytes each time."""
     case = CASES[name]
     torch.manual_seed(0)
     user = UserModel(case.model().eval(), case.inputs())
     spec = EthosUCompileSpec(case.target)
-    return flow.build(flow.quantize(user, spec, case.config), user.example_inputs, spec)
+    return build_pte(quantize(user, spec, case.config), user.example_inputs, spec)

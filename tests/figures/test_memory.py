@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.figures import MemoryReport, memory
 from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, looked_up_bytes
 from ethorch.formats import pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.runtime.measure import measure
 from ethorch.support.errors import EthorchError, FormatError, HostError
 from ethorch.targets.vela_ini import shipped_root
@@ -184,7 +185,7 @@ def test_an_ini_file_of_the_users_is_known_of_a_build_and_has_to_be_given_with_a
     spec = EthosUCompileSpec("ethos-u85-256", config_ini=str(ini))
     case = CASES["picture"]
     user = UserModel(case.model().eval(), case.inputs())
-    build = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+    build = build_pte(quantize(user, spec), user.example_inputs, spec)
     assert memory(build).constants_in_sram and memory(build.pte, spec=spec).constants_in_sram
     unknown = memory(build.pte)
     assert not unknown.constants_in_sram and unknown.component("scratch").memory == "Ram"

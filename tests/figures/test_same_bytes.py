@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.targets.vela_ini import shipped_root
 from tests.figures.programs import CASES
 
@@ -30,7 +31,7 @@ def build(home: Path) -> None:
         user = UserModel(case.model().eval(), case.inputs())
         folder = home / "out" / name
         spec = EthosUCompileSpec(case.target, config_ini=str(ini)).dump_intermediate_artifacts_to(folder)
-        program = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+        program = build_pte(quantize(user, spec), user.example_inputs, spec)
         (folder / (name + ".pte")).write_bytes(program.pte)
 
 

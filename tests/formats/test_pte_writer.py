@@ -114,11 +114,11 @@ def test_the_runtime_computes_the_same(name: str) -> None:
 
 
 def test_a_delegate_runs_from_the_written_file() -> None:
-    from ethorch import runtime as host
+    from ethorch import runtime
 
     data = by_ethorch()
     (x,) = samples((1, 3, 8, 8))[0]
-    torch.testing.assert_close(host.load(write(pte.read(data)))(x)[0], host.load(data)(x)[0], rtol=0, atol=0)
+    torch.testing.assert_close(runtime.load(write(pte.read(data)))(x)[0], runtime.load(data)(x)[0], rtol=0, atol=0)
 
 
 def test_what_no_file_can_hold_is_named() -> None:

@@ -57,9 +57,9 @@ def programs(*backends: Any) -> dict[str, bytes]:
 
 def facts(made: dict[str, bytes]) -> dict[str, Any]:
     """Return digests of the programs and of each method's delegate, and the outputs of each method."""
-    from ethorch import runtime as host
+    from ethorch import runtime
 
-    loaded = {name: host.load(made["one program"], name) for name in ("ethorch", "executorch") if name in map(_top, made)}
+    loaded = {name: runtime.load(made["one program"], name) for name in ("ethorch", "executorch") if name in map(_top, made)}
     digests = {name: sha256(data).hexdigest() for name, data in made.items()}
     payloads = {f"{name} delegate": sha256(program.delegates[0].pack()).hexdigest() for name, program in loaded.items()}
     torch.manual_seed(1)

@@ -20,7 +20,7 @@ from elftools.elf.elffile import ELFFile
 from executorch.exir import EdgeCompileConfig, to_edge
 from torch import Tensor, nn
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, KernelCall, kernel_call
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Call, Method
@@ -115,7 +115,7 @@ class Program:
 
     def on_the_desk(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """What ExecuTorch's runtime gives."""
-        return [torch.as_tensor(x).clone() for x in host.load(self.data)(*inputs)]
+        return [torch.as_tensor(x).clone() for x in runtime.load(self.data)(*inputs)]
 
 
 class _Compiled:

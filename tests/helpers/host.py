@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.formats.payload import DelegatePayload
 
 
@@ -16,7 +16,7 @@ class Recorder:
 
     def __init__(self, payload: DelegatePayload, runs: list):
         self.payload, self.runs = payload, runs
-        self.machine = host.npu_machine(payload)
+        self.machine = runtime.npu_machine(payload)
 
     def region(self, index: int) -> np.ndarray:
         return self.machine.region(index)

@@ -8,9 +8,11 @@ from typing import Any
 from torch import nn
 
 from ethorch import EthosUCompileSpec, QuantizationConfig
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from ethorch.models.load import UserModel
 from ethorch.program.measure.ladder import compare
+from ethorch.quantization.calibrate import quantize
 
 TARGETS = ("ethos-u55-128", "ethos-u85-256")
 
@@ -22,12 +24,12 @@ def checked(
     config: QuantizationConfig | None = None,
     quantized_db: float = 15,
     agreement_db: float = 40,
-) -> flow.Build:
+) -> Build:
     """Quantize, build, run the last sample through every layer; every bit from TOSA on is the same."""
     spec = EthosUCompileSpec(target)
     user = UserModel(model.eval(), calibration[0], list(calibration))
-    graph = flow.quantize(user, spec, config)
-    built = flow.build(graph, user.example_inputs, spec)
+    graph = quantize(user, spec, config)
+    built = build_pte(graph, user.example_inputs, spec)
     ladder = compare(model, graph, built, calibration[-1])
     assert ladder.bit_exact, ladder.to_text()
     assert all(x.quantized_db > quantized_db and x.agreement_db > agreement_db for x in ladder.outputs), ladder.to_text()

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch import EthosUCompileSpec, QuantizationConfig
-from ethorch.backend import build as flow
 from ethorch.lower.fx.node import QUANTIZE, op_name
 from ethorch.lower.fx.states import writes_of
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize as quantize_model
 
 Inputs = tuple[Any, ...]
 
@@ -224,7 +225,7 @@ class Case:
         """The converted graph, the steps that it is calibrated with, and what it is compiled for."""
         torch.manual_seed(1)
         spec, steps = EthosUCompileSpec(self.target), self.steps(count)
-        return flow.quantize(flow.UserModel(self.model().eval(), steps[0], steps), spec, config), steps, spec
+        return quantize_model(UserModel(self.model().eval(), steps[0], steps), spec, config), steps, spec
 
 
 def _frames(*shape: int) -> Callable[[int, torch.Generator], Inputs]:

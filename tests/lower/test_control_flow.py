@@ -24,8 +24,8 @@ from ethorch import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
+    runtime,
 )
-from ethorch import runtime as host
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.npu import Program, Sources, disassembly
 from ethorch.program.measure.ladder import Recorder
@@ -206,7 +206,7 @@ def test_on_the_npu(model: type[nn.Module], target: str, config: Callable[[], An
         recorders.append(Recorder(payload))
         return recorders[-1]
 
-    program = host.load(lower(module, paths(model)[0], partitioner), machine=recorded)
+    program = runtime.load(lower(module, paths(model)[0], partitioner), machine=recorded)
     assert not partitioner.report.refusals and len(program.delegates) == 1
     (recorder,) = recorders
     tosa, text = (tmp_path / "delegate_0.tosa").read_bytes(), (tmp_path / "delegate_0.txt").read_text()
@@ -289,7 +289,7 @@ def test_no_rescale_between_a_branch_and_what_is_around_it() -> None:
 def test_where_the_npu_has_none_the_cpu_takes_the_right_branch(target: str) -> None:
     module = with_branches(Convolutions, EthosUCompileSpec(target))
     partitioner = EthosUPartitioner(EthosUCompileSpec(target))
-    program = host.load(lower(module, paths(Convolutions)[0], partitioner))
+    program = runtime.load(lower(module, paths(Convolutions)[0], partitioner))
     assert [(r.origin.target, r.reason.id) for r in partitioner.report.refusals] == [("cond", "COND_IF.absent")]
     assert len(program.delegates) == 2
     for sample in paths(Convolutions):
@@ -299,7 +299,7 @@ def test_where_the_npu_has_none_the_cpu_takes_the_right_branch(target: str) -> N
 def test_an_operator_inside_that_cannot_run_is_named() -> None:
     module = with_branches(Sorted, EthosUCompileSpec("ethos-u85-256"))
     partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u85-256"))
-    program = host.load(lower(module, paths(Sorted)[0], partitioner))
+    program = runtime.load(lower(module, paths(Sorted)[0], partitioner))
     (refusal,) = partitioner.report.refusals
     assert (refusal.origin.target, refusal.reason.id) == ("cond", "control_flow.branch")
     assert "the branch for true holds aten.topk.default" in refusal.reason.text and "[operator.unknown]" in refusal.reason.text

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 
 
-def built(model: nn.Module, inputs: tuple[Tensor, ...]) -> flow.Build:
+def built(model: nn.Module, inputs: tuple[Tensor, ...]) -> Build:
     user = UserModel(model.eval(), inputs, [inputs])
-    return flow.build(flow.quantize(user, SPEC), inputs, SPEC)
+    return build_pte(quantize(user, SPEC), inputs, SPEC)
 
 
 class Found(nn.Module):
@@ -50,5 +51,5 @@ class First(nn.Module):
 
 def test_a_constant_of_one_element_that_was_expanded_has_strides_that_executorch_takes() -> None:
     model, inputs = First(), (torch.randn(1, 1, 8),)
-    program = host.load(built(model, inputs).pte)
+    program = runtime.load(built(model, inputs).pte)
     torch.testing.assert_close(program(*inputs)[0], model(*inputs), atol=0.05, rtol=0)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
-from ethorch.models.layouts import NhwcIo, from_nhwc, nhwc_inputs, to_nhwc
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
+from ethorch.models.layouts import NhwcIo, from_nhwc, nhwc_inputs, to_nhwc, with_nhwc_io
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 
 
@@ -36,11 +37,11 @@ def test_no_transpose_is_left(target: str) -> None:
     torch.manual_seed(0)
     model, spec = Net().eval(), EthosUCompileSpec(target)
     samples = [(torch.randn(1, 3, 10, 12), torch.rand(1, 8, 1, 1)) for _ in range(4)]
-    user = flow.with_nhwc_io(flow.UserModel(model, samples[0], samples))
-    built = flow.build(flow.quantize(user, spec), user.example_inputs, spec)
+    user = with_nhwc_io(UserModel(model, samples[0], samples))
+    built = build_pte(quantize(user, spec), user.example_inputs, spec)
     assert len(built.delegates) == 1
     assert "TRANSPOSE" not in built.delegates[0].text
-    found = host.load(built.pte)(*nhwc_inputs(samples[1]))
+    found = runtime.load(built.pte)(*nhwc_inputs(samples[1]))
     wanted = NhwcIo(model)(*nhwc_inputs(samples[1]))
     assert found[0].shape == (1, 10, 12, 5)
     for mine, real in zip(found, wanted.values(), strict=True):
@@ -49,4 +50,4 @@ def test_no_transpose_is_left(target: str) -> None:
 
 def test_a_quantized_model_is_refused() -> None:
     with pytest.raises(EthorchError, match="quantized already"):
-        flow.with_nhwc_io(flow.UserModel(Net(), (), quantized=True))
+        with_nhwc_io(UserModel(Net(), (), quantized=True))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import cli
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import cli, runtime
 from ethorch.models.load import UserModel, load_model
+from ethorch.program import other_targets
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 from ethorch.targets.compile_spec import EthosUCompileSpec
 
@@ -130,7 +130,7 @@ def test_what_ethorch_does_not_expect_is_called_a_bug(
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(flow, "quantize", broken)
+    monkeypatch.setattr(other_targets, "quantize", broken)
     assert cli.main(["explain", f"{folder}/nets.py:MODEL"]) == 1
     assert capsys.readouterr().err.startswith("ethorch explain: KeyError: 'x'. This is a bug of ethorch")
 
@@ -153,7 +153,7 @@ def test_inputs_by_name_go_all_the_way(folder: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert cli.main(["run", f"{tmp_path}/named.pte", "--inputs", f"{tmp_path}/inputs.pt", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [2, 3]
-    found = host.load(tmp_path / "named.pte")({"right": right, "left": left})[0]
+    found = runtime.load(tmp_path / "named.pte")({"right": right, "left": left})[0]
     assert (found - model.module.module(left, right=right, scale=0.5)).abs().max() < 0.1
 
 
@@ -181,7 +181,7 @@ def test_an_exported_model_in_nhwc(tmp_path: Path, capsys: pytest.CaptureFixture
     torch.export.save(program, tmp_path / "conv.pt2")
     command = ["compile", f"{tmp_path}/conv.pt2", "--nhwc-io", "-o", f"{tmp_path}/conv.pte"]
     assert cli.main(command) == 0, capsys.readouterr().err
-    assert host.load(tmp_path / "conv.pte")(torch.randn(1, 8, 8, 3))[0].shape == (1, 6, 6, 4)
+    assert runtime.load(tmp_path / "conv.pte")(torch.randn(1, 8, 8, 3))[0].shape == (1, 6, 6, 4)
 
 
 def test_a_flag_for_vela_may_be_a_word_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,4 +198,4 @@ def test_an_output_that_cannot_be_written_is_said_before_the_run(capsys: pytest.
 
 def test_the_python_interface_says_the_same(folder: Path) -> None:
     with pytest.raises(EthorchError, match=r"calibration sample 1 is float32\[3, 4\]"):
-        flow.quantize(load_model(f"{folder}/nets.py:other_sample"), SPEC)
+        quantize(load_model(f"{folder}/nets.py:other_sample"), SPEC)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ethorch.models import zoos as model_zoos
+from ethorch.models import zoos
 from ethorch.models.load import UserModel, load_model
 from ethorch.support.errors import EthorchError, SpecError
 
@@ -26,7 +26,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.list_models = lambda: ["tiny_net", "other"]  # type: ignore[attr-defined]
     module.create_model = lambda name, pretrained: network  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", module)
-    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    monkeypatch.setattr(zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
     return module
 
 
@@ -39,7 +39,7 @@ def test_timm(timm: ModuleType) -> None:
 
 def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    monkeypatch.setattr(zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
     (tmp_path / "config.json").write_text('{"architectures": ["TinyModel"]}')
     with pytest.raises(EthorchError, match="pip install transformers"):
         load_model(f"hf:{tmp_path}")
@@ -67,7 +67,7 @@ def test_a_folder_of_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     module = ModuleType("transformers")
     module.TinyModel = TinyModel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
-    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    monkeypatch.setattr(zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
     with pytest.raises(EthorchError, match=r"cannot read .*config\.json: No such file"):
         load_model(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"architectures": ["TinyModel"]}')
@@ -80,7 +80,7 @@ def test_a_folder_of_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_decoder_of_hugging_face_runs(tmp_path: Path) -> None:
-    model_zoos.torchvision_models(needed=False)
+    zoos.torchvision_models(needed=False)
     import transformers
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -103,11 +103,11 @@ def test_a_module_that_is_installed_or_here(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_made_up_inputs_are_the_same_each_time_and_smooth() -> None:
-    x = model_zoos.made_up((1, 3, 40, 60))
-    assert torch.equal(x, model_zoos.made_up((1, 3, 40, 60))) and x.std() > 0.3
+    x = zoos.made_up((1, 3, 40, 60))
+    assert torch.equal(x, zoos.made_up((1, 3, 40, 60))) and x.std() > 0.3
     assert (x[..., 1:] - x[..., :-1]).abs().max() < x.std(), "neighbouring pixels are alike"
-    assert model_zoos.made_up((2, 5)).std() > 0.3
-    assert model_zoos.made_up((1, 4), torch.int64).tolist() == [[1, 1, 1, 1]]
+    assert zoos.made_up((2, 5)).std() > 0.3
+    assert zoos.made_up((1, 4), torch.int64).tolist() == [[1, 1, 1, 1]]
 
 
 def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_users_file_may_import_torchvision(tmp_path: Path) -> None:
 
 def test_example_models_of_executorch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Each name of the Arm script is a model, or refused in a sentence that names the package or download it needs."""
-    known = dict(model_zoos.executorch_models())
+    known = dict(zoos.executorch_models())
     assert {"add", "mv2", "resnet18", "ds_cnn", "yolo26"} <= known.keys()
     for name in (*known, "qadd", "qops", "qlinear"):
-        assert model_zoos.zoo_of(name) == "executorch"
-    assert model_zoos.zoo_of("resnet34") == "torchvision"
+        assert zoos.zoo_of(name) == "executorch"
+    assert zoos.zoo_of("resnet34") == "torchvision"
 
     def example(outcome: object) -> ModuleType:
         module = ModuleType("example")
@@ -149,7 +149,7 @@ def test_example_models_of_executorch(monkeypatch: pytest.MonkeyPatch, caplog: p
     real = importlib.import_module
     examples = {f"executorch.examples.models.{file}" for file, _ in known.values()}
     monkeypatch.setattr(importlib, "import_module", lambda name: found[0] if name in examples else real(name))
-    monkeypatch.setattr(model_zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
+    monkeypatch.setattr(zoos, "torchvision_models", lambda needed=True: ModuleType("torchvision"))
     for outcome, said in (
         (None, None),
         (ModuleNotFoundError("No module named 'torchaudio.models'", name="torchaudio.models"), "pip install torchaudio"),
@@ -158,17 +158,17 @@ def test_example_models_of_executorch(monkeypatch: pytest.MonkeyPatch, caplog: p
         (ValueError("bad"), "cannot be created: ValueError: bad"),
     ):
         found[:] = [example(outcome)]
-        monkeypatch.setattr(model_zoos, "load", lambda zoo, name: (nn.Linear(2, 2), (f"{zoo}:{name}",)))
+        monkeypatch.setattr(zoos, "load", lambda zoo, name: (nn.Linear(2, 2), (f"{zoo}:{name}",)))
         for name in known:
             try:
-                _, inputs = model_zoos.ZOOS["executorch"](name)
+                _, inputs = zoos.ZOOS["executorch"](name)
             except EthorchError as error:
                 assert said is not None and said in str(error) and name in str(error) and str(error).count("\n") == 0
             else:
-                assert said is None or inputs == (model_zoos._ARCHITECTURES[name],)
+                assert said is None or inputs == (zoos._ARCHITECTURES[name],)
     assert "[model.random_weights]" in caplog.text
     with pytest.raises(SpecError, match=r"unknown model of executorch\.examples\.models 'mv5'\. Did you mean 'mv"):
-        model_zoos.ZOOS["executorch"]("mv5")
+        zoos.ZOOS["executorch"]("mv5")
 
 
 @pytest.mark.parametrize("name", ["qadd", "qadd2", "qops", "qlinear", "linear"])

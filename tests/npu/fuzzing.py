@@ -257,7 +257,7 @@ def damaged_weights(rnd: random.Random) -> None:
 
 def damaged_payload(rnd: random.Random) -> None:
     """The delegate blob, as the runtime hands it over: parsed twice, staging memory sized, run."""
-    from ethorch import runtime as host
+    from ethorch import runtime
 
     blob = rnd.choice(blobs())
     header = blob.find(b"weight_data\0\0\0\0\0")
@@ -272,7 +272,7 @@ def damaged_payload(rnd: random.Random) -> None:
     else:
         blob = damage(rnd, blob)
     p = DelegatePayload.unpack(blob)
-    machine = host.npu_machine(p)
+    machine = runtime.npu_machine(p)
     assert isinstance(machine, Machine)
     machine.budget = BUDGET
     machine.run()

@@ -21,11 +21,12 @@ MODES = {"performance": ("--optimise Performance",), "size": ("--optimise Size",
 @lru_cache(maxsize=1)
 def user_and_quantized(model: str, target: str):
     """(the user's model, quantized for the target); made once for both modes."""
-    from ethorch.backend import build as flow
+    from ethorch.models.load import UserModel
+    from ethorch.quantization.calibrate import quantize
 
     case = ALL_MODELS[model]
-    user = flow.UserModel(case.build(), case.example_inputs(), case.calibration(4))
-    return user, flow.quantize(user, _spec(target, ()))
+    user = UserModel(case.build(), case.example_inputs(), case.calibration(4))
+    return user, quantize(user, _spec(target, ()))
 
 
 def _spec(target: str, flags: tuple[str, ...]):
@@ -79,14 +80,14 @@ def reference(model: str, tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndar
 
 def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
     """Build, take the delegates' inputs from a run on fresh samples, compare; with every optional check on."""
-    from ethorch import runtime as host
-    from ethorch.backend import build as flow
+    from ethorch import runtime
+    from ethorch.backend.build import build_pte
     from ethorch.npu import Machine, Program, staging_bytes
     from ethorch.program.measure.ladder import Recorder
     from ethorch.vela.verification import delegate_arrays
 
     user, ready = user_and_quantized(model, target)
-    build = flow.build(ready, user.example_inputs, _spec(target, flags))
+    build = build_pte(ready, user.example_inputs, _spec(target, flags))
     assert build.delegates
     assert not any(fuses_wrongly(delegate.text) for delegate in build.delegates)
     recorders: list[Recorder] = []
@@ -95,7 +96,7 @@ def check_network(model: str, target: str, flags: tuple[str, ...]) -> None:
         recorders.append(Recorder(payload))
         return recorders[-1]
 
-    device = host.load(build.pte, machine=recording)
+    device = runtime.load(build.pte, machine=recording)
     by_payload = {delegate.payload: delegate for delegate in build.delegates}
     programs = {d.payload: Program(d.payload.commands, d.payload.weights) for d in build.delegates}
     assert not coverage.unexercised(programs.values())

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, EthosUQuantizer
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.integer_io import boundary_codes
 
 TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"]
@@ -52,9 +52,9 @@ def test_float_programs_quantize_to_uint8_once(target: str, model: nn.Module, im
     quantizer.set_io(ethorch.get_uint8_io_quantization_config())
     user = UserModel(model, (images[0],), [(image,) for image in images])
     spec = EthosUCompileSpec(target)
-    graph = flow.quantize(user, spec, quantizer=quantizer)
-    built = flow.build(graph, user.example_inputs, spec)
-    device = host.load(built.pte)
+    graph = quantize(user, spec, quantizer=quantizer)
+    built = build_pte(graph, user.example_inputs, spec)
+    device = runtime.load(built.pte)
     kernels = [call.operator.split("::")[-1] for call in device.description.calls]
     assert kernels == ["quantize_per_tensor.out", "", "dequantize_per_tensor.out"]
     assert isinstance(graph, torch.fx.GraphModule)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.cli.options import Compiler, Quantization, settings_of
 from ethorch.npu import stream
 from ethorch.program import verification
@@ -218,7 +218,7 @@ def test_a_delegate_that_cannot_be_compared_is_named(small: nn.Module, monkeypat
     def too_large(*_: object) -> None:
         raise MachineFault("region 1 of 500000000 bytes")
 
-    monkeypatch.setattr(host, "npu_machine", too_large)
+    monkeypatch.setattr(runtime, "npu_machine", too_large)
     program = compiled(small)
     assert program.verification is not None and program.verification.equal == 0
     (row,) = program.to_json()["verification"]["unchecked"]

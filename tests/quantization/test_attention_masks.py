@@ -15,10 +15,10 @@ from ethorch import (
     EthosUQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
+    runtime,
     sqnr_db,
 )
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 
 N = 12
 FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)
@@ -105,9 +105,9 @@ def test_a_softmax_of_another_scheme_than_its_scores(way: str, moves: bool) -> N
     wanted = model(*samples[0])
     assert sqnr_db(wanted, quantized(*samples[0])) > 25
     if moves:
-        built = flow.build(quantized, samples[0], EthosUCompileSpec("ethos-u85-256"))
+        built = build_pte(quantized, samples[0], EthosUCompileSpec("ethos-u85-256"))
         assert len(built.delegates) == 1
-        assert sqnr_db(wanted, host.load(built.pte)(*samples[0])[0]) > 25
+        assert sqnr_db(wanted, runtime.load(built.pte)(*samples[0])[0]) > 25
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
@@ -142,8 +142,8 @@ def test_padding_is_known_at_run_time_only() -> None:
     quantized = converted(model, samples)
     assert sqnr_db(model(*samples[0]), quantized(*samples[0])) > 25
     spec = EthosUCompileSpec("ethos-u55-128")
-    built = flow.build(quantized, samples[0], spec)
-    (found,) = host.load(built.pte)(*samples[0])
+    built = build_pte(quantized, samples[0], spec)
+    (found,) = runtime.load(built.pte)(*samples[0])
     assert len(built.delegates) == 1
     assert sqnr_db(model(*samples[0]), found) > 25
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, get_uint8_io_quantization_config, sqnr_db
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.quantization.passes.cleanup import freeze_parameters
 from ethorch.support.errors import QuantizationError
 from tests.helpers.quantized import Small, exported, quantizer, samples
@@ -71,7 +71,7 @@ def test_a_state_is_written_under_any_grad_mode(name: str) -> None:
     copy.deepcopy(graph)
     assert not any(buffer.requires_grad for buffer in graph.buffers())
     converted = convert_pt2e(graph)
-    assert flow.build(converted, data[0], EthosUCompileSpec("ethos-u85-256")).delegates
+    assert build_pte(converted, data[0], EthosUCompileSpec("ethos-u85-256")).delegates
     same = convert_pt2e(calibrated(exported(make(), data[0]), data, torch.no_grad()))
     for ours, theirs in zip(converted.buffers(), same.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config, runtime
+from ethorch.backend.build import build_pte
 from ethorch.quantization.passes.cleanup import remove_shifts
 from ethorch.quantization.passes.experts import draw_experts
 from ethorch.support.metrics import sqnr_db
@@ -104,9 +103,9 @@ def test_a_mixture_is_one_delegate(target):
     for sample in samples:
         prepared(sample)
     quantized = convert_pt2e(prepared)
-    build = flow.build(quantized, (samples[0],), spec)
+    build = build_pte(quantized, (samples[0],), spec)
     assert len(build.delegates) == 1 and not build.partition.refusals
-    (found,) = host.load(build.pte)(samples[0])
+    (found,) = runtime.load(build.pte)(samples[0])
     assert sqnr_db(quantized(samples[0]), torch.as_tensor(found)) > 25
 
 

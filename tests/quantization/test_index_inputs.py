@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import ethorch
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
 from ethorch.formats import pte
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.spec import find
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.passes.pipeline import Scope, run_passes
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.targets import TARGETS
@@ -320,10 +320,10 @@ class Masked(nn.Module):
 def test_positions_that_are_only_compared_are_clamped_and_cast(target: str) -> None:
     x, spec = torch.randn(1, 8), EthosUCompileSpec(target)
     inputs = (x, torch.tensor([3]))
-    module = flow.quantize(UserModel(Masked().eval(), inputs, [inputs]), spec)
-    built = flow.build(module, inputs, spec)
+    module = quantize(UserModel(Masked().eval(), inputs, [inputs]), spec)
+    built = build_pte(module, inputs, spec)
     assert len(built.delegates) == 1 and built.partition.refusals == []
-    program = host.load(built.pte)
+    program = runtime.load(built.pte)
     for position in (3, 0, 15, 13, 14, -1, 1 << 40, -(1 << 40), (1 << 32) + 3):
         given = (x, torch.tensor([position]))
         for found, wanted in zip(program(*given), module(*given), strict=True):

@@ -15,10 +15,10 @@ from ethorch import (
     EthosUQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
+    runtime,
     sqnr_db,
 )
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 
 N = 12
 INF, LEAST = float("-inf"), torch.finfo(torch.float32).min
@@ -103,9 +103,9 @@ def test_integers_say_what_counts(mask: str) -> None:
     quantized = converted(model, inputs, "ethos-u85-256", get_symmetric_a16w8_quantization_config())
     wanted = model(*inputs[0])
     assert sqnr_db(wanted, quantized(*inputs[0])) > 45
-    built = flow.build(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
+    built = build_pte(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
     assert len(built.delegates) == 1
-    assert sqnr_db(wanted, host.load(built.pte)(*inputs[0])[0]) > 45
+    assert sqnr_db(wanted, runtime.load(built.pte)(*inputs[0])[0]) > 45
 
 
 CAUSAL = torch.zeros(N, N).masked_fill(FUTURE, -1e9)
@@ -126,9 +126,9 @@ def test_rows_of_a_mask_at_positions(pick: str) -> None:
     wanted = model(*inputs[0])
     assert sqnr_db(wanted, quantized(*inputs[0])) > 45
     if pick == "index":
-        built = flow.build(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
+        built = build_pte(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
         assert len(built.delegates) == 1
-        assert sqnr_db(wanted, host.load(built.pte)(*inputs[0])[0]) > 45
+        assert sqnr_db(wanted, runtime.load(built.pte)(*inputs[0])[0]) > 45
 
 
 JOINS: dict[str, Any] = {
@@ -156,9 +156,9 @@ def test_a_mask_that_is_subtracted(target: str) -> None:
     model, inputs = Layers(lambda keep: keep, "subtract"), samples(torch.float32)
     quantized = converted(model, inputs, target, get_symmetric_quantization_config())
     assert sqnr_db(model(*inputs[0]), quantized(*inputs[0])) > 30
-    built = flow.build(quantized, inputs[0], EthosUCompileSpec(target))
+    built = build_pte(quantized, inputs[0], EthosUCompileSpec(target))
     assert len(built.delegates) == 1
-    assert sqnr_db(model(*inputs[0]), host.load(built.pte)(*inputs[0])[0]) > 30
+    assert sqnr_db(model(*inputs[0]), runtime.load(built.pte)(*inputs[0])[0]) > 30
 
 
 def with_mask(value: float, bias: Tensor | float = 0.0) -> list[tuple[Tensor, Tensor]]:
@@ -180,9 +180,9 @@ def test_a_mask_that_is_an_input_runs_on_the_npu() -> None:
     quantized = converted(model, inputs, "ethos-u85-256", get_symmetric_a16w8_quantization_config())
     wanted = model(*inputs[0])
     assert sqnr_db(wanted, quantized(*inputs[0])) > 40
-    built = flow.build(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
+    built = build_pte(quantized, inputs[0], EthosUCompileSpec("ethos-u85-256"))
     assert len(built.delegates) == 1
-    assert sqnr_db(wanted, host.load(built.pte)(*inputs[0])[0]) > 40
+    assert sqnr_db(wanted, runtime.load(built.pte)(*inputs[0])[0]) > 40
 
 
 def test_training_sees_no_mask_of_an_input() -> None:

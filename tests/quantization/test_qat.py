@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt
 
 import ethorch
 from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.quantization.config import QuantizationConfig
 from tests.helpers.quantized import quantized, quantizer
 
@@ -129,7 +129,7 @@ def test_batch_norm_folds_and_the_result_runs_on_the_npu(
     names = [str(n.target) for n in converted.graph.nodes]
     assert not any("batch_norm" in name for name in names)
     assert data.accuracy(converted) > 0.93
-    built = flow.build(converted, (data.images[:48],), EthosUCompileSpec("ethos-u85-256"))
+    built = build_pte(converted, (data.images[:48],), EthosUCompileSpec("ethos-u85-256"))
     assert [str(refusal) for refusal in built.partition.refusals] == [] and len(built.delegates) == 1
 
 

@@ -18,21 +18,22 @@ from ethorch import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
+    runtime,
     sqnr_db,
 )
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
 from tests.helpers.quantized import IMAGE, Small, quantized, quantizer, samples
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 INT8 = get_symmetric_quantization_config()
 
 
-def agree(graph: GraphModule, calibration: Sequence[tuple[Any, ...]], delegates: int | None, decibels: float = 30) -> flow.Build:
+def agree(graph: GraphModule, calibration: Sequence[tuple[Any, ...]], delegates: int | None, decibels: float = 30) -> Build:
     """Build, run, compare with the fake-quantized model."""
-    built = flow.build(graph, calibration[0], SPEC)
+    built = build_pte(graph, calibration[0], SPEC)
     assert delegates in (None, len(built.delegates)), built.partition.refusals
-    program = host.load(built.pte)
+    program = runtime.load(built.pte)
     for inputs in calibration[:2]:
         with torch.no_grad():
             wanted = [x for x in torch.utils._pytree.tree_leaves(graph(*inputs)) if isinstance(x, Tensor)]

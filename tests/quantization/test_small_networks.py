@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models import VARIOUS
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import runtime
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.metrics import sqnr_db
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from tests.helpers.networks import TARGETS, checked
@@ -27,7 +28,7 @@ def test_four_calibration_inputs_are_enough(name: str) -> None:
     """On inputs that it was not calibrated with."""
     case = VARIOUS[name]
     user = UserModel(case.build(), case.example_inputs(), case.calibration(4))
-    quantized, fresh = flow.quantize(user, EthosUCompileSpec("ethos-u55-128")), case.calibration(16, seed=99)
+    quantized, fresh = quantize(user, EthosUCompileSpec("ethos-u55-128")), case.calibration(16, seed=99)
     with torch.no_grad():
         found = sqnr_db([user.module(*x) for x in fresh], [quantized(*x) for x in fresh])
     assert found > ARM[name] - 0.3, found
@@ -79,7 +80,7 @@ def test_attention_in_windows_runs_as_a_whole_and_soon(target: str) -> None:
     samples = [(torch.rand(1, 3, 32, 32, generator=generator),) for _ in range(4)]
     built = checked(Windows(), samples, target)
     assert len(built.delegates) == 1 and not built.partition.refusals
-    program, start = host.load(built.pte), time.process_time()
+    program, start = runtime.load(built.pte), time.process_time()
     program(*samples[0])
     assert time.process_time() - start < 5
 
@@ -91,6 +92,6 @@ def test_a_recurrence_takes_seconds() -> None:
     samples = [(torch.randn(1, 8, 8),) for _ in range(4)]
     start = time.process_time()
     user, spec = UserModel(model, samples[0], samples), EthosUCompileSpec("ethos-u55-128")
-    built = flow.build(flow.quantize(user, spec), samples[0], spec)
+    built = build_pte(quantize(user, spec), samples[0], spec)
     assert time.process_time() - start < 20
     assert len(built.delegates) == 1 and not built.partition.refusals

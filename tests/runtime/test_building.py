@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.runtime import library
 from ethorch.support import native
 from ethorch.support.errors import HostError
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 RUN = """
 import sys
-from ethorch import host
+from ethorch import runtime
 from tests.helpers.host import random_inputs
 print(host.load(sys.argv[1])(*random_inputs("cnn"))[0].sum().item())
 """
@@ -41,7 +41,7 @@ def run_in_child(prelude: str, path: Path, **env: str) -> subprocess.CompletedPr
 
 def test_the_order_of_imports_does_not_matter(incumbent):
     """Imported first, these kernels bring a copy of the runtime's core that the bindings then use."""
-    wanted = host.load(incumbent / "cnn.pte")(*random_inputs("cnn"))[0].sum().item()
+    wanted = runtime.load(incumbent / "cnn.pte")(*random_inputs("cnn"))[0].sum().item()
     child = run_in_child("import torch, executorch.kernels.quantized", incumbent / "cnn.pte")
     assert child.returncode == 0, child.stderr
     assert float(child.stdout) == wanted

@@ -8,7 +8,7 @@ import executorch
 import pytest
 import torch
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.runtime.delegate import host_backend
 from ethorch.support.errors import HostError
 from tests.runtime.conftest import make_cortex_m
@@ -16,7 +16,7 @@ from tests.runtime.conftest import make_cortex_m
 
 def test_kernels_equal_their_definitions_bit_for_bit(cortex_m_operators: Path) -> None:
     """Each operator in several ways, over random inputs, against what the installed wheel's Python makes of them."""
-    program = host.load(cortex_m_operators / "operators.pte")
+    program = runtime.load(cortex_m_operators / "operators.pte")
     names, runs = torch.load(cortex_m_operators / "cases.pt")
     different = []
     for inputs, wanted in runs:
@@ -37,7 +37,7 @@ def test_every_operator_of_the_wheel_has_a_kernel(cortex_m_operators: Path) -> N
     wanted = {line.split("func: ")[1].split("(")[0] for line in listed.splitlines() if "func: " in line}
     assert len(wanted) > 15
     assert wanted <= Runtime.get().operator_registry.operator_names
-    called = {call.operator for call in host.load(cortex_m_operators / "operators.pte").description.calls}
+    called = {call.operator for call in runtime.load(cortex_m_operators / "operators.pte").description.calls}
     assert wanted <= called, "an operator is not among the cases of tests/helpers/cortex_m.py"
 
 
@@ -46,7 +46,7 @@ def test_every_operator_of_the_wheel_has_a_kernel(cortex_m_operators: Path) -> N
 def test_files_of_aot_arm_compiler_run(tmp_path: Path, name: str) -> None:
     """As its users call it: for an Ethos-U, where quantize and dequantize are cortex_m's, and for a Cortex-M alone."""
     assert make_cortex_m(tmp_path, name) == ""
-    program = host.load(tmp_path / f"{name}.pte")
+    program = runtime.load(tmp_path / f"{name}.pte")
     assert any(call.operator.startswith("cortex_m::") for call in program.description.calls)
     inputs, wanted = torch.load(tmp_path / "float.pt")
     errors = [(program(*x)[0] - y).abs().max().item() for x, y in zip(inputs, wanted, strict=True)]
@@ -60,4 +60,4 @@ def test_a_call_that_does_not_fit_is_an_error(cortex_m_operators: Path) -> None:
     assert damaged != data
     inputs = torch.load(cortex_m_operators / "cases.pt")[1][0][0]
     with pytest.raises(HostError, match="a cortex_m kernel: argument 1 is not an integer"):
-        host.load(damaged)(*inputs)
+        runtime.load(damaged)(*inputs)

@@ -9,8 +9,7 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from torch import nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner
-from ethorch import runtime as host
+from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
 from ethorch.backend.preprocess import register_quantized_kernels
 
 SHAPE = (1, 3, 4, 5)
@@ -61,7 +60,7 @@ def same(found, wanted) -> bool:
 
 
 def test_integers_and_truth_values_of_every_width(buffer):
-    program = host.load(buffer)
+    program = runtime.load(buffer)
     assert [[t.element_size for t in d.inputs] for d in program.delegates] == [[4, 1, 1, 2]]
     dtypes = [program.description.values[index].dtype for index in program.description.inputs]
     assert dtypes == ["int32", "int8", "bool", "int16"]
@@ -71,7 +70,7 @@ def test_integers_and_truth_values_of_every_width(buffer):
 
 def test_methods_of_one_program_take_turns(buffer):
     """Each with its own delegates and its own plan of memory; results of one call do not change in the next."""
-    first, second = host.load(buffer), host.load(buffer, "halves")
+    first, second = runtime.load(buffer), runtime.load(buffer, "halves")
     assert len(first.delegates) == len(second.delegates) == 1 and first.delegates != second.delegates
     kept = []
     for seed in range(3):
@@ -86,7 +85,7 @@ def test_methods_in_threads(buffer):
     def work(method: str) -> None:
         module, make = (Integers(), integers) if method == "forward" else (Halves(), pair)
         try:
-            program = host.load(buffer, method)
+            program = runtime.load(buffer, method)
             problems.extend(seed for seed in range(4) if not same(program(*make(seed)), module(*make(seed))))
         except BaseException as error:
             problems.append(error)

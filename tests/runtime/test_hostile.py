@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.formats import pte as program
 from ethorch.formats.payload import DelegatePayload
 from ethorch.runtime.delegate import host_backend
@@ -25,32 +25,32 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_what_cannot_be_loaded(incumbent, tmp_path):
     with pytest.raises(ProgramError, match=r"cannot read .*none.pte: No such file"):
-        host.load(tmp_path / "none.pte")
+        runtime.load(tmp_path / "none.pte")
     with pytest.raises(ProgramError, match="Is a directory"):
-        host.load(tmp_path)
+        runtime.load(tmp_path)
     with pytest.raises(HostError, match="no method 'backward'; it has 'forward'"):
-        host.load(incumbent / "cnn.pte", "backward")
+        runtime.load(incumbent / "cnn.pte", "backward")
     for data in (b"", b"PK\3\4" + bytes(100), b"\x10\0\0\0ET11" + bytes(100)):
         with pytest.raises(ProgramError, match=r"no \.pte of ExecuTorch"):
-            host.load(data)
+            runtime.load(data)
 
 
 def test_another_backend_or_operator_is_named(incumbent):
     data = (incumbent / "cnn.pte").read_bytes()
     with pytest.raises(HostError, match=r"needs backend 'EthosVBackend'; this runtime has .*EthosUBackend"):
-        host.load(data.replace(b"EthosUBackend\0", b"EthosVBackend\0"), machine=Stub)
+        runtime.load(data.replace(b"EthosUBackend\0", b"EthosVBackend\0"), machine=Stub)
     data = (incumbent / "interrupted.pte").read_bytes()
     with pytest.raises(HostError, match=r"no CPU kernel for: aten::topx.values"):
-        host.load(data.replace(b"aten::topk\0", b"aten::topx\0"), machine=Stub)
+        runtime.load(data.replace(b"aten::topk\0", b"aten::topx\0"), machine=Stub)
 
 
 def test_damaged_payloads_are_refused_with_the_payloads_words(incumbent):
     data = (incumbent / "cnn.pte").read_bytes()
     with pytest.raises(PayloadError, match="unknown block 'weight_dats'"):
-        host.load(data.replace(b"weight_data\0", b"weight_dats\0"), machine=Stub)
+        runtime.load(data.replace(b"weight_data\0", b"weight_dats\0"), machine=Stub)
     head, tail = data.split(b"scratch_size\0\0\0\0", 1)
     with pytest.raises(PayloadError, match="scratch region of 16 bytes"):
-        host.load(head + b"scratch_size\0\0\0\0" + tail[:16] + struct.pack("<I", 16) + tail[20:], machine=Stub)
+        runtime.load(head + b"scratch_size\0\0\0\0" + tail[:16] + struct.pack("<I", 16) + tail[20:], machine=Stub)
 
 
 def test_a_stream_for_no_known_npu_is_a_machine_fault(incumbent):
@@ -58,7 +58,7 @@ def test_a_stream_for_no_known_npu_is_a_machine_fault(incumbent):
     config = data.find(b"COP1") + 8
     data[config] ^= 0xFF
     with pytest.raises(MachineFault, match="CONFIG word"):
-        host.load(bytes(data))
+        runtime.load(bytes(data))
 
 
 def test_a_kernels_failed_check_is_an_error_not_the_end(incumbent):
@@ -71,7 +71,7 @@ def test_a_kernels_failed_check_is_an_error_not_the_end(incumbent):
     with pytest.raises(HostError, match=r"could not run method 'forward': .*quant_max"):
         for position in positions:
             damaged = data[:position] + struct.pack("<q", 1151) + data[position + 8 :]
-            host.load(damaged, machine=Stub)(*random_inputs("staged"))
+            runtime.load(damaged, machine=Stub)(*random_inputs("staged"))
 
 
 def test_argument_kinds_are_checked_before_a_kernel_sees_them(incumbent):
@@ -83,7 +83,7 @@ def test_argument_kinds_are_checked_before_a_kernel_sees_them(incumbent):
     swapped = struct.pack(f"<{len(call.args)}i", call.args[2], *call.args[1:])
     assert data.count(args) == 1
     with pytest.raises(ProgramError, match=r"quantize_per_tensor.out .*argument 0 is int; it takes tensor"):
-        host.load(data.replace(args, swapped), machine=Stub)
+        runtime.load(data.replace(args, swapped), machine=Stub)
 
 
 def test_every_truncation_is_refused(incumbent):
@@ -91,12 +91,12 @@ def test_every_truncation_is_refused(incumbent):
         data = (incumbent / f"{name}.pte").read_bytes()
         for length in [*range(200), *range(200, len(data) - 1, 331)]:
             with pytest.raises(EthorchError):
-                host.load(data[:length], machine=Stub)
+                runtime.load(data[:length], machine=Stub)
 
 
 HOSTILE = """
 import mmap, os, random, signal, sys
-from ethorch import host
+from ethorch import runtime
 from ethorch.support.errors import EthorchError
 from tests.helpers.host import Stub, random_inputs
 path, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch import runtime as host
-from ethorch import vela
+from ethorch import runtime, vela
 from ethorch.formats import pte as program
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.registers import NPUS
@@ -45,7 +44,7 @@ def check_program(folder: Path, name: str, target: str, delegates: int) -> None:
     import tosa_reference_model
 
     runs: list = []
-    loaded = host.load(folder / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
+    loaded = runtime.load(folder / f"{name}.pte", machine=lambda payload: Recorder(payload, runs))
     spec = EthosUCompileSpec(target)
     graphs = {}  # delegates and dumps are not in the same order: our Vela makes of each dump the payload it belongs to
     for path in (folder / name).glob("*_tag*.tosa"):
@@ -70,7 +69,7 @@ def check_program(folder: Path, name: str, target: str, delegates: int) -> None:
 def test_outputs_are_what_the_machine_wrote(incumbent):
     """The float outputs are the last delegate's bytes, dequantized by ExecuTorch's CPU kernel."""
     runs: list = []
-    loaded = host.load(incumbent / "interrupted.pte", machine=lambda payload: Recorder(payload, runs))
+    loaded = runtime.load(incumbent / "interrupted.pte", machine=lambda payload: Recorder(payload, runs))
     outputs = loaded(*random_inputs("interrupted"))
     values = loaded.description.values
     for call in loaded.description.calls:
@@ -90,7 +89,7 @@ def test_our_payload_class_reproduces_the_incumbents_blobs(incumbent):
 
 def test_staging_memory_is_found_from_the_stream(incumbent):
     """No smaller than Vela allocated, as far as the stream uses it: the incumbent's file does not say."""
-    loaded = host.load(incumbent / "staged.pte")
+    loaded = runtime.load(incumbent / "staged.pte")
     compiled = vela.compile((incumbent / "staged/out.tosa").read_bytes(), EthosUCompileSpec("ethos-u65-256"))
     assert loaded.delegates == (compiled.payload,)
     _, staging = _npu_program(loaded.delegates[0])
@@ -100,7 +99,7 @@ def test_staging_memory_is_found_from_the_stream(incumbent):
 def test_a_payload_that_lacks_an_output_is_refused(incumbent):
     """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
     with pytest.raises(ProgramError, match=r"delegate 0 .* with 3 tensors, but its payload has 1 input and 1 output") as error:
-        host.load(incumbent / "lost.pte")
+        runtime.load(incumbent / "lost.pte")
     assert "compile the model with ethorch" in str(error.value)
 
 

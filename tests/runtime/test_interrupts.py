@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ethorch import runtime as host
+from ethorch import runtime
 from tests.backend.test_build import made
 from tests.helpers.host import Stub
 
@@ -56,34 +56,34 @@ def interrupt(call: Callable[[], Any], times: int) -> None:
 
 
 def test_a_run(pte: bytes, alarm: None) -> None:
-    program = host.load(pte, machine=Stub)
+    program = runtime.load(pte, machine=Stub)
     hook = sys.unraisablehook
     interrupt(lambda: program(*INPUTS), 200)
     assert sys.unraisablehook == hook
 
 
 def test_a_run_of_the_simulator(pte: bytes, alarm: None) -> None:
-    program = host.load(pte)
+    program = runtime.load(pte)
     (wanted,) = program(*INPUTS)
     interrupt(lambda: program(*INPUTS), 50)
     assert torch.equal(program(*INPUTS)[0], wanted)
 
 
 def test_a_load(pte: bytes, alarm: None) -> None:
-    interrupt(lambda: host.load(pte, machine=Stub), 50)
+    interrupt(lambda: runtime.load(pte, machine=Stub), 50)
 
 
 @pytest.mark.parametrize("name", ["_open", "_run", "_report", "_events"])
 def test_what_leaves_a_callback_is_raised_by_the_call(name: str, pte: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal's exception does at a callback's first instruction, before its ``try``."""
-    backend = host.delegate.host_backend()
+    backend = runtime.delegate.host_backend()
 
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
     def run() -> None:
         machine = (lambda payload: 1 / 0) if name == "_report" else Stub
-        host.load(pte, machine=machine, etdump=True)(*INPUTS)
+        runtime.load(pte, machine=machine, etdump=True)(*INPUTS)
 
     kinds = {"_open": backend._OPEN, "_run": backend._RUN, "_report": backend._REPORT, "_events": backend._EVENTS}
     place = ["_open", "_run", "_close", "_report", "_events"].index(name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.formats import pte
 from ethorch.runtime import many
 from ethorch.support.errors import HostError, MachineFault
@@ -40,7 +40,7 @@ def batched(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["cnn", "interrupted"])
 def test_as_one_call_after_the_other(incumbent, batched, name, threads):
-    program = host.load(incumbent / f"{name}.pte")
+    program = runtime.load(incumbent / f"{name}.pte")
     wanted = [program(*sample) for sample in samples(name)]
     assert len({tuple(x.flatten().tolist()) for x, *_ in wanted}) > 1
     found = program.run_many(samples(name), threads=threads)
@@ -50,18 +50,18 @@ def test_as_one_call_after_the_other(incumbent, batched, name, threads):
 
 
 def test_small_networks_and_machines_of_the_callers_run_one_by_one(incumbent, batched, monkeypatch):
-    program = host.load(incumbent / "cnn.pte", machine=Stub)
+    program = runtime.load(incumbent / "cnn.pte", machine=Stub)
     assert len(program.run_many(samples("cnn"))) == SAMPLES
     monkeypatch.setattr(many, "LEAST_WORK", 1 << 60)
-    assert len(host.load(incumbent / "cnn.pte").run_many(samples("cnn"))) == SAMPLES
+    assert len(runtime.load(incumbent / "cnn.pte").run_many(samples("cnn"))) == SAMPLES
     assert not batched
 
 
 def test_a_fault_names_the_sample(incumbent, batched):
-    program = host.load(incumbent / "cnn.pte", budget=1)
+    program = runtime.load(incumbent / "cnn.pte", budget=1)
     with pytest.raises(MachineFault, match="work units"):
         program.run_many(samples("cnn"))
-    program = host.load(incumbent / "cnn.pte")
+    program = runtime.load(incumbent / "cnn.pte")
     wrong = samples("cnn")
     wrong[4] = (torch.zeros(1, 3, 32, 31),)
     with pytest.raises(HostError, match="the program was exported for"):

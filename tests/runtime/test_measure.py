@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.figures import layers, memory
 from ethorch.formats import pte
 from ethorch.support.errors import HostError
@@ -14,7 +14,7 @@ from tests.helpers.host import INPUTS, TARGETS
 @pytest.mark.parametrize("name", INPUTS)
 def test_figures_of_the_incumbents_files(incumbent, name) -> None:
     data = (incumbent / f"{name}.pte").read_bytes()
-    report, allocated = memory(data), host.measure(data)
+    report, allocated = memory(data), runtime.measure(data)
     assert allocated.method_pool_bytes == report.method_pool_bytes_desk
     assert sum(allocated.planned) == report.arena_bytes
     assert allocated.temporary_bytes == report.temporary_bytes_desk == report.regions["scratch"]
@@ -30,9 +30,9 @@ def test_figures_of_the_incumbents_files(incumbent, name) -> None:
 
 def test_measuring_counts_no_run_of_the_simulator(incumbent) -> None:
     data = (incumbent / "cnn.pte").read_bytes()
-    assert host.measure(data) == host.measure(data)
+    assert runtime.measure(data) == runtime.measure(data)
     with pytest.raises(HostError, match="no method 'backward'"):
-        host.measure(data, "backward")
+        runtime.measure(data, "backward")
     with pytest.raises(HostError, match="load method 'forward'"):
-        host.measure(data, method_pool_bytes=64)
-    assert len(host.load(data).delegates) == 1  # a failed measurement leaves the runtime as it was
+        runtime.measure(data, method_pool_bytes=64)
+    assert len(runtime.load(data).delegates) == 1  # a failed measurement leaves the runtime as it was

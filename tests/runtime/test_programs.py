@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.runtime.delegate import host_backend
 from ethorch.support.errors import EthorchError, HostError, MachineFault
 from ethorch.vela import artifacts
@@ -19,7 +19,7 @@ from tests.helpers.host import Stub, random_inputs
 def test_load_takes_a_path_a_string_or_bytes(incumbent):
     path = incumbent / "cnn.pte"
     inputs = random_inputs("cnn")
-    results = [host.load(source)(*inputs)[0] for source in (path, str(path), path.read_bytes())]
+    results = [runtime.load(source)(*inputs)[0] for source in (path, str(path), path.read_bytes())]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -43,18 +43,18 @@ def test_load_takes_a_path_a_string_or_bytes(incumbent):
 )
 def test_wrong_inputs(incumbent, inputs, words):
     with pytest.raises(HostError, match=words):
-        host.load(incumbent / "cnn.pte", machine=Stub)(*inputs)
+        runtime.load(incumbent / "cnn.pte", machine=Stub)(*inputs)
 
 
 def test_inputs_of_any_layout_and_nesting(incumbent):
-    loaded = host.load(incumbent / "cnn.pte")
+    loaded = runtime.load(incumbent / "cnn.pte")
     (x,) = random_inputs("cnn")
     wanted = loaded(x)[0]
     assert torch.equal(loaded(x.contiguous(memory_format=torch.channels_last))[0], wanted)
     assert torch.equal(loaded(x.repeat(1, 1, 1, 2)[..., :32])[0], wanted)
     assert torch.equal(loaded(x.clone().requires_grad_())[0], wanted)
     assert torch.equal(loaded([x])[0], wanted)
-    two = host.load(incumbent / "interrupted.pte")
+    two = runtime.load(incumbent / "interrupted.pte")
     a, b = random_inputs("interrupted")
     assert all(torch.equal(p, q) for p, q in zip(two((a, [b])), two(a, b), strict=True))
 
@@ -64,7 +64,7 @@ def test_a_machines_exception_reaches_the_caller(incumbent, error):
     def action(scratch):
         raise error
 
-    loaded = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
+    loaded = runtime.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
     with pytest.raises(type(error)) as caught:
         loaded(*random_inputs("cnn"))
     assert caught.value is error
@@ -73,7 +73,7 @@ def test_a_machines_exception_reaches_the_caller(incumbent, error):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        host.load(incumbent / "cnn.pte", machine=refuse)
+        runtime.load(incumbent / "cnn.pte", machine=refuse)
     assert caught.value is error
 
 
@@ -84,7 +84,7 @@ def test_after_an_exception_the_program_still_runs(incumbent):
         if fail[0]:
             raise MachineFault("once")
 
-    loaded = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
+    loaded = runtime.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
     with pytest.raises(MachineFault):
         loaded(*random_inputs("cnn"))
     fail[0] = False
@@ -98,18 +98,18 @@ def test_a_machine_with_too_small_a_region_is_refused(incumbent):
             self.scratch = self.scratch[:64]
 
     with pytest.raises(HostError, match="scratch region has 64 bytes"):
-        host.load(incumbent / "cnn.pte", machine=Small)(*random_inputs("cnn"))
+        runtime.load(incumbent / "cnn.pte", machine=Small)(*random_inputs("cnn"))
 
 
 def test_threads_and_several_programs_at_once(incumbent):
     names = ["cnn", "interrupted", "cnn", "interrupted"]
-    wanted = {name: host.load(incumbent / f"{name}.pte")(*random_inputs(name)) for name in set(names)}
-    shared = host.load(incumbent / "cnn.pte")
+    wanted = {name: runtime.load(incumbent / f"{name}.pte")(*random_inputs(name)) for name in set(names)}
+    shared = runtime.load(incumbent / "cnn.pte")
     problems: list[BaseException] = []
 
     def work(name: str) -> None:
         try:
-            own = host.load(incumbent / f"{name}.pte")
+            own = runtime.load(incumbent / f"{name}.pte")
             for _ in range(3):
                 outputs = own(*random_inputs(name))
                 assert all(torch.equal(a, b) for a, b in zip(outputs, wanted[name], strict=True))
@@ -134,8 +134,8 @@ def test_runs_of_two_threads_do_not_overlap(incumbent):
     def first(scratch):
         overlapped.append(began.wait(0.3))
 
-    one = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, first))
-    two = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: began.set()))
+    one = runtime.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, first))
+    two = runtime.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: began.set()))
     threads = [threading.Thread(target=program, args=random_inputs("cnn")) for program in (one, two)]
     for thread in threads:
         thread.start()
@@ -148,7 +148,7 @@ def test_runs_of_two_threads_do_not_overlap(incumbent):
 
 def test_a_run_inside_a_run_of_the_same_method_is_refused(incumbent):
     programs = []
-    program = host.load(
+    program = runtime.load(
         incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: programs[0](*random_inputs("cnn")))
     )
     programs.append(program)
@@ -157,13 +157,13 @@ def test_a_run_inside_a_run_of_the_same_method_is_refused(incumbent):
 
 
 def test_a_program_may_run_another_inside_its_machine(incumbent):
-    inner = host.load(incumbent / "staged.pte", machine=Stub)
+    inner = runtime.load(incumbent / "staged.pte", machine=Stub)
 
     def action(scratch):
         inner(*random_inputs("staged"))
         raise MachineFault("outer")
 
-    outer = host.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
+    outer = runtime.load(incumbent / "cnn.pte", machine=lambda payload: Stub(payload, action))
     with pytest.raises(MachineFault, match="outer"):
         outer(*random_inputs("cnn"))
 
@@ -173,7 +173,7 @@ def test_machines_are_released_with_their_program(incumbent):
 
     gc.collect()
     before = len(host_backend().delegates)
-    loaded = host.load(incumbent / "cnn.pte", machine=Stub)
+    loaded = runtime.load(incumbent / "cnn.pte", machine=Stub)
     assert len(host_backend().delegates) == before + 1
     del loaded
     gc.collect()
@@ -190,7 +190,7 @@ def test_programs_without_delegate_dynamic_shapes_and_numbers():
     x = torch.randn(5, 3)
     shapes = ({0: torch.export.Dim("rows", max=9)}, None)
     exported = torch.export.export(Plain(), (x, 3), dynamic_shapes=shapes)
-    loaded = host.load(to_edge(exported).to_executorch().buffer)
+    loaded = runtime.load(to_edge(exported).to_executorch().buffer)
     assert loaded.delegates == ()
     for rows in (5, 2, 9):
         y = torch.randn(rows, 3)
@@ -216,12 +216,12 @@ def test_loops_still_load():
 
     rows, y = torch.randn(3, 4), torch.randn(4)
     edge = to_edge(torch.export.export(Mapped(), (rows, y)), compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    torch.testing.assert_close(host.load(edge.to_executorch().buffer)(rows, y)[0], rows + y)
+    torch.testing.assert_close(runtime.load(edge.to_executorch().buffer)(rows, y)[0], rows + y)
 
 
 def test_a_program_loaded_behind_our_back_says_so(incumbent):
     """ExecuTorch's own Runtime finds our delegate, which then does not know what to run it on."""
-    host.load(incumbent / "cnn.pte", machine=Stub)
+    runtime.load(incumbent / "cnn.pte", machine=Stub)
     from executorch.runtime import Runtime
 
     loaded = Runtime.get().load_program((incumbent / "cnn.pte").read_bytes())
@@ -232,7 +232,7 @@ def test_a_program_loaded_behind_our_back_says_so(incumbent):
 def test_the_npus_operators_reach_the_event_tracer(incumbent, tmp_path):
     from executorch.devtools import Inspector
 
-    program = host.load(incumbent / "cnn.pte", etdump=True)
+    program = runtime.load(incumbent / "cnn.pte", etdump=True)
     with pytest.raises(HostError, match=r"cannot write there|could not write"):
         program.write_etdump(tmp_path / "missing/early.etdp")
     assert list(tmp_path.iterdir()) == []
@@ -247,7 +247,7 @@ def test_the_npus_operators_reach_the_event_tracer(incumbent, tmp_path):
     own = {event.name for event in events} - {event.name for event in delegated}
     assert not own or "DELEGATE_CALL" in own  # ExecuTorch 1.5 records itself, around what the delegate tells
     with pytest.raises(HostError, match="without etdump"):
-        host.load(incumbent / "cnn.pte").write_etdump(tmp_path / "other.etdp")
+        runtime.load(incumbent / "cnn.pte").write_etdump(tmp_path / "other.etdp")
 
 
 @pytest.mark.parametrize("name", ["cnn", "interrupted"])
@@ -256,17 +256,17 @@ def test_artifacts_name_the_operators(incumbent, tmp_path, name):
     from executorch.devtools import Inspector
 
     traced: list = []
-    program = host.load(incumbent / f"{name}.pte", trace=traced.append, etdump=True, sources=artifacts.reader(incumbent / name))
+    program = runtime.load(incumbent / f"{name}.pte", trace=traced.append, etdump=True, sources=artifacts.reader(incumbent / name))
     program(*random_inputs(name))
     assert {trace.source.operator for trace in traced if trace.op.name == "NPU_OP_CONV"} == {"Conv2D"}
     program.write_etdump(tmp_path / "dump.etdp")
     blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
     assert any(event.name.startswith("Conv2D ") for block in blocks for event in block.events)
-    stopped = host.load(incumbent / f"{name}.pte", sources=artifacts.reader(incumbent / name), budget=0)
+    stopped = runtime.load(incumbent / f"{name}.pte", sources=artifacts.reader(incumbent / name), budget=0)
     with pytest.raises(MachineFault, match=r"^command \d+ at byte 0x[0-9a-f]+, NPU_OP_.*budget.* It works for \w+ .+\.$"):
         stopped(*random_inputs(name))
 
 
 def test_artifacts_of_another_program(incumbent):
     with pytest.raises(EthorchError, match="no dump of this program"):
-        host.load(incumbent / "cnn.pte", sources=artifacts.reader(incumbent / "interrupted"))
+        runtime.load(incumbent / "cnn.pte", sources=artifacts.reader(incumbent / "interrupted"))

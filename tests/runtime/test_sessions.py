@@ -6,7 +6,7 @@ from executorch.exir import ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
 from torch import nn
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.support.errors import HostError
 
 
@@ -53,7 +53,7 @@ ONES = torch.ones(2, 3)
 
 
 def test_methods_see_what_the_other_wrote(shared):
-    add = host.load(shared, "add")
+    add = runtime.load(shared, "add")
     read = add["read"]
     assert set(add.methods) == set(read.methods) == {"add", "read"}
     first = add(ONES)[0]
@@ -65,7 +65,7 @@ def test_methods_see_what_the_other_wrote(shared):
 
 
 def test_reset_is_for_all_methods(shared):
-    read = host.load(shared, "read")
+    read = runtime.load(shared, "read")
     read["add"](ONES)
     read.reset()
     assert torch.equal(read(ONES)[0], 0 * ONES)
@@ -74,16 +74,16 @@ def test_reset_is_for_all_methods(shared):
 
 
 def test_two_loads_keep_apart(shared):
-    one, two = host.load(shared, "add"), host.load(shared, "add")
+    one, two = runtime.load(shared, "add"), runtime.load(shared, "add")
     one(ONES)
     assert torch.equal(two(ONES)[0], 2 * ONES)
 
 
 def test_methods_that_share_nothing_are_loaded_alone(shared):
-    assert host.load(shared, "fresh").methods == ("fresh",)
-    assert host.load(program(share=False), "add").methods == ("add",)
+    assert runtime.load(shared, "fresh").methods == ("fresh",)
+    assert runtime.load(program(share=False), "add").methods == ("add",)
 
 
 def test_an_unknown_method_is_named(shared):
     with pytest.raises(HostError, match=r"'fresh' was not loaded with 'add'; with it were 'add', 'read'"):
-        host.load(shared, "add")["fresh"]
+        runtime.load(shared, "add")["fresh"]

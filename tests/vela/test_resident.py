@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
 from ethorch.npu import Program
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import Settings
 from ethorch.vela.compiled_model import CompiledModel
@@ -41,12 +42,12 @@ SAMPLES = [torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(seed)).
 
 @pytest.fixture(scope="module")
 def quantized() -> nn.Module:
-    return flow.quantize(UserModel(Steps().eval(), (SAMPLES[0],), [(x,) for x in SAMPLES]), SPEC)
+    return quantize(UserModel(Steps().eval(), (SAMPLES[0],), [(x,) for x in SAMPLES]), SPEC)
 
 
 @pytest.fixture(scope="module")
 def model(quantized: nn.Module) -> CompiledModel:
-    (delegate,) = flow.build(quantized, (SAMPLES[0],), SPEC).delegates
+    (delegate,) = build_pte(quantized, (SAMPLES[0],), SPEC).delegates
     return delegate.compiled
 
 
@@ -91,12 +92,12 @@ def test_nothing_is_done_where_nothing_is_gained(model: CompiledModel, quantized
     assert with_resident_weights(model, in_sram, 1 << 20) is model
     assert with_resident_weights(staged, SPEC, 1 << 20) is staged
     other = EthosUCompileSpec("ethos-u55-128", extra_flags="--cop-format=COP2")
-    (delegate,) = flow.build(quantized, (SAMPLES[0],), other).delegates
+    (delegate,) = build_pte(quantized, (SAMPLES[0],), other).delegates
     assert delegate.compiled.command_stream[:4] == b"COP2"
     assert with_resident_weights(delegate.compiled, other, 1 << 20) is delegate.compiled
     once = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
-    graph = flow.quantize(UserModel(once, (SAMPLES[0][0],), [(x[0],) for x in SAMPLES]), SPEC)
-    (delegate,) = flow.build(graph, (SAMPLES[0][0],), SPEC).delegates
+    graph = quantize(UserModel(once, (SAMPLES[0][0],), [(x[0],) for x in SAMPLES]), SPEC)
+    (delegate,) = build_pte(graph, (SAMPLES[0][0],), SPEC).delegates
     assert with_resident_weights(delegate.compiled, SPEC, 1 << 20) is delegate.compiled
 
 

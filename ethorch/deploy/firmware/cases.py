@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.formats.pte_types import Method, Value
 from ethorch.support.errors import HostError
 
@@ -51,10 +51,10 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
     """
     if not calls:
         raise HostError("the self-test needs at least one sample.")
-    loaded: dict[str, host.HostProgram] = {}
+    loaded: dict[str, runtime.HostProgram] = {}
     for name in methods:
         if name not in loaded:
-            first = host.load(pte, name)
+            first = runtime.load(pte, name)
             loaded |= {other: first[other] for other in first.methods}
     found = []
     for call in calls:

@@ -12,7 +12,7 @@ from ethorch.deploy.firmware.cases import Call
 from ethorch.figures.layer import NPU
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats import pte
-from ethorch.models import load as model_files
+from ethorch.models import load
 from ethorch.support.errors import EthorchError
 
 STATEFUL_RUNS = 3  # of each method in the self-test of one that keeps state: the first, one after it, and one more
@@ -98,7 +98,7 @@ def _calls(program: Any, methods: dict[str, OpenedMethod], inputs: Sequence[Any]
             seen[name] += 1
             kept += [(name, sample)] if seen[name] <= STATEFUL_RUNS else []
         session = kept + [
-            (name, model_files.random_inputs(methods[name].subject.method, seed))
+            (name, load.random_inputs(methods[name].subject.method, seed))
             for name in methods
             if not seen[name]
             for seed in range(1 if name == next(iter(methods)) else STATEFUL_RUNS)
@@ -115,7 +115,7 @@ def _samples(program: Any, found: Subject, name: str, inputs: Sequence[Any] | No
     if model is not None:
         calibrated = model.calibration or [model.example_inputs]
         return [of_method.as_taken(sample) for sample in calibrated[:STATEFUL_RUNS]]
-    return [model_files.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
+    return [load.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
 def _checked(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:

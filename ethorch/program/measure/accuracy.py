@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 from ethorch.quantization.shared_buffers import kept
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _MEASURED_SAMPLES = 8
 
 
-def fresh_host(program: Program) -> host.HostProgram:
+def fresh_host(program: Program) -> runtime.HostProgram:
     """The program with the initial contents of what it keeps; itself where it keeps nothing."""
-    return host.load(program.pte, program.method) if keeps_state(program.description) else program.host
+    return runtime.load(program.pte, program.method) if keeps_state(program.description) else program.host
 
 
 def accuracy_of_samples(program: Program) -> Accuracy:
@@ -87,11 +87,11 @@ class _Loaded:
     """Methods of one file in the runtime, apart from what the user's Program keeps."""
 
     def __init__(self, program: Program, names: Iterable[str]):
-        self._sessions: list[host.HostProgram] = []
-        self.methods: dict[str, host.HostProgram] = {}
+        self._sessions: list[runtime.HostProgram] = []
+        self.methods: dict[str, runtime.HostProgram] = {}
         for name in names:
             if name not in self.methods:
-                self._sessions.append(host.load(program.pte, name))
+                self._sessions.append(runtime.load(program.pte, name))
                 self.methods.update({other: self._sessions[-1][other] for other in self._sessions[-1].methods})
 
     def reset(self) -> None:
@@ -105,7 +105,7 @@ def _exact(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
 
 
-def _made(program: Program, loaded: host.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
+def _made(program: Program, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
     """The program's outputs, as floats."""
     return program.floats(loaded(*pytree.tree_leaves(program.as_taken(inputs))))
 

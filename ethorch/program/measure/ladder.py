@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.backend.emit.build import Build
 from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.models.load import Inputs
@@ -199,7 +199,7 @@ def run_recorded(pte: bytes, method: str, inputs: Inputs) -> tuple[list[Any], li
         recorders.append(Recorder(payload))
         return recorders[-1]
 
-    results = host.load(pte, method, machine=recording)(*inputs)
+    results = runtime.load(pte, method, machine=recording)(*inputs)
     return [x.clone() if isinstance(x, Tensor) else x for x in results], recorders
 
 
@@ -223,7 +223,7 @@ class Recorder:
 
     def __init__(self, payload: DelegatePayload):
         self.payload = payload
-        self.machine = host.npu_machine(payload)
+        self.machine = runtime.npu_machine(payload)
         self.inputs: list[npt.NDArray[Any]] = []
         self.outputs: list[npt.NDArray[Any]] = []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.npu import Program
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE
@@ -62,7 +62,7 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
         inputs: fix the shapes.
         spec: what is compiled for.
     """
-    built = flow.build(graph, inputs, spec)
+    built = build_pte(graph, inputs, spec)
     cycles: dict[Origin, int] = defaultdict(int)
     runs: dict[Origin, set[_Run]] = defaultdict(set)
     for number, delegate in enumerate(built.delegates):

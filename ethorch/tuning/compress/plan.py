@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from torch import nn
 from torch.fx import GraphModule
 
-from ethorch.backend import build as flow
 from ethorch.models.load import UserModel, is_quantized
+from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support.errors import QuantizationError, unknown_name
 from ethorch.support.exclusive import exclusive
@@ -181,7 +181,7 @@ def _quantized(
         return model, outputs_of(copy.deepcopy(model), samples, state_of(model))
     graph = exported(model, samples[0])
     reference = outputs_of(graph, samples, state_of(graph))
-    made = flow.quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
+    made = quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
     assert isinstance(made, GraphModule)
     return made, reference
 

@@ -11,8 +11,7 @@ from executorch.exir.dialects._ops import ops as edge_ops
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
+from ethorch import EthosUCompileSpec, runtime
 from ethorch.backend import cpu_kernels, through_executorch
 from ethorch.backend.emit.cpu_operators import CASTS, CLONES, PLAIN, REWRITTEN, VIEWS
 from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL, kernel_of
@@ -235,7 +234,7 @@ def check(names: Sequence[str]) -> None:
     partitioner = ReadyPartitioner(EthosUCompileSpec("ethos-u55-128"), PartitionReport("ethos-u55-128"), {})
     _, theirs, _ = through_executorch._lowered(torch.export.export(module, inputs), partitioner)
     assert kernels(data) == kernels(theirs)
-    for a, b in zip(host.load(data)(*inputs), host.load(theirs)(*inputs), strict=True):
+    for a, b in zip(runtime.load(data)(*inputs), runtime.load(theirs)(*inputs), strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, runtime
+from ethorch.backend.build import build_pte
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.figures.persistent_buffers import is_kept
 from ethorch.formats import pte
 from ethorch.lower.fx.states import with_reads_first
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from tests.helpers.pte_files import check_round_trip
 from tests.helpers.states import CASES, Inputs, run
 
@@ -59,15 +60,15 @@ def check(model: nn.Module, steps: list[Inputs], target: str, beside_executorch:
     """The results of fake quantization, and the same as by ExecuTorch, of a program that it did not plan; its method."""
     torch.manual_seed(1)
     spec = EthosUCompileSpec(target)
-    module = flow.quantize(flow.UserModel(model.eval(), steps[0], steps), spec)
-    build = flow.build(module, steps[0], spec)
+    module = quantize(UserModel(model.eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
     check_round_trip(build.pte)
     method = pte.read(build.pte).methods["forward"]
     kept = {value.extra.name for value in method.values if is_kept(value) and value.extra}
     assert kept == {state.name for state in build.states} and kept
-    ours = wanted = host.load(build.pte)
+    ours = wanted = runtime.load(build.pte)
     if beside_executorch:
-        wanted = host.load(built_by_executorch(with_reads_first(module), steps[0], spec).pte)
+        wanted = runtime.load(built_by_executorch(with_reads_first(module), steps[0], spec).pte)
     fake = copy.deepcopy(module)
     for number, inputs in enumerate(steps):
         found = [result.clone() for result in ours(*inputs)]
@@ -75,7 +76,7 @@ def check(model: nn.Module, steps: list[Inputs], target: str, beside_executorch:
             torch.testing.assert_close(one, other, rtol=0, atol=0.2)
         assert not beside_executorch or all(map(torch.equal, found, wanted(*inputs))), f"step {number}"
     ours.reset()
-    assert torch.equal(run(ours, steps[:1])[0], run(host.load(build.pte), steps[:1])[0])
+    assert torch.equal(run(ours, steps[:1])[0], run(runtime.load(build.pte), steps[:1])[0])
     return method
 
 

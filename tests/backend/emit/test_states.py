@@ -13,9 +13,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import (
+    EthosUCompileSpec,
+    EthosUQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    runtime,
+)
+from ethorch.backend.build import build_pte
 from ethorch.backend.emit import lower_whole
 from ethorch.backend.emit.build import Build
 from ethorch.backend.through_executorch import built_by_executorch, built_reduced
@@ -23,6 +28,8 @@ from ethorch.formats import pte
 from ethorch.formats.pte_types import Value
 from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.states import with_codes
+from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from tests.helpers.pte_files import check_round_trip
 from tests.helpers.states import CASES, Attention, Case, Inputs, run
 
@@ -39,7 +46,7 @@ def named(method: pte.Method) -> dict[str, Value]:
 def compiled(name: str, dtype: str = "int8") -> tuple[GraphModule, list[Inputs], EthosUCompileSpec, Build]:
     """What ``Case.quantized`` gives, and the program; several tests look at one."""
     module, steps, spec = CASES[name].quantized(CONFIGS[dtype]())
-    return module, steps, spec, flow.build(module, steps[0], spec)
+    return module, steps, spec, build_pte(module, steps[0], spec)
 
 
 BOTH = [
@@ -65,7 +72,7 @@ def test_state_of_codes_gives_what_state_in_float_gives(name: str, dtype: str) -
     theirs = pte.read(floats.pte).methods["forward"]
     assert len(method.calls) <= len(theirs.calls) - 2 * len(set(case.states) - {"position"})  # quantize and dequantize of each
     more = case.steps(20, seed=5)
-    ours, of_floats, fake = (run(each, more) for each in (host.load(build.pte), host.load(floats.pte), copy.deepcopy(module)))
+    ours, of_floats, fake = (run(each, more) for each in (runtime.load(build.pte), runtime.load(floats.pte), copy.deepcopy(module)))
     for number, outputs in enumerate(zip(ours, of_floats, fake, strict=True)):
         assert torch.equal(outputs[0], outputs[1]), f"step {number}"
     step = next(float(n.args[1]) for n in module.graph.nodes if n in module.graph.output_node().all_input_nodes)
@@ -85,9 +92,9 @@ def test_the_simulated_npu_reads_buffers_where_the_runtime_has_them(name: str, m
     memmove = ctypes.memmove
     monkeypatch.setattr(ctypes, "memmove", lambda *args: moved.append(args[2]) or memmove(*args))
     more, found = CASES[name].steps(12, seed=3), []
-    for machine in (None, host.npu_machine):
+    for machine in (None, runtime.npu_machine):
         moved.clear()
-        found.append(run(host.load(build.pte, machine=machine), more))
+        found.append(run(runtime.load(build.pte, machine=machine), more))
         copied = sum(tensor.nbytes for tensor in (*inputs, *outputs)) - (kept if machine is None else 0)
         assert sum(moved) == len(more) * copied
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -117,7 +124,7 @@ def test_equal_contents_are_stored_once_and_states_do_not_meet() -> None:
     """The runtime copies them: int16 zeros of h and c are one entry of the file, and the two go ways of their own."""
     case = CASES["lstm"]
     module, steps, spec = case.quantized(CONFIGS["int16"]())
-    build = flow.build(module, steps[0], spec)
+    build = build_pte(module, steps[0], spec)
     parsed = pte.read(build.pte)
     states = named(parsed.methods["forward"])
     assert len(states) == 2 and {value.data for value in states.values()} == {1}
@@ -140,8 +147,8 @@ def test_equal_contents_are_stored_once_and_states_do_not_meet() -> None:
             )
         },
     )
-    wanted = run(host.load(write(apart)), steps)
-    assert all(torch.equal(one, other) for one, other in zip(run(host.load(build.pte), steps), wanted, strict=True))
+    wanted = run(runtime.load(write(apart)), steps)
+    assert all(torch.equal(one, other) for one, other in zip(run(runtime.load(build.pte), steps), wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", [name if name == "delayed" else pytest.param(name, marks=pytest.mark.long) for name in CASES])
@@ -153,11 +160,11 @@ def test_every_way_gives_the_same(name: str) -> None:
     module, steps, spec, build = compiled(name)
     codes, _ = with_codes(module)
     more = CASES[name].steps(5, seed=6)
-    ours = run(host.load(build.pte), more)
+    ours = run(runtime.load(build.pte), more)
     in_parts = any(state.parts for state in lower_whole(codes, spec).states.values())
     for other in (built_by_executorch, built_reduced):
         made = other(codes, steps[0], spec)
-        theirs = run(host.load(made.pte), more)
+        theirs = run(runtime.load(made.pte), more)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), other.__name__
         same = [part.payload for part in made.delegates] == [part.payload for part in build.delegates]
         assert same or in_parts, other.__name__
@@ -166,7 +173,7 @@ def test_every_way_gives_the_same(name: str) -> None:
 def test_a_converted_graph_stays_as_it_is() -> None:
     module, steps, spec = CASES["denoiser"].quantized()
     before, buffers = str(module.graph), {name: b.clone() for name, b in module.named_buffers()}
-    flow.build(module, steps[0], spec)
+    build_pte(module, steps[0], spec)
     assert str(module.graph) == before
     assert {name: b.dtype for name, b in module.named_buffers()} == {name: b.dtype for name, b in buffers.items()}
     assert torch.equal(module.h, buffers["h"])
@@ -174,8 +181,8 @@ def test_a_converted_graph_stays_as_it_is() -> None:
 
 def test_two_programs_keep_states_of_their_own() -> None:
     module, steps, spec = CASES["denoiser"].quantized()
-    data = flow.build(module, steps[0], spec).pte
-    one, other = host.load(data), host.load(data)
+    data = build_pte(module, steps[0], spec).pte
+    one, other = runtime.load(data), runtime.load(data)
     first = run(one, steps)
     assert not torch.equal(run(one, steps[:1])[0], first[0])
     assert all(torch.equal(a, b) for a, b in zip(run(other, steps), first, strict=True))
@@ -199,7 +206,7 @@ def test_a_small_cache_is_copied_whole_where_that_is_cheaper() -> None:
     """An operator takes longer for an element of a row than memcpy for 24 bytes."""
     case = Case(lambda: Attention(length=20), "ethos-u85-256", CASES["attention"].step, ("keys", "values"))
     module, steps, spec = case.quantized()
-    method = pte.read(flow.build(module, steps[0], spec).pte).methods["forward"]
+    method = pte.read(build_pte(module, steps[0], spec).pte).methods["forward"]
     assert all(call.operator != PUT for call in method.calls)
 
 
@@ -225,10 +232,10 @@ def test_codes_in_two_buffers_and_in_an_output_are_three_tensors() -> None:
     torch.manual_seed(0)
     steps = [(torch.randn(1, 4),) for _ in range(12)]
     spec = EthosUCompileSpec("ethos-u55-128")
-    module = flow.quantize(flow.UserModel(Twice().eval(), steps[0], steps), spec)
-    build = flow.build(module, steps[0], spec)
+    module = quantize(UserModel(Twice().eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
     assert [state.dtype for state in build.states] == ["int8", "int8"]
-    programs = host.load(build.pte), host.load(built_reduced(with_codes(module)[0], steps[0], spec).pte)
+    programs = runtime.load(build.pte), runtime.load(built_reduced(with_codes(module)[0], steps[0], spec).pte)
     for inputs in steps:
         outputs = [program(*inputs) for program in programs]
         for ours, reduced in zip(*outputs, strict=True):
@@ -257,10 +264,10 @@ def test_a_buffer_in_float_is_returned_as_it_was_and_as_it_becomes() -> None:
     torch.manual_seed(0)
     steps = [(torch.randn(1, 4),) for _ in range(12)]
     spec = EthosUCompileSpec("ethos-u55-128")
-    module = flow.quantize(flow.UserModel(Returned().eval(), steps[0], steps), spec)
-    build = flow.build(module, steps[0], spec)
+    module = quantize(UserModel(Returned().eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
     assert [state.reason and state.reason.id for state in build.states] == ["state.written_as_float"]
-    program, becomes = host.load(build.pte), torch.full((1, 4), 0.3)
+    program, becomes = runtime.load(build.pte), torch.full((1, 4), 0.3)
     for inputs in steps:
         before, after = (value.clone() for value in program(*inputs))
         torch.testing.assert_close(before, becomes, rtol=0, atol=0.05)
@@ -273,13 +280,13 @@ def test_where_the_cpu_puts_rows_into_a_cache_it_moves_codes(target: str) -> Non
     """These NPUs have no SCATTER: no cache becomes floats for that."""
     case = dataclasses.replace(CASES["wide positions"], target=target)
     module, steps, spec = case.quantized()
-    build = flow.build(module, steps[0], spec)
+    build = build_pte(module, steps[0], spec)
     method = pte.read(build.pte).methods["forward"]
     large = {v.dtype for call in method.calls for v in map(method.values.__getitem__, call.args) if v.shape == (1, 60, 8)}
     assert large == {"int8"}
     fake = run(copy.deepcopy(module), steps)
     step = next(float(n.args[1]) for n in module.graph.nodes if n in module.graph.output_node().all_input_nodes)
-    assert max(float((a - b).abs().max()) for a, b in zip(run(host.load(build.pte), steps), fake, strict=True)) <= 1.001 * step
+    assert max(float((a - b).abs().max()) for a, b in zip(run(runtime.load(build.pte), steps), fake, strict=True)) <= 1.001 * step
 
 
 class Replaced(nn.Module):
@@ -297,8 +304,8 @@ def test_rows_of_a_wider_range_are_not_clipped() -> None:
     torch.manual_seed(0)
     steps = [(torch.randn(1, 5, 8), torch.tensor([k % 5])) for k in range(12)]
     spec = EthosUCompileSpec("ethos-u55-128")
-    module = flow.quantize(flow.UserModel(Replaced().eval(), steps[0], steps), spec)
-    program = host.load(flow.build(module, steps[0], spec).pte)
+    module = quantize(UserModel(Replaced().eval(), steps[0], steps), spec)
+    program = runtime.load(build_pte(module, steps[0], spec).pte)
     step = next(float(n.args[1]) for n in module.graph.nodes if n in module.graph.output_node().all_input_nodes)
     for inputs in steps:
         torch.testing.assert_close(program(*inputs)[0], module(*inputs), rtol=0, atol=1.001 * step)
@@ -315,7 +322,7 @@ def test_a_calibration_with_autograd_on_is_a_calibration(name: str) -> None:
     assert torch.is_grad_enabled()
     for inputs in steps:
         prepared(*inputs)
-    build = flow.build(convert_pt2e(prepared), steps[0], spec)
+    build = build_pte(convert_pt2e(prepared), steps[0], spec)
     assert [state.dtype for state in build.states] == ["int8"] * len(case.states)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -346,11 +353,11 @@ def test_counters_of_int64_and_control_flow_keep_their_state_on_the_cpu() -> Non
     torch.manual_seed(0)
     steps = [(torch.randn(1, 8),) for _ in range(12)]
     spec = EthosUCompileSpec("ethos-u85-256")
-    module = flow.quantize(flow.UserModel(Wide().eval(), steps[0], steps), spec)
-    build = flow.build(module, steps[0], spec)
+    module = quantize(UserModel(Wide().eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
     found = {state.name: (state.dtype, state.reason and state.reason.id) for state in build.states}
     assert found == {"keys": ("int8", None), "position": ("int64", None), "gate": ("float32", "state.written_as_float")}
-    ours, fake = run(host.load(build.pte), steps), run(copy.deepcopy(module), steps)
+    ours, fake = run(runtime.load(build.pte), steps), run(copy.deepcopy(module), steps)
     for number, (a, b) in enumerate(zip(ours, fake, strict=True)):
         torch.testing.assert_close(a, b, rtol=0, atol=0.1, msg=f"step {number}")
 
@@ -393,12 +400,12 @@ def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) ->
     torch.manual_seed(0)
     steps = [(torch.randn(1, tokens, 32), torch.arange(k * tokens, (k + 1) * tokens)) for k in range(8)]
     spec = EthosUCompileSpec("ethos-u85-256")
-    module = flow.quantize(flow.UserModel(Heads(spelling).eval(), steps[0], steps), spec)
-    build = flow.build(module, steps[0], spec)
+    module = quantize(UserModel(Heads(spelling).eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
     assert [state.dtype for state in build.states] == ["int8", "int8"] and len(build.delegates) == 1
     (payload,) = (delegate.payload for delegate in build.delegates)
     given = sorted(tensor.nbytes for tensor in payload.outputs)
     assert given == ([32, 32, 32] if tokens == 1 else [128, 2048, 2048])
     floats = built_by_executorch(module, steps[0], spec)
-    for ours, theirs in zip(*(run(host.load(each.pte), steps) for each in (build, floats)), strict=True):
+    for ours, theirs in zip(*(run(runtime.load(each.pte), steps) for each in (build, floats)), strict=True):
         assert torch.equal(ours, theirs)

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, runtime
+from ethorch.backend.build import build_pte
 from tests.helpers.states import CASES, run, unrolled
 
 CONFIGS = {"int8": get_symmetric_quantization_config, "int16": get_symmetric_a16w8_quantization_config}
@@ -34,11 +33,11 @@ def test_calls_one_after_the_other_give_what_the_unrolled_network_gives(name: st
     module, steps, spec = case.quantized(CONFIGS[dtype]())
     inputs = case.steps(frames, seed=9)
     together = torch.cat([frame for (frame,) in inputs], axis)
-    whole = flow.build(unrolled(module, frames, axis), (together,), spec)
+    whole = build_pte(unrolled(module, frames, axis), (together,), spec)
     assert len(whole.delegates) == 1 and not whole.partition.refusals and not whole.states
-    build = flow.build(module, steps[0], spec)
+    build = build_pte(module, steps[0], spec)
     assert len(build.delegates) == 1 and not build.partition.refusals
-    (wanted,) = host.load(whole.pte)(together)
-    found = torch.cat(run(host.load(build.pte), inputs))
+    (wanted,) = runtime.load(whole.pte)(together)
+    found = torch.cat(run(runtime.load(build.pte), inputs))
     assert torch.equal(found, wanted)
     assert (wanted[1:] != wanted[:-1]).flatten(1).any(1).float().mean() > 0.8  # the frames differ

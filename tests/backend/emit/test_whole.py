@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner
-from ethorch import runtime as host
-from ethorch.backend import build as flow
+from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
+from ethorch.backend import build as build_module
 from ethorch.backend import through_executorch
+from ethorch.backend.build import build_pte
 from ethorch.backend.emit import NotWhole, lower_whole, program_of
 from ethorch.formats import pte
 from ethorch.formats.pte_writer import write
@@ -147,7 +147,7 @@ def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> 
     assert str(q.module.graph) == before
     assert [delegate.payload.pack() for delegate in build.delegates] == [delegate.blob for delegate in ours.delegates]
     begins_alike = through_executorch.built_by_executorch(q.module, inputs, spec).pte  # ExecuTorch drops what buffers begin with
-    programs = host.load(build.pte), host.load(begins_alike)
+    programs = runtime.load(build.pte), runtime.load(begins_alike)
     for _ in range(2):
         for a, b in zip(*(program(*inputs) for program in programs), strict=True):
             assert a.dtype == b.dtype
@@ -160,12 +160,12 @@ def test_a_cpus_part_that_is_written_as_it_stands_needs_no_executorch(name: str,
     spec = EthosUCompileSpec("ethos-u55-128")
     taken = pytest.fail
     monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
-    build = flow.build(quantized(model, [inputs]).module, inputs, spec)
+    build = build_pte(quantized(model, [inputs]).module, inputs, spec)
     usual = by_executorch(quantized(model, [inputs]), "ethos-u55-128")
     ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
     assert ours.structure == theirs.structure
     assert sum(ours.memories) <= sum(theirs.memories)
-    for a, b in zip(host.load(build.pte)(*inputs), host.load(usual)(*inputs), strict=True):
+    for a, b in zip(runtime.load(build.pte)(*inputs), runtime.load(usual)(*inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
@@ -185,7 +185,7 @@ def test_both_ways_give_the_same(name: str, target: str) -> None:
     assert ours == theirs
     assert pte.read(data).methods["forward"].structure == pte.read(usual).methods["forward"].structure
     for inputs in calibration:
-        for a, b in zip(host.load(data)(*inputs), host.load(usual)(*inputs), strict=True):
+        for a, b in zip(runtime.load(data)(*inputs), runtime.load(usual)(*inputs), strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -197,14 +197,14 @@ def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) ->
     q = quantized(model, [inputs])
     with pytest.raises(NotWhole, match=why):
         lower_whole(q.module, spec)
-    assert host.load(flow.build(q.module, inputs, spec).pte)(*inputs)
+    assert runtime.load(build_pte(q.module, inputs, spec).pte)(*inputs)
 
 
 def test_flow_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calibration = WHOLE["turned"]
     taken = pytest.fail
     monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
-    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    build = build_pte(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
     assert len(build.delegates) == 1
     assert build.partition.npu_operators == 3
     assert build.partition.refusals == []
@@ -215,15 +215,15 @@ def test_what_vela_declines_takes_the_other_way(monkeypatch: pytest.MonkeyPatch)
         raise VelaError("no.")
 
     model, calibration = WHOLE["turned"]
-    monkeypatch.setattr(flow, "lower_whole", declined)
-    build = flow.build(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
+    monkeypatch.setattr(build_module, "lower_whole", declined)
+    build = build_pte(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
     assert build.partition.npu_operators
 
 
 def test_artifacts_are_written(tmp_path: Any) -> None:
     model, calibration = WHOLE["turned"]
     spec = EthosUCompileSpec("ethos-u55-128").dump_intermediate_artifacts_to(str(tmp_path))
-    build = flow.build(quantized(model, calibration).module, calibration[0], spec)
+    build = build_pte(quantized(model, calibration).module, calibration[0], spec)
     assert {"delegate_0.tosa", "delegate_0.steps"} <= {path.name for path in tmp_path.iterdir()}
     assert str(tmp_path).encode() not in build.pte
 
@@ -243,7 +243,7 @@ class FirstOfTwo(nn.Module):
 def test_results_that_executorch_drops_take_the_other_way() -> None:
     calibration = samples((3, 6))
     q = quantized(FirstOfTwo(), calibration)
-    program = host.load(flow.build(q.module, calibration[0], EthosUCompileSpec("ethos-u55-128")).pte)
+    program = runtime.load(build_pte(q.module, calibration[0], EthosUCompileSpec("ethos-u55-128")).pte)
     for inputs in calibration:
         assert torch.equal(program(*inputs)[0], q.module(*inputs))
 
@@ -259,7 +259,7 @@ def test_codes_that_are_taken_and_given_outlive_the_input() -> None:
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=torch.utils._pytree.tree_structure((0, 0, 0)))
     q.module.recompile()
     spec = EthosUCompileSpec("ethos-u55-128")
-    program = host.load(write(program_of(lower_whole(q.module, spec), spec)))
+    program = runtime.load(write(program_of(lower_whole(q.module, spec), spec)))
     for inputs in calibration:
         torch.testing.assert_close(program(*inputs)[0], q.module(*inputs)[0], rtol=0, atol=0)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ethorch
-from ethorch import runtime as host
+from ethorch import runtime
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import firmware
 from ethorch.deploy.firmware.plan import plan
@@ -81,7 +81,7 @@ def test_state_is_kept_and_reset_to_what_the_file_says(tmp_path: Path) -> None:
         (folder / "firmware" / "main.c").write_text(MAIN % ", ".join(map(str, x.numpy().tobytes())))
         lines = project_run.run(folder, project_run.build(folder)).check().text.splitlines()
         runs = [bytes(map(int, line.split())) for line in lines[:3]]
-        desk = host.load(one)
+        desk = runtime.load(one)
         wanted = [desk(x)[0].clone().numpy().tobytes() for _ in range(2)]
         assert runs == [*wanted, wanted[0]]
         assert runs[0] != runs[1]

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.backend import build as flow
 from ethorch.backend import reduced as reduced_module
+from ethorch.backend.build import build_pte
 from ethorch.backend.emit import NotWhole
 from ethorch.backend.emit import whole as whole_module
 from ethorch.lower.fx.node import op_name
@@ -36,6 +36,7 @@ from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel
 from ethorch.npu import Machine, Program
 from ethorch.program.measure.ladder import compare
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.npus import TARGETS
 from ethorch.targets.tuning import Tuning
@@ -184,7 +185,7 @@ class Subject:
         if key not in self._quantized:
             spec = EthosUCompileSpec("ethos-u85-256" if key[0] == "u85" else "ethos-u55-128")
             with _quiet():
-                self._quantized[key] = flow.quantize(self.user_model(), spec, SCHEMES[case.scheme](is_per_channel=True))  # type: ignore
+                self._quantized[key] = quantize(self.user_model(), spec, SCHEMES[case.scheme](is_per_channel=True))  # type: ignore
         return self._quantized[key]
 
     def delegates(self, case: Case) -> list[Delegate] | None:
@@ -282,7 +283,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
     if delegates is None or whole_program:
         model = subject.user_model()
         with _nothing_printed():
-            built = flow.build(subject.quantized(case), model.example_inputs, case.spec())
+            built = build_pte(subject.quantized(case), model.example_inputs, case.spec())
         ladder = compare(model.module, subject.quantized(case), built, model.calibration[0])
         if not ladder.bit_exact:
             raise Failure("differs", ladder.to_text())

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner
-from ethorch import runtime as host
+from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
 from ethorch.lower.fx.node import op_name
 from tests.helpers.networks import TARGETS, checked
 from tests.helpers.quantized import lower, quantized
@@ -32,7 +31,7 @@ def test_int64_numbers_of_rows(target: str, npu: int) -> None:
     spec = EthosUCompileSpec(target)
     module = quantized(Rows(), [(X, CHOSEN)], target=spec).module
     partitioner = EthosUPartitioner(spec)
-    program = host.load(lower(module, (X, CHOSEN), partitioner))
+    program = runtime.load(lower(module, (X, CHOSEN), partitioner))
     assert partitioner.report.npu_operators >= npu
     cpu = {(refusal.origin.target, refusal.reason.id) for refusal in partitioner.report.refusals}
     if npu == 4:
@@ -48,7 +47,7 @@ def test_truth_values_are_gathered() -> None:
     module = quantized(Flags(), [(X > 0, numbers)], target=spec).module
     assert any(op_name(node.target).startswith("aten.to") for node in module.graph.nodes)
     partitioner = EthosUPartitioner(spec)
-    program = host.load(lower(module, (X > 0, numbers), partitioner))
+    program = runtime.load(lower(module, (X > 0, numbers), partitioner))
     assert partitioner.report.npu_operators == 1
     torch.testing.assert_close(program(X > 0, numbers)[0], Flags()(X > 0, numbers))
 

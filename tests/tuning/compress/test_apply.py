@@ -11,9 +11,10 @@ from torch.fx import GraphModule
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
 from ethorch.npu import Program
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError, QuantizationError
 from ethorch.tuning import compress
 from ethorch.tuning.compress.weights import weights_of
@@ -27,7 +28,7 @@ NAMES = ["first", "depthwise", "grouped", "point", "head"]
 @pytest.fixture(scope="module")
 def quantized() -> GraphModule:
     spec = EthosUCompileSpec("ethos-u55-128")
-    found = flow.quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), spec)
+    found = quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), spec)
     assert isinstance(found, GraphModule)
     return found
 
@@ -43,7 +44,7 @@ def sparse(delegate: Lowered) -> int:
 
 
 def encoded(graph: GraphModule, target: str) -> int:
-    (delegate,) = flow.build(graph, SAMPLES[0], EthosUCompileSpec(target)).delegates
+    (delegate,) = build_pte(graph, SAMPLES[0], EthosUCompileSpec(target)).delegates
     return delegate.performance.encoded_weight_bytes
 
 
@@ -82,7 +83,7 @@ def test_two_of_four_runs_on_u85_in_fewer_cycles(quantized: GraphModule) -> None
     for name in ("point", "first"):
         assert two_of_four(codes(made)[name].flatten(1)[None], codes(made)[name].shape[1])
     spec = EthosUCompileSpec("ethos-u85-256")
-    (after,), (before,) = (flow.build(graph, SAMPLES[0], spec).delegates for graph in (made, quantized))
+    (after,), (before,) = (build_pte(graph, SAMPLES[0], spec).delegates for graph in (made, quantized))
     assert sparse(after) == 2 and sparse(before) == 0
     assert after.performance.total_cycles < before.performance.total_cycles
 
@@ -116,7 +117,7 @@ def test_a_weight_that_several_layers_read_stays_one() -> None:
             return self.layer(torch.relu(self.layer(x)))
 
     samples = [(torch.randn(1, 16),) for _ in range(8)]
-    graph = flow.quantize(UserModel(Twice().eval(), samples[0], samples), EthosUCompileSpec("ethos-u55-128"))
+    graph = quantize(UserModel(Twice().eval(), samples[0], samples), EthosUCompileSpec("ethos-u55-128"))
     assert isinstance(graph, GraphModule)
     made = compress.apply(graph, {"layer": "4-values"}, samples)
     (weight,) = weights_of(made)
@@ -142,7 +143,7 @@ def test_samples_are_needed(quantized: GraphModule) -> None:
 
 
 def test_a_model_without_weights_is_refused() -> None:
-    graph = flow.quantize(UserModel(nn.ReLU(), SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
+    graph = quantize(UserModel(nn.ReLU(), SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
     assert isinstance(graph, GraphModule)
     with pytest.raises(QuantizationError, match=r"compress\.no_weights"):
         compress.weights(graph)

@@ -9,8 +9,8 @@ from torch.nn.utils import parametrize
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 from ethorch.tuning import compress
 from ethorch.tuning.compress.weights import weights_of
@@ -49,7 +49,7 @@ def test_a_float_model_keeps_them_and_its_quantization_does() -> None:
     before = model.first.weight.clone()
     losses = train(model)
     assert losses[-1] < losses[0] and not torch.equal(before, model.first.weight)
-    graph = flow.quantize(UserModel(model.eval(), SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
+    graph = quantize(UserModel(model.eval(), SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
     check(graph)
 
 
@@ -73,11 +73,11 @@ def test_training_with_quantization_keeps_them() -> None:
 
 def test_without_parametrizations_the_codes_are_the_same() -> None:
     model, spec = compress.constrain(kinds(), RECIPES), EthosUCompileSpec("ethos-u55-128")
-    before = flow.quantize(UserModel(model, SAMPLES[0], SAMPLES), spec)
+    before = quantize(UserModel(model, SAMPLES[0], SAMPLES), spec)
     for name in RECIPES:
         parametrize.remove_parametrizations(model.get_submodule(name), "weight")
     assert not any(parametrize.is_parametrized(module) for module in model.modules())
-    after = flow.quantize(UserModel(model, SAMPLES[0], SAMPLES), spec)
+    after = quantize(UserModel(model, SAMPLES[0], SAMPLES), spec)
     check(after)
     for a, b in zip(weights_of(before), weights_of(after), strict=True):  # type: ignore[arg-type]
         assert torch.equal(a.codes, b.codes)
@@ -93,7 +93,7 @@ def test_a_checkpoint_holds_them() -> None:
 def test_a_common_scale_is_left_to_apply() -> None:
     model = compress.constrain(kinds(), {"head": "one-scale", "point": "one-scale+16-values"})
     assert not parametrize.is_parametrized(model.head) and parametrize.is_parametrized(model.point)
-    graph = flow.quantize(UserModel(model, SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
+    graph = quantize(UserModel(model, SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
     made = compress.apply(graph, {"head": "one-scale", "point": "one-scale+16-values"}, SAMPLES)  # type: ignore[arg-type]
     scales = {weight.name: weight.scale().unique() for weight in weights_of(made)}
     assert len(scales["head"]) == len(scales["point"]) == 1 < len(scales["first"])
@@ -137,13 +137,13 @@ def test_weights_of_an_attention_have_numbers() -> None:
 
     model, samples = Attends().eval(), [(torch.randn(1, 6, 32),) for _ in range(6)]
     spec = EthosUCompileSpec("ethos-u55-128")
-    graph = flow.quantize(UserModel(model, samples[0], samples), spec)
+    graph = quantize(UserModel(model, samples[0], samples), spec)
     recipes = {"attention": "8-values", "attention#2": "16-values", "head": "2:4"}
     shapes = compress.weights(graph)  # type: ignore[arg-type]
     assert shapes == {"attention": (96, 32), "attention#2": (32, 32), "head": (8, 32)}
     compress.constrain(model, recipes)
     assert parametrize.is_parametrized(model.attention, "in_proj_weight") and parametrize.is_parametrized(model.attention.out_proj)
-    graph = flow.quantize(UserModel(model, samples[0], samples), spec)
+    graph = quantize(UserModel(model, samples[0], samples), spec)
     found = {weight.name: len(weight.codes.unique()) for weight in weights_of(graph)}  # type: ignore[arg-type]
     assert found["attention"] <= 8 < found["attention#2"] <= 16 < found["head"]
 

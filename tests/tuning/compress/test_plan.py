@@ -12,8 +12,9 @@ from torch.fx import GraphModule
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.backend import build as flow
+from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 from ethorch.tuning import compress
 from ethorch.tuning.compress.choice import Option, Price, front
@@ -39,7 +40,7 @@ def test_as_much_is_saved_as_the_accuracy_allows(planned: compress.Plan) -> None
 
 def test_what_is_planned_is_what_comes(planned: compress.Plan) -> None:
     made = compress.apply(planned.quantized, planned.recipes, SAMPLES)
-    built = flow.build(made, SAMPLES[0], U55)
+    built = build_pte(made, SAMPLES[0], U55)
     assert len(built.pte) == pytest.approx(planned.flash_bytes, rel=0.02)
     model = kinds()
     with torch.no_grad():
@@ -68,8 +69,8 @@ def test_less_flash_and_fewer_cycles(planned: compress.Plan) -> None:
 
 
 def planned_cycles() -> int:
-    graph = flow.quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), U85)
-    return sum(delegate.performance.total_cycles for delegate in flow.build(graph, SAMPLES[0], U85).delegates)
+    graph = quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), U85)
+    return sum(delegate.performance.total_cycles for delegate in build_pte(graph, SAMPLES[0], U85).delegates)
 
 
 def test_a_limit_out_of_reach_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +87,7 @@ def test_the_fast_decoder_of_u85_is_left_out_where_that_pays() -> None:
     assert U85.memory_mode == "Sram_Only" and found.vela_flags == ("--disable-fwd",) and "--disable-fwd" in found.summary()
     made = compress.apply(found.quantized, found.recipes, samples)
     spec = EthosUCompileSpec("ethos-u85-256", extra_flags=list(found.vela_flags))
-    assert flow.build(made, samples[0], spec).delegates[0].performance.total_cycles == pytest.approx(found.cycles, rel=0.02)
+    assert build_pte(made, samples[0], spec).delegates[0].performance.total_cycles == pytest.approx(found.cycles, rel=0.02)
     assert found.cycles < 0.6 * found.cycles_before
 
 
@@ -124,10 +125,10 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], words: str) -
 
 @pytest.mark.parametrize("spec", [U55, U85])
 def test_costs_are_shared_out_among_weights(spec: EthosUCompileSpec) -> None:
-    graph = flow.quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), spec)
+    graph = quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), spec)
     assert isinstance(graph, GraphModule)
     found = costs(graph, weights_of(graph), SAMPLES[0], spec)
-    (delegate,) = flow.build(graph, SAMPLES[0], spec).delegates
+    (delegate,) = build_pte(graph, SAMPLES[0], spec).delegates
     rows = delegate.compiled.rows()
     convolutions = sum(row.op_cycles for row in rows if "Conv" in row.operator and not row.name.startswith("mean"))
     assert sum(cost.cycles for cost in found.weights) == convolutions
