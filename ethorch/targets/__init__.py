@@ -9,7 +9,7 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits, Range
 
 if TYPE_CHECKING:
-    from ethorch.targets import boards  # a tenth of a second of NumPy and the simulator's register names
+    from ethorch.targets import boards  # 0.15 seconds of NumPy and the simulator's registers
 
 __getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})
 
