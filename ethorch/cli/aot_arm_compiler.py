@@ -11,7 +11,7 @@ import typer
 
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
-from ethorch.cli.app import command
+from ethorch.cli.command import command
 from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:

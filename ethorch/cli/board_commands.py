@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli.answers import Answer, Status
-from ethorch.cli.app import command
+from ethorch.cli.command import command
 from ethorch.support import tables
 from ethorch.support.wording import counted
 

@@ -9,7 +9,7 @@ import typer
 
 from ethorch.cli import options
 from ethorch.cli.answers import Answer, Status
-from ethorch.cli.app import command
+from ethorch.cli.command import command
 from ethorch.cli.model_commands import PANEL, user_model
 from ethorch.support.errors import SpecError
 

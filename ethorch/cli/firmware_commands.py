@@ -9,7 +9,7 @@ import typer
 
 from ethorch.cli import options
 from ethorch.cli.answers import Answer
-from ethorch.cli.app import command
+from ethorch.cli.command import command
 from ethorch.cli.model_commands import compiled
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import counted

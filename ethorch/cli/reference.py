@@ -10,7 +10,8 @@ from typing import get_args
 
 import typer
 
-from ethorch.cli.app import COMMANDS, Function, parameters, register
+from ethorch.cli.app import COMMANDS
+from ethorch.cli.command import Function, parameters
 from ethorch.formats.files import write_whole
 
 _HEAD = """# Command line
@@ -31,7 +32,6 @@ and messages go to standard error; progress is drawn where that is a terminal. `
 
 def page() -> str:
     """A section for each subcommand: what it does, its arguments, its options."""
-    register()
     lines = [_HEAD.rstrip()]
     for name, function in sorted(COMMANDS.items()):
         lines += ["", f"## ethorch {name}", "", " ".join((function.__doc__ or "").split()), ""]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli.answers import Answer, Status
-from ethorch.cli.app import command
+from ethorch.cli.command import command
 from ethorch.support import tables
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import did_you_mean

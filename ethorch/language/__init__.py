@@ -5,7 +5,8 @@ them, or what was compiled of them, token by token.
 """
 
 from ethorch.language.cost import DecodeCost, decode_cost
-from ethorch.language.model import Decode, LanguageModel, Prefill, from_folder, language_model
+from ethorch.language.load import from_folder, language_model
+from ethorch.language.model import Decode, LanguageModel, Prefill
 from ethorch.language.sampling import Choice
 from ethorch.language.score import Scores, perplexity, scores, token_perplexity
 from ethorch.language.speaker import Speaker

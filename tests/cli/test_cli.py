@@ -430,7 +430,6 @@ def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def every_command() -> list[str]:
-    app.register()
     return sorted(app.COMMANDS)
 
 
