@@ -79,12 +79,12 @@ def measure_here(model: str, target: str) -> Record:
     compared = steps.seconds.pop("compare", 0.0)
     steps.seconds["build"] -= compared
     from ethorch.models.load import UserModel
-    from ethorch.program.program import Program
+    from ethorch.program.record import Record
     from ethorch.program.verification import verified
 
-    program = Program(built.pte, build=built, model=UserModel(module, inputs, samples))
+    record = Record(built.pte, build=built, model=UserModel(module, inputs, samples))
     with steps("verify"):  # as ethorch.compile does
-        verified(program)
+        verified(record)
     steps.seconds["verify"] += compared
     return {
         "import_seconds": import_seconds,

@@ -34,8 +34,8 @@ from bench.compile import DEFAULT_TARGETS, geometric_mean, markdown_row, provena
 from bench.implementation import memory_for, run_in_child
 from bench.models import ALL_MODELS, models_named
 from ethorch.models.load import UserModel
-from ethorch.program.budgets import fitted
-from ethorch.program.compile import compile_once, quantized_for
+from ethorch.program.budget_search import search_budgets
+from ethorch.program.build import compile_once, quantized_for
 from ethorch.program.facts import TensorInfo
 from ethorch.program.program import Program
 from ethorch.targets.settings import Settings
@@ -133,7 +133,7 @@ def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict
     found = {}
     for label, chosen in recipes.items():
         made = compress.apply(quantized, chosen, samples)
-        program = compile_once(user, made, plain)
+        program = Program(compile_once(user, made, plain))
         assert program.compare(*user.example_inputs).bit_exact, f"{label} on {plain.target}: not the reference model's bits"
         with torch.no_grad():
             sqnr = ethorch.sqnr_db(before, [made(*sample) for sample in samples])
@@ -193,7 +193,7 @@ def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[
 
 def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
     """The program by these settings; ``auto`` and budgets are searched for."""
-    return fitted(settings, lambda tried, _: compile_once(user, quantized, tried), user)
+    return Program(search_budgets(settings, lambda tried, _: compile_once(user, quantized, tried), user))
 
 
 def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:

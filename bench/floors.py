@@ -20,7 +20,7 @@ from bench.compile import DEFAULT_TARGETS, markdown_row, provenance
 from bench.implementation import memory_for
 from bench.models import ALL_MODELS, models_named
 from ethorch.models.load import UserModel
-from ethorch.program.compile import compile_once, quantized_for
+from ethorch.program.build import compile_once, quantized_for
 from ethorch.targets.settings import Settings
 
 _CLASSES = 3  # of operations that are named

@@ -25,16 +25,16 @@ from ethorch.models.load import (
     user_methods,
 )
 from ethorch.models.samples import samples
-from ethorch.program.budgets import fitted
-from ethorch.program.methods import built, check_modules, compile_methods, in_layout
+from ethorch.program.budget_search import search_budgets
+from ethorch.program.build import build_record, quantize_user_model
+from ethorch.program.methods import compile_methods, in_layout
 from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
-from ethorch.program.saving import check_file, save_etrecord
+from ethorch.program.record import Record
+from ethorch.program.saving import check_file
 from ethorch.program.shapes import elements, methods_of, of_shapes, samples_like
 from ethorch.program.verification import verified
-from ethorch.quantization.calibrate import quantize as quantize_model
 from ethorch.quantization.config import QuantizationConfig
-from ethorch.quantization.schemes import quantizer_for
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
@@ -133,7 +133,8 @@ def compile(
         min_metric, metric: least figure of a metric of yours: a function of two lists, the model's outputs and those of the
             simulated NPU for each calibration sample in order, which returns a number; larger is better. Where one of
             these limits does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
-            (``ethorch.program.budgets``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would help.
+            (``ethorch.program.budget_search``); ``Program.fits`` says whether all of them hold, ``Program.suggestions`` what would
+            help.
         board: a board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file of yours: its clocks and bandwidths go to Vela,
             its NPU is the target unless you name one, and its RAM and flash are the limits unless you set some.
         settings: all of these as one value; the arguments above change it.
@@ -194,19 +195,19 @@ def compile(
             if chosen.shapes:
                 raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
             methods = _user_methods(model, example_inputs, calibration, etrecord)
-            program = compile_methods(methods, chosen, config, dump, share_weights)
-            return verified(program) if chosen.verify else program
+            record = compile_methods(methods, chosen, config, dump, share_weights)
+            return Program(verified(record) if chosen.verify else record)
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit, shapes=chosen.shapes)
         if len(chosen.shapes) > 1:
             if metric is not None or etrecord is not None:
                 raise SpecError("metric and etrecord are of one method: leave them out, or give one tuple of shapes.")
             paddings = paddings_of(user, sorted(chosen.shapes, key=elements))
-            program = compile_methods(methods_of(user, chosen.shapes), chosen, config, dump, share_weights, paddings)
+            record = compile_methods(methods_of(user, chosen.shapes), chosen, config, dump, share_weights, paddings)
         else:
             mention_training(user.module)
             with in_eval_mode(user.module):
-                program = _compiled(user, chosen, config, metric, dump, etrecord)
-        return verified(program) if chosen.verify else program
+                record = _compiled(user, chosen, config, metric, dump, etrecord)
+        return Program(verified(record) if chosen.verify else record)
 
 
 def _user_methods(model: Methods, example_inputs: Any, calibration: Any, etrecord: Any) -> UserMethods:
@@ -251,7 +252,7 @@ def quantize(
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         mention_training(user.module)
         with in_eval_mode(user.module):
-            return _quantized(user, chosen, config)
+            return quantize_user_model(user, chosen, config)
 
 
 def user_model(
@@ -309,15 +310,6 @@ def user_model(
     return replace(user, calibration=taken)
 
 
-def _quantized(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:
-    if not user.quantized:
-        check_modules([user.module], settings)
-    quantized = quantize_model(user, settings.spec, quantizer=quantizer_for(settings, config))
-    if isinstance(quantized, GraphModule):
-        return quantized
-    raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")
-
-
 def _compiled(
     user: UserModel,
     settings: Settings,
@@ -325,77 +317,36 @@ def _compiled(
     metric: Metric | None,
     dump: str | None,
     etrecord: str | os.PathLike[str] | None,
-) -> Program:
+) -> Record:
     if etrecord is not None:
         check_file(Path(etrecord))
     kept: dict[bool, GraphModule] = {}  # what was quantized last, by layout
 
-    def make(chosen: Settings, only_compiler: bool) -> Program:
+    def make(chosen: Settings, only_compiler: bool) -> Record:
         if not only_compiler:
             kept.clear()
         if chosen.nhwc_io not in kept:
-            kept[chosen.nhwc_io] = _quantized(*in_layout(user, chosen), config)
-        return _built(user, kept[chosen.nhwc_io], chosen, config, metric)
+            kept[chosen.nhwc_io] = quantize_user_model(*in_layout(user, chosen), config)
+        return build_record(user, kept[chosen.nhwc_io], chosen, config, metric)
 
-    program = fitted(settings, make, user)
-    _check_arena(program, settings)
+    record = search_budgets(settings, make, user)
+    _check_arena(record, settings)
     if dump is not None or etrecord is not None:
-        assert program.settings is not None and isinstance(program.quantized, GraphModule)
-        tried = program.tried
-        program = _built(user, program.quantized, program.settings, config, metric, dump, etrecord)
-        program.tried = tried
-    return program
+        assert record.settings is not None and isinstance(record.quantized, GraphModule)
+        tried = record.tried
+        record = build_record(user, record.quantized, record.settings, config, metric, dump, etrecord)
+        record.tried = tried
+    return record
 
 
-def _check_arena(program: Program, settings: Settings) -> None:
+def _check_arena(record: Record, settings: Settings) -> None:
     """Warn where the limit for the arena that the user gave does not hold."""
-    assert program.build is not None and program.settings is not None
-    found = max((arena_bytes(delegate.compiled) for delegate in program.build.delegates), default=0)
-    if isinstance(settings.arena, int) and settings.arena == program.settings.arena and found > settings.arena:
+    assert record.build is not None and record.settings is not None
+    found = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
+    if isinstance(settings.arena, int) and settings.arena == record.settings.arena and found > settings.arena:
         logger.warning(
             "the NPU's arena takes %s bytes, %s more than arena allows: no smaller one was found, nor with parts in bands of rows. "
             "Program.memory.peak_owners names the tensors to make smaller. [arena.exceeded]",
             f"{found:,}",
             f"{found - settings.arena:,}",
         )
-
-
-def quantized_for(user: UserModel, settings: Settings) -> GraphModule:
-    """The model quantized as the settings say, in the layout they say."""
-    return _quantized(*in_layout(user, settings), None)
-
-
-def compile_once(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
-    """The program of a model that ``quantized_for`` quantized by the same settings; budgets are compared and not searched for."""
-    return _built(user, quantized, settings, None)
-
-
-def compile_beside(program: Program) -> Callable[[UserModel, Settings], Program]:
-    """Compiles as ``compile`` does, without a search for budgets; what ``program`` has of the same model is not done again."""
-
-    def once(user: UserModel, settings: Settings) -> Program:
-        assert program.settings is not None
-        with exclusive(), in_eval_mode(user.module):
-            changed = replace(program.settings, arena=settings.arena, constants=settings.constants)
-            same = program.model is user and changed == settings
-            quantized = program.quantized if same else _quantized(*in_layout(user, settings), None)
-            assert isinstance(quantized, GraphModule)
-            return _built(user, quantized, settings, None, program.metric)
-
-    return once
-
-
-def _built(
-    user: UserModel,
-    quantized: GraphModule,
-    settings: Settings,
-    config: QuantizationConfig | None,
-    metric: Metric | None = None,
-    dump: str | None = None,
-    etrecord: str | os.PathLike[str] | None = None,
-) -> Program:
-    user, _ = in_layout(user, settings)
-    build = built(user, quantized, settings, dump, etrecord=etrecord is not None)
-    if etrecord is not None:
-        save_etrecord(build.etrecord, Path(etrecord))
-    return Program(build.pte, settings=settings, build=build, model=user, quantized=quantized, config=config, metric=metric)

@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from ethorch import runtime
 from ethorch.models.load import KeywordInputs, in_eval_mode
 from ethorch.models.samples import Sample, samples
-from ethorch.program.measure.accuracy import fresh_host
 from ethorch.program.measure.meters import meter
 from ethorch.program.program import Program, load
 from ethorch.quantization.shared_buffers import at_the_beginning
@@ -248,7 +247,7 @@ def _on_npu(
             yield part, _of_methods(program, part)
         return
     if workers is None:
-        loaded = fresh_host(program)
+        loaded = runtime.load(program.pte, program.method)
         for part in parts:
             yield part, loaded.run_many([_flat(program, sample) for sample in part])
         return

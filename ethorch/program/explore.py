@@ -21,9 +21,12 @@ from torch.fx import GraphModule
 
 from ethorch.formats.files import write_whole
 from ethorch.models.load import UserModel, in_eval_mode
-from ethorch.program.budgets import fitted
-from ethorch.program.compile import Model, compile_once, quantized_for, user_model
-from ethorch.program.program import Program
+from ethorch.program.budget_search import search_budgets
+from ethorch.program.build import compile_once, quantized_for
+from ethorch.program.compile import Model, user_model
+from ethorch.program.measure.accuracy import accuracy as measure_accuracy
+from ethorch.program.measure.budgets import budgets, fits
+from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import said_already
 from ethorch.report.page.exploration import exploration_page
 from ethorch.support import tables
@@ -320,24 +323,24 @@ def _variants(
 
 
 def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
-    def make(chosen: Settings, _: bool) -> Program:
+    def make(chosen: Settings, _: bool) -> Record:
         return compile_once(user, _quantized(user, chosen), chosen)
 
     with exclusive(), in_eval_mode(user.module):
-        program = fitted(settings, make, user, fixed=(*point, "modules"))
-    made = program.settings or settings
-    measured = program.accuracy if accuracy else None
-    memory = program.memory
+        record = search_budgets(settings, make, user, fixed=(*point, "modules"))
+    made = record.settings or settings
+    measured = measure_accuracy(record) if accuracy else None
+    memory = record.memory
     return Variant(
         dict(point),
-        program.milliseconds,
-        program.total_cycles,
-        program.core_clock_hz,
+        record.milliseconds,
+        record.total_cycles,
+        record.core_clock_hz,
         memory.ram_bytes,
         memory.flash_bytes,
         None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db,
-        0 if program.build is None else len(program.build.partition.refusals),
-        program.fits if program.budgets else None,
+        0 if record.build is None else len(record.build.partition.refusals),
+        fits(record) if budgets(record) else None,
         {name: getattr(made, name) for name in _SEARCHED if getattr(made, name) != getattr(settings, name)},
     )
 

@@ -1,4 +1,4 @@
-"""What a program is said to be: its inputs and outputs, its accuracy, its budgets."""
+"""What a program is said to be: its inputs and outputs, accuracy, budgets and verification."""
 
 from __future__ import annotations
 
@@ -41,3 +41,35 @@ class Budget:
     limit: float
     found: float | None
     holds: bool | None
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A delegate that was not compared with the TOSA reference.
+
+    Attributes:
+        method: Name of its method.
+        delegate: Its number in the method.
+        reason: Why not.
+    """
+
+    method: str
+    delegate: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of comparing a program's delegates with the TOSA reference.
+
+    Attributes:
+        delegates: How many the program has, over all methods.
+        equal: How many gave the bytes of the reference.
+        unchecked: The others, with the reason. A delegate that differs is an error.
+        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.vela.repair``).
+    """
+
+    delegates: int
+    equal: int
+    unchecked: tuple[Unchecked, ...] = ()
+    repairs: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.states import narrow_counters
 from ethorch.models.layouts import nhwc_inputs, with_nhwc_io
 from ethorch.models.load import UserMethods, UserModel, in_eval_mode, mention_training
-from ethorch.program.program import Program
+from ethorch.program.record import Record
 from ethorch.program.shapes import with_selection
 from ethorch.quantization.calibrate import quantize_together
 from ethorch.quantization.config import QuantizationConfig
@@ -43,8 +43,8 @@ def compile_methods(
     dump: str | None = None,
     share_weights: bool = True,
     paddings: tuple[Padding, ...] = (),
-) -> Program:
-    """One program with a method for each model; the first one's Program, which knows the others: ``program["decode"]``.
+) -> Record:
+    """One program with a method for each model; the first one's record, which knows the others: ``program["decode"]``.
 
     Budgets are compared for each method, and not searched for.
 
@@ -86,9 +86,9 @@ def compile_methods(
     if methods.alternatives:
         whole = with_selection(whole, list(builds), paddings, settings.nhwc_io)
     data = write(whole)
-    first: Program | None = None
+    first: Record | None = None
     for name, build in builds.items():
-        made = Program(
+        made = Record(
             data,
             name,
             settings=settings,

@@ -17,7 +17,8 @@ from ethorch.figures.memory_use import MEMORY
 from ethorch.models.layouts import NhwcIo, from_nhwc
 from ethorch.models.load import UserModel
 from ethorch.models.narrower import narrowed
-from ethorch.program.program import Program
+from ethorch.program.measure.budgets import budgets, fits
+from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import said_already
 from ethorch.report.summary import kib
 from ethorch.support import tables
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 #: Compiles a model by settings.
-Compile = Callable[[UserModel, Settings], Program]
+Compile = Callable[[UserModel, Settings], Record]
 
 _BLOCK = 16  # channels that the NPU computes together (npu-reference)
 _ABOVE = 3  # channels more than a multiple of a block that are worth a word
@@ -102,36 +103,36 @@ class Suggestions:
         return as_text(self.rich())
 
 
-def suggestions(program: Program, compile_by: Compile) -> Suggestions:
+def suggestions(record: Record, compile_by: Compile) -> Suggestions:
     """What was tried and helps.
 
     Args:
-        program: of ``ethorch.compile``.
+        record: Of a program that ``ethorch.compile`` made.
         compile_by: makes a program of another model or by other settings, budgets compared and not searched for.
 
     Raises:
         EthorchError: the program is of a file: its model is not known.
     """
-    if program.model is None or program.settings is None or program.config is not None:
+    if record.model is None or record.settings is None or record.config is not None:
         raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
     found = []
-    for change, note, user, settings in _changes(_as_given(program.model, program.settings), program.settings, program):
+    for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
         with stage(f"try {change}"), said_already():
             try:
                 made = compile_by(user, settings)
             except EthorchError:
                 continue  # not for this model
-        entry = _compared(change, note, program, made)
-        if _worth(entry, program):
+        entry = _compared(change, note, record, made)
+        if _worth(entry, record):
             found.append(entry)
-    found += _widths(program, compile_by)
+    found += _widths(record, compile_by)
     found.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
-    return Suggestions(tuple(found), tuple(_in_the_way(program)))
+    return Suggestions(tuple(found), tuple(_in_the_way(record)))
 
 
-def _changes(user: UserModel, settings: Settings, program: Program) -> Iterator[tuple[str, str, UserModel, Settings]]:
+def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tuple[str, str, UserModel, Settings]]:
     """Each change with what it asks of the user."""
-    if settings.io == "float32" and any(info.dtype == "float32" for info in (*program.inputs, *program.outputs)):
+    if settings.io == "float32" and any(info.dtype == "float32" for info in (*record.inputs, *record.outputs)):
         io = "int16" if settings.scheme == "a16w8" else "int8"
         yield f'io="{io}"', "the firmware hands codes over", user, settings.with_(io=io)
         if not settings.nhwc_io and _has_images(user):
@@ -151,24 +152,24 @@ def _changes(user: UserModel, settings: Settings, program: Program) -> Iterator[
     if user.quantized:
         return
     modules = dict(user.module.named_modules())
-    for name in _costly(program, modules):
+    for name in _costly(record, modules):
         wide = modules[name].out_channels
         fewer = int(wide * _SHRUNK) // _STEP * _STEP
         if (narrow := narrowed(user, name, fewer)) is not None:
             yield f"{fewer} channels in {name}, which has {wide}", "train it so", narrow, settings
 
 
-def _costly(program: Program, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
     """Convolutions whose width is worth a try: of the most bytes at the peak of RAM, of the most time, of the most weights.
 
     Of those that matter to the budgets that do not hold, or of all where all hold.
     """
-    missed = {budget.name for budget in program.budgets if budget.holds is False} or {"ram", "latency_ms", "flash"}
+    missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []
     if "ram" in missed:
-        ranked.append([tensor.module for tensor in _at_the_peak(program)])
+        ranked.append([tensor.module for tensor in _at_the_peak(record)])
     if "latency_ms" in missed:
-        ranked.append([place for place, _, _ in _by_place(program.layers)])
+        ranked.append([place for place, _, _ in _by_place(record.layers)])
     if "flash" in missed:
         ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
     taken = set()
@@ -219,32 +220,32 @@ def _image_text(user: UserModel) -> str:
     return ", ".join("x".join(map(str, x.shape)) for x in pytree.tree_leaves(user.example_inputs) if isinstance(x, Tensor))
 
 
-def _compared(change: str, note: str, before: Program, after: Program) -> Suggestion:
+def _compared(change: str, note: str, before: Record, after: Record) -> Suggestion:
     times = before.milliseconds, after.milliseconds
     return Suggestion(
         change,
         after.memory.ram_bytes - before.memory.ram_bytes,
         after.memory.flash_bytes - before.memory.flash_bytes,
         None if None in times else (times[1] or 0) - (times[0] or 0),
-        after.fits if before.budgets else None,
+        fits(after) if budgets(before) else None,
         note,
     )
 
 
-def _worth(entry: Suggestion, program: Program) -> bool:
+def _worth(entry: Suggestion, record: Record) -> bool:
     least = (
-        (entry.ram_bytes, program.memory.ram_bytes),
-        (entry.flash_bytes, program.memory.flash_bytes),
-        (entry.milliseconds or 0, program.milliseconds or 0),
+        (entry.ram_bytes, record.memory.ram_bytes),
+        (entry.flash_bytes, record.memory.flash_bytes),
+        (entry.milliseconds or 0, record.milliseconds or 0),
     )
     return any(change < -_WORTH * whole for change, whole in least)
 
 
-def _widths(program: Program, compile_by: Compile) -> Iterator[Suggestion]:
+def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
     """Convolutions with a few channels more than a multiple of a block, alone and narrower."""
-    assert program.settings is not None
-    wide = [x for x in program.layers if x.where == NPU and _is_wide(x)]
-    modules = dict(program.model.module.named_modules()) if program.model is not None else {}
+    assert record.settings is not None
+    wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
+    modules = dict(record.model.module.named_modules()) if record.model is not None else {}
     for layer in sorted(wide, key=lambda x: -(x.cycles or 0))[:_LAYERS]:
         conv = modules.get(layer.module)
         if not isinstance(conv, nn.Conv2d) or conv.groups != 1 or not layer.ifm_shapes or len(layer.ifm_shapes[0]) != 4:
@@ -261,7 +262,7 @@ def _widths(program: Program, compile_by: Compile) -> Iterator[Suggestion]:
                 other.weight = nn.Parameter(conv.weight[:channels].detach().clone())
                 other.bias = None if conv.bias is None else nn.Parameter(conv.bias[:channels].detach().clone())
                 user = UserModel(nn.Sequential(other).eval(), (torch.randn(n, c, h, w),))
-                alone = replace(program.settings, modules={}, io="int8", nhwc_io=True, ram=None, flash=None, latency_ms=None)
+                alone = replace(record.settings, modules={}, io="int8", nhwc_io=True, ram=None, flash=None, latency_ms=None)
                 taken.append(compile_by(user, replace(alone, min_sqnr_db=None)))
         found = _compared(
             f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
@@ -279,38 +280,38 @@ def _is_wide(layer: Layer) -> bool:
     return channels > _BLOCK and 0 < channels % _BLOCK <= _ABOVE
 
 
-def _in_the_way(program: Program) -> Iterator[str]:
+def _in_the_way(record: Record) -> Iterator[str]:
     """A sentence for each budget that does not hold."""
-    for budget in program.budgets:
+    for budget in budgets(record):
         if budget.holds is not False or budget.found is None:
             continue
         over = f"{kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than the limit."
         if budget.name == "ram":
-            owners = _at_the_peak(program)
+            owners = _at_the_peak(record)
             held = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
             peak = f" At the peak of region {owners[0].region} are alive: {held}." if held else ""
-            yield f"RAM: {over} Most of it: {_largest(program, 'ram_bytes')}.{peak}"
+            yield f"RAM: {over} Most of it: {_largest(record, 'ram_bytes')}.{peak}"
         elif budget.name == "flash":
-            yield f"Flash: {over} Most of it: {_largest(program, 'flash_bytes')}."
+            yield f"Flash: {over} Most of it: {_largest(record, 'flash_bytes')}."
         elif budget.name.startswith(MEMORY):
             yield f"The board's {budget.name}: {kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than it has."
         elif budget.name == "latency_ms":
-            yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(program.layers)}."
+            yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(record.layers)}."
         else:
             what = "" if budget.name == "min_metric" else " dB"
             short = f"{budget.found:.4g}{what}, the least is {budget.limit:g}"
             yield f"Accuracy: {short}. `ethorch sensitivity` says which modules lose it."
 
 
-def _largest(program: Program, size: str) -> str:
+def _largest(record: Record, size: str) -> str:
     """The two components that take most of RAM or flash."""
-    parts = sorted(program.memory.components, key=lambda part: -getattr(part, size))[:2]
+    parts = sorted(record.memory.components, key=lambda part: -getattr(part, size))[:2]
     return ", ".join(f"{part.name} ({kib(getattr(part, size))})" for part in parts)
 
 
-def _at_the_peak(program: Program) -> Sequence[TensorPlace]:
+def _at_the_peak(record: Record) -> Sequence[TensorPlace]:
     """The tensors that are alive when the largest region of RAM is fullest, the largest first."""
-    memory = program.memory
+    memory = record.memory
     region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
     known = {tensor.region for tensor in memory.tensors}
     return memory.peak_owners(region) if region in known and region is not None else ()

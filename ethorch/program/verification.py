@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from ethorch.backend.emit.program import CAST_KERNEL, QUANTIZE_KERNEL
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, Method
 from ethorch.models.load import Inputs
-from ethorch.program.program import Program
+from ethorch.program.facts import Unchecked, Verification
+from ethorch.program.record import Record
 from ethorch.runtime.many import keeps_state
 from ethorch.runtime.session import together
 from ethorch.support.errors import EthorchError, MachineFault, VerificationError
@@ -33,38 +33,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 4  # that are run in search of one whose outputs are not constant
 _CALLS_WITH_STATE = 3  # of each method of a program that keeps state
-
-
-@dataclass(frozen=True)
-class Unchecked:
-    """A delegate that was not compared with the TOSA reference.
-
-    Attributes:
-        method: Name of its method.
-        delegate: Its number in the method.
-        reason: Why not.
-    """
-
-    method: str
-    delegate: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The result of comparing a program's delegates with the TOSA reference.
-
-    Attributes:
-        delegates: How many the program has, over all methods.
-        equal: How many gave the bytes of the reference.
-        unchecked: The others, with the reason. A delegate that differs is an error.
-        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.vela.repair``).
-    """
-
-    delegates: int
-    equal: int
-    unchecked: tuple[Unchecked, ...] = ()
-    repairs: tuple[str, ...] = ()
 
 
 class _Check:
@@ -160,13 +128,13 @@ def _bytes(machine: Any, tensor: IoTensor) -> Array:
     return found
 
 
-def verified(program: Program) -> Program:
-    """Compare each delegate of each method with the TOSA reference; return the program, which holds the result.
+def verified(record: Record) -> Record:
+    """Compare each delegate of each method with the TOSA reference; return the record, which holds the result.
 
     Raises:
         VerificationError: A delegate computes something else, or cannot run.
     """
-    parts = {name: program[name] for name in program.methods}
+    parts = {name: record[name] for name in record.methods}
     checks: dict[DelegatePayload, _Check] = {}
     places: list[tuple[str, int, _Check]] = []
     for name, part in parts.items():
@@ -188,10 +156,10 @@ def verified(program: Program) -> Program:
     repairs = tuple(text for check in checks.values() if check.delegate is not None for text in check.delegate.repairs)
     for part in parts.values():
         part.verification = Verification(len(places), len(places) - len(unchecked), unchecked, repairs)
-    return program
+    return record
 
 
-def _quantized_inputs(part: Program, delegate: int) -> set[int]:
+def _quantized_inputs(part: Record, delegate: int) -> set[int]:
     """Return the numbers of a delegate's inputs that a quantize operator writes, or that are codes of the program's inputs."""
     method = part.description
     codes = {call.args[-1] for call in method.calls if call.operator == QUANTIZE_KERNEL}
@@ -200,7 +168,7 @@ def _quantized_inputs(part: Program, delegate: int) -> set[int]:
     return {n for call in method.calls if call.delegate == delegate for n, arg in enumerate(call.args[:count]) if arg in codes}
 
 
-def _run_samples(parts: Mapping[str, Program], checks: Mapping[DelegatePayload, _Check]) -> None:
+def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _Check]) -> None:
     """Run samples of each method until its delegates are settled."""
     descriptions = {name: part.description for name, part in parts.items()}
     left = dict(parts)
@@ -226,7 +194,7 @@ def _run_samples(parts: Mapping[str, Program], checks: Mapping[DelegatePayload, 
             logger.debug("delegates are verified apart: %s", error)
 
 
-def _calls(parts: Sequence[Program]) -> list[tuple[str, Inputs]]:
+def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
     """The calls that the user gave: of the sessions, or each method's samples."""
     if sessions := parts[0].sessions:
         names = {part.method for part in parts}
@@ -235,7 +203,7 @@ def _calls(parts: Sequence[Program]) -> list[tuple[str, Inputs]]:
     return [(name, inputs) for name, model in models.items() for inputs in model.calibration or [model.example_inputs]]
 
 
-def _run_directly(part: Program, checks: Mapping[DelegatePayload, _Check]) -> bool:
+def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
     """Run the one delegate of a method without ExecuTorch, whose import takes a second; False if the method has more than that."""
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False

@@ -15,6 +15,7 @@ from ethorch.cli import main
 from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, language_model
 from ethorch.models.zoos import torchvision_models
 from ethorch.program.program import Program
+from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from tests.helpers.decoders import CONTEXT, FAMILIES, SIZES, Rotary
 from tests.helpers.pte_files import check_round_trip
@@ -81,12 +82,12 @@ def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_pa
     assert 0 < cost.floor < cost.cycles and "aten.linear lm_head" in cost.operators
     assert "tokens/s" in cost.line() and "lm_head" in str(cost)
     with pytest.raises(EthorchError, match="does not keep"):
-        decode_cost(Program(program.pte, "decode"))
+        decode_cost(Program(Record(program.pte, "decode")))
     assert Speaker.of_program(program).context == model.context  # as the caches' shapes say
     with pytest.raises(EthorchError, match="takes"):
         Speaker.of_program(program, source=torch.zeros(1))
     with pytest.raises(EthorchError, match="does not hold the quantized model"):
-        Speaker.of_quantized(Program(program.pte, "decode"), model)
+        Speaker.of_quantized(Program(Record(program.pte, "decode")), model)
 
 
 def test_a_table_is_stored_once_for_both_methods() -> None:

@@ -103,7 +103,7 @@ def test_what_stands_in_the_way_is_told(program: ethorch.Program, found: Suggest
 
 
 def test_a_memory_of_the_board_that_is_too_small_is_told_as_such(tmp_path: Path) -> None:
-    board = (Path(ethorch.targets.boards.__file__).parent / "boards/generic.toml").read_text()
+    board = (Path(ethorch.targets.boards.__file__).parent / "generic.toml").read_text()
     (tmp_path / "mine.toml").write_text(board.replace("size_bytes = 0x1000000", "size_bytes = 0x1000"))
     made = ethorch.compile(nn.Linear(64, 64), torch.randn(1, 64), board=tmp_path / "mine.toml")
     told = made.suggestions().standing_in_the_way

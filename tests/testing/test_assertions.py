@@ -8,6 +8,7 @@ import pytest
 
 import ethorch
 from ethorch.program.program import Program
+from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from ethorch.testing import assert_bit_exact, assert_runs_on_npu, record
 from ethorch.testing.recording import recording
@@ -80,7 +81,7 @@ def test_a_delegate_that_computes_something_else_is_not_bit_exact(program: Progr
     assert program.build is not None and other.build is not None
     (delegate,), (wrong,) = program.build.delegates, other.build.delegates
     swapped = replace(program.build, delegates=(replace(delegate, tosa=wrong.tosa),))
-    broken = Program(program.pte, settings=program.settings, build=swapped, model=program.model)
+    broken = Program(Record(program.pte, settings=program.settings, build=swapped, model=program.model))
     with pytest.raises(AssertionError) as error:
         assert_bit_exact(broken)
     assert "delegate 0, output 0, of " in str(error.value) and "at head (networks.py:" in str(error.value)

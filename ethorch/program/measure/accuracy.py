@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,58 +13,76 @@ from torch.utils import _pytree as pytree
 from ethorch import runtime
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
+from ethorch.program.record import Record
 from ethorch.quantization.shared_buffers import kept
-from ethorch.runtime.many import keeps_state
 from ethorch.support.metrics import Metric, sqnr_db
-
-if TYPE_CHECKING:
-    from ethorch.program.program import Program  # the 2 seconds of torch, for a type
 
 _MEASURED_SAMPLES = 8
 
 
-def fresh_host(program: Program) -> runtime.HostProgram:
-    """The program with the initial contents of what it keeps; itself where it keeps nothing."""
-    return runtime.load(program.pte, program.method) if keeps_state(program.description) else program.host
+def accuracy(record: Record) -> Accuracy | None:
+    """Return the SQNR of the program against the float model on at most 8 of its samples; None if there is no float model.
+
+    The first call runs the samples.
+    """
+    if record.model is None or record.model.quantized:
+        return None
+    if "accuracy" not in record.measured:
+        record.measured["accuracy"] = accuracy_in_sessions(record) if len(record.methods) > 1 else accuracy_of_samples(record)
+    result: Accuracy | None = record.measured["accuracy"]
+    return result
 
 
-def accuracy_of_samples(program: Program) -> Accuracy:
+def metric_figure(record: Record) -> float | None:
+    """Return the user's metric of the program on the samples, beside the model that was given; None if there is none.
+
+    The first call runs the samples.
+    """
+    if record.metric is None or record.model is None:
+        return None
+    if "metric_figure" not in record.measured:
+        record.measured["metric_figure"] = figure_of_samples(record, record.metric)
+    result: float = record.measured["metric_figure"]
+    return result
+
+
+def accuracy_of_samples(record: Record) -> Accuracy:
     """The SQNR over at most 8 of the model's samples, which follow one another as in calibration."""
-    model = _model(program)
+    model = _model(record)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
     wanted, found = [], []
-    loaded = fresh_host(program)
+    loaded = runtime.load(record.pte, record.method)
     with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
         for sample in samples:
             wanted.append(_exact(model, sample))
-            found.append(_made(program, loaded, sample))
+            found.append(_made(record, loaded, sample))
     return Accuracy(sqnr_db(wanted, found), len(samples))
 
 
-def figure_of_samples(program: Program, metric: Metric) -> float:
+def figure_of_samples(record: Record, metric: Metric) -> float:
     """The user's figure over all samples: its outputs and the float model's are nested as the model returns them."""
-    model = _model(program)
+    model = _model(record)
     wanted, found = [], []
-    loaded = fresh_host(program)
+    loaded = runtime.load(record.pte, record.method)
     with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
         for sample in model.calibration or [model.example_inputs]:
             exact = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, model.module(*sample))
             wanted.append(exact)
-            found.append(pytree.tree_unflatten(_made(program, loaded, sample), pytree.tree_structure(exact)))
+            found.append(pytree.tree_unflatten(_made(record, loaded, sample), pytree.tree_structure(exact)))
     return float(metric(wanted, found))
 
 
-def accuracy_in_sessions(program: Program) -> Accuracy | None:
+def accuracy_in_sessions(record: Record) -> Accuracy | None:
     """The SQNR of one method's outputs in the first sessions, all methods called in order, in float and in the runtime.
 
     Sessions end once it was called 8 times; None where none calls it.
     """
-    parts = {name: program[name] for name in program.methods}
+    parts = {name: record[name] for name in record.methods}
     models = {name: _model(part) for name, part in parts.items()}
-    sessions = program.sessions or [[(name, model.example_inputs) for name, model in models.items()]]
+    sessions = record.sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     wanted: list[list[Tensor]] = []
     found: list[list[Any]] = []
-    loaded = _Loaded(program, parts)
+    loaded = _Loaded(record, parts)
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
         for model in models.values():
@@ -75,7 +93,7 @@ def accuracy_in_sessions(program: Program) -> Accuracy | None:
                 for name, inputs in session:
                     exact = _exact(models[name], inputs)
                     made = _made(parts[name], loaded.methods[name], inputs)
-                    if name == program.method:
+                    if name == record.method:
                         wanted.append(exact)
                         found.append(made)
             if len(wanted) >= _MEASURED_SAMPLES:
@@ -86,12 +104,12 @@ def accuracy_in_sessions(program: Program) -> Accuracy | None:
 class _Loaded:
     """Methods of one file in the runtime, apart from what the user's Program keeps."""
 
-    def __init__(self, program: Program, names: Iterable[str]):
+    def __init__(self, record: Record, names: Iterable[str]):
         self._sessions: list[runtime.HostProgram] = []
         self.methods: dict[str, runtime.HostProgram] = {}
         for name in names:
             if name not in self.methods:
-                self._sessions.append(runtime.load(program.pte, name))
+                self._sessions.append(runtime.load(record.pte, name))
                 self.methods.update({other: self._sessions[-1][other] for other in self._sessions[-1].methods})
 
     def reset(self) -> None:
@@ -105,11 +123,11 @@ def _exact(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
 
 
-def _made(program: Program, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
+def _made(record: Record, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
     """The program's outputs, as floats."""
-    return program.floats(loaded(*pytree.tree_leaves(program.as_taken(inputs))))
+    return record.floats(loaded(*pytree.tree_leaves(record.as_taken(inputs))))
 
 
-def _model(program: Program) -> UserModel:
-    assert program.model is not None
-    return program.model
+def _model(record: Record) -> UserModel:
+    assert record.model is not None
+    return record.model

@@ -18,7 +18,7 @@ from ethorch.models.load import Inputs, in_eval_mode
 from ethorch.program.measure.ladder import Comparison, Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
 from ethorch.program.measure.layers import CompareLayers
 from ethorch.program.measure.nodes_on_npu import NodesOnNpu
-from ethorch.program.program import Program
+from ethorch.program.record import Record
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import at_the_beginning
@@ -32,33 +32,33 @@ _NOT_IN_FILE = (
 _QUANTIZED = "the float model is missing: the program was compiled of a quantized one. Give it: compare(x, model=model)."
 
 
-def compared(program: Program, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
+def compared(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
     """The program on each of ``samples``, which are the model's inputs.
 
     Raises:
         EthorchError: the float model is not known.
     """
-    user = program.model
+    user = record.model
     reference = model if model is not None else None if user is None or user.quantized else user.module
     if reference is None:
         raise EthorchError(_NOT_IN_FILE if user is None else _QUANTIZED)
     with torch.no_grad(), in_eval_mode(reference):
-        return _compared(program, samples, reference)
+        return _compared(record, samples, reference)
 
 
-def _compared(program: Program, samples: Sequence[Inputs], reference: nn.Module) -> Comparison:
+def _compared(record: Record, samples: Sequence[Inputs], reference: nn.Module) -> Comparison:
     floats, fakes, found = _Outputs(), _Outputs(), _Outputs()
-    delegates = () if program.build is None else program.build.delegates
-    layers, missing = _layers(program, reference)
+    delegates = () if record.build is None else record.build.delegates
+    layers, missing = _layers(record, reference)
     runs: list[list[Recorder]] = []
     with stage("compare", len(samples)) as step:
         for sample in samples:
-            results, recorders = run_recorded(program.pte, program.method, program.as_taken(sample))
+            results, recorders = run_recorded(record.pte, record.method, record.as_taken(sample))
             runs.append(recorders)
-            found.append([_real(program, number, result) for number, result in enumerate(results)])
+            found.append([_real(record, number, result) for number, result in enumerate(results)])
             floats.append(pytree.tree_leaves(_run(reference, sample)))
-            if program.quantized is not None:
-                fakes.append(pytree.tree_leaves(_run(program.quantized, sample)))
+            if record.quantized is not None:
+                fakes.append(pytree.tree_leaves(_run(record.quantized, sample)))
             if layers is not None:
                 layers.add(pytree.tree_leaves(sample), recorded_inputs(delegates, recorders))
             step()
@@ -83,15 +83,15 @@ def _run(module: nn.Module, sample: Inputs) -> Any:
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, module(*sample))
 
 
-def _real(program: Program, number: int, result: Any) -> Any:
+def _real(record: Record, number: int, result: Any) -> Any:
     """An output as the model gives it: codes as the floats that they stand for."""
-    codes = program.outputs[number].codes
+    codes = record.outputs[number].codes
     return codes.dequantize(result) if codes is not None and isinstance(result, Tensor) else result
 
 
-def _layers(program: Program, reference: nn.Module) -> tuple[CompareLayers | None, str]:
+def _layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
     """What compares the operators, or None; and what is missing, if something is."""
-    quantized, build, settings = program.quantized, program.build, program.settings
+    quantized, build, settings = record.quantized, record.build, record.settings
     if build is None or settings is None or not isinstance(quantized, GraphModule):
         return None, "operators: not compared, since a .pte does not hold the quantized model; ethorch.compile keeps it"
     delegated = {name for names in build.partition.delegated.values() for name in names}
@@ -99,18 +99,18 @@ def _layers(program: Program, reference: nn.Module) -> tuple[CompareLayers | Non
         on_npu = NodesOnNpu(quantized, settings.spec, delegated)
     except NotWhole as reason:
         return None, f"operators: not compared, since {reason}"
-    prepared = _prepared(program, reference)
+    prepared = _prepared(record, reference)
     layers = CompareLayers(quantized, prepared, on_npu)
     if layers.prepared is None:
         return layers, "operators: without float figures, since the float model's operators are not those of the quantized one"
     return layers, ""
 
 
-def _prepared(program: Program, reference: nn.Module) -> GraphModule | None:
+def _prepared(record: Record, reference: nn.Module) -> GraphModule | None:
     """The float model's operators as the quantized model has them."""
-    assert program.settings is not None and program.model is not None
-    config: QuantizationConfig | None = program.config
+    assert record.settings is not None and record.model is not None
+    config: QuantizationConfig | None = record.config
     with stage("prepare the float model"):
-        graph = exported(reference, program.model.example_inputs).module(check_guards=False)
-        prepared: GraphModule = prepare_pt2e(graph, quantizer_for(program.settings, config))
+        graph = exported(reference, record.model.example_inputs).module(check_guards=False)
+        prepared: GraphModule = prepare_pt2e(graph, quantizer_for(record.settings, config))
     return prepared

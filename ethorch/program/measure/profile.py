@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from ethorch.program.program import Program  # the 2 seconds of torch, for a type
+    from ethorch.program.record import Record  # the 2 seconds of torch, for a type
 
 _SHOWN = 30  # layers that the text lists; JSON has all
 
@@ -170,11 +170,12 @@ class Profile:
         return as_text(self.rich())
 
 
-def import_profile(program: Program, *files: str | os.PathLike[str]) -> Profile:
+def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read what was measured, and put it beside the program's estimate.
 
     Args:
-        program: the one that ran: its command streams tell which operator an offset belongs to, so it has to be the same file.
+        record: Of the program that ran: its command streams tell which operator an offset belongs to, so it has to be the same
+        file.
         files: logs of the NPU's counters, histograms of QREAD, tables of milliseconds; see ``profile_files.FORMATS``.
 
     Raises:
@@ -186,11 +187,11 @@ def import_profile(program: Program, *files: str | os.PathLike[str]) -> Profile:
         raise SpecError("there is no file to import.")
     found = read(tuple(map(Path, files)))
     counters = {name: median(values) for name, values in found.counters.items()}
-    return Profile(tuple(_figures(program, found)), tuple(_layers(program, found)), counters, tuple(found.files))
+    return Profile(tuple(_figures(record, found)), tuple(_layers(record, found)), counters, tuple(found.files))
 
 
-def _figures(program: Program, found: Measurements) -> Iterator[Figure]:
-    estimate = program.estimate
+def _figures(record: Record, found: Measurements) -> Iterator[Figure]:
+    estimate = record.estimate
     cpu = (estimate.cpu_cycles, estimate.overhead_cycles)
     on_cpu = None if None in cpu else sum(count or 0 for count in cpu)
     for name, estimated, values in (
@@ -201,18 +202,18 @@ def _figures(program: Program, found: Measurements) -> Iterator[Figure]:
         if values:
             yield Figure(name, estimated, median(values), min(values), max(values), len(values))
     for delegate, values in sorted(found.delegate_cycles.items()):
-        own = [layer.cycles for layer in program.layers if layer.where == NPU and layer.delegate == delegate]
+        own = [layer.cycles for layer in record.layers if layer.where == NPU and layer.delegate == delegate]
         if not own:
             raise FormatError(f"delegate {delegate} of the log: the program has none of this number; was another one run?")
         known = None if None in own else sum(count or 0 for count in own)
         yield Figure(f"cycles of delegate {delegate}", known, median(values), min(values), max(values), len(values))
 
 
-def _layers(program: Program, found: Measurements) -> Iterator[LayerTime]:
+def _layers(record: Record, found: Measurements) -> Iterator[LayerTime]:
     if not found.histogram:
         return
-    layers = program.layers
-    maps = command_maps(subject(program.build or program.pte, program.method), layers, program.command_sources)
+    layers = record.layers
+    maps = command_maps(subject(record.build or record.pte, record.method), layers, record.command_sources)
     samples: dict[int, int] = {}
     for (delegate, position), count in found.histogram.items():
         where = found.lines[delegate, position]

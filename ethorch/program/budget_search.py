@@ -8,7 +8,9 @@ from typing import Any
 
 from ethorch.models.load import UserModel
 from ethorch.program.attempt import Attempt
-from ethorch.program.program import Program
+from ethorch.program.measure.accuracy import accuracy, metric_figure
+from ethorch.program.measure.budgets import budgets, fits
+from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import said_already
 from ethorch.quantization.schemes import CONFIGS
 from ethorch.support.errors import EthorchError
@@ -19,7 +21,7 @@ from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH,
 from ethorch.tuning.mixed_precision import mixed_precision
 
 #: Settings, and whether only the compiler's have changed -> the program.
-Make = Callable[[Settings, bool], Program]
+Make = Callable[[Settings, bool], Record]
 
 #: Share of the milliseconds that weights in SRAM have to save to be taken there by ``constants="auto"``.
 _WORTH = 0.02
@@ -28,7 +30,7 @@ _WORTH_OF_LAYOUT = 0.005
 _STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
 
 
-def fitted(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Program:
+def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
     """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
 
     Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; products on the CPU,
@@ -67,20 +69,20 @@ class _Search:
         self.make, self.fixed = make, fixed
         self.tried: list[Attempt] = []
 
-    def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Program:
+    def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Record:
         """One program; it joins the list."""
         if change:
             with stage(f"try {change}"), said_already():
-                program = self.make(settings, only_compiler)
+                record = self.make(settings, only_compiler)
         else:
-            program = self.make(settings, False)
-        accuracy = program.accuracy if settings.min_sqnr_db is not None else None
-        memory = program.memory
-        figure = None if accuracy is None else accuracy.sqnr_db
-        self.tried.append(Attempt(change, memory.ram_bytes, memory.flash_bytes, program.milliseconds, figure, program.fits))
-        return program
+            record = self.make(settings, False)
+        measured = accuracy(record) if settings.min_sqnr_db is not None else None
+        memory = record.memory
+        figure = None if measured is None else measured.sqnr_db
+        self.tried.append(Attempt(change, memory.ram_bytes, memory.flash_bytes, record.milliseconds, figure, fits(record)))
+        return record
 
-    def with_layout(self, before: Program) -> Program:
+    def with_layout(self, before: Record) -> Record:
         """Channels last at both ends, where inputs or outputs have channels and milliseconds are saved."""
         first = _settings(before).with_(io_layout=NCHW)
         before.settings = first
@@ -90,7 +92,7 @@ class _Search:
         saved = (before.milliseconds or 0) - (found.milliseconds or 0)
         return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
-    def with_partition(self, before: Program) -> Program:
+    def with_partition(self, before: Record) -> Record:
         """Products of two activations on the CPU, where it has a kernel for them, the RAM allows it and milliseconds are saved."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
@@ -100,7 +102,7 @@ class _Search:
             return before  # there is none
         return found if self.pays(found, before) else before
 
-    def with_constants(self, before: Program) -> Program:
+    def with_constants(self, before: Record) -> Record:
         """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""
         found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _missed(found, "ram"):
@@ -113,12 +115,12 @@ class _Search:
         before.settings = _settings(before).with_(constants=FLASH)
         return before
 
-    def pays(self, found: Program, before: Program) -> bool:
+    def pays(self, found: Record, before: Record) -> bool:
         """Does the RAM allow it, and are milliseconds saved?"""
         saved = (before.milliseconds or 0) - (found.milliseconds or 0)
         return not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
-    def with_resident(self, before: Program) -> Program:
+    def with_resident(self, before: Record) -> Record:
         """Weights that are read several times in a call in what is left of the RAM; ``before`` where nothing is left."""
         settings = _settings(before)
         room = (settings.ram_limit or 0) - before.memory.ram_bytes
@@ -126,7 +128,7 @@ class _Search:
             return before
         return self.attempt(f"{room:,} bytes for weights that are read several times", settings.with_(constants=room))
 
-    def with_less_ram(self, before: Program) -> Program:
+    def with_less_ram(self, before: Record) -> Record:
         """A smaller arena, by as much as the application takes too much."""
         best = before
         for _ in range(0 if "arena" in self.fixed else _STEPS):
@@ -141,7 +143,7 @@ class _Search:
                 break  # there is no smaller one
         return best
 
-    def with_fewer_cycles(self, before: Program) -> Program:
+    def with_fewer_cycles(self, before: Record) -> Record:
         """The fastest arena, then weights in SRAM; neither where it costs the RAM."""
         best = before
         changes: list[tuple[str, dict[str, Any]]] = []
@@ -164,7 +166,7 @@ class _Search:
                 break
         return best
 
-    def with_more_bits(self, before: Program, user: UserModel, least: float | None, metric: Metric | None = None) -> Program:
+    def with_more_bits(self, before: Record, user: UserModel, least: float | None, metric: Metric | None = None) -> Record:
         """16 bits for activations of the modules that lose most, as few as the accuracy asks for.
 
         Args:
@@ -191,23 +193,26 @@ class _Search:
         return made if _figure(made, metric) > _figure(before, metric) else before
 
 
-def _settings(program: Program) -> Settings:
-    if program.settings is None:
+def _settings(record: Record) -> Settings:
+    if record.settings is None:
         raise EthorchError("the program holds no settings.")
-    return program.settings
+    return record.settings
 
 
-def _figure(program: Program, metric: Metric | None) -> float:
+def _figure(record: Record, metric: Metric | None) -> float:
     """What ``with_more_bits`` raises; the least there is where it is not known."""
-    found = (program.accuracy.sqnr_db if program.accuracy else None) if metric is None else program.metric_figure
-    return -math.inf if found is None else found
+    if metric is not None:
+        figure = metric_figure(record)
+    else:
+        figure = None if (measured := accuracy(record)) is None else measured.sqnr_db
+    return -math.inf if figure is None else figure
 
 
-def _missed(program: Program, name: str) -> bool:
+def _missed(record: Record, name: str) -> bool:
     """Does this budget not hold?"""
-    return any(budget.name == name and budget.holds is False for budget in program.budgets)
+    return any(budget.name == name and budget.holds is False for budget in budgets(record))
 
 
-def _arena(program: Program) -> int:
+def _arena(record: Record) -> int:
     """Bytes of the largest scratch region; 0 where nothing is on the NPU."""
-    return max((payload.scratch_bytes for payload in program.payloads), default=0)
+    return max((payload.scratch_bytes for payload in record.payloads), default=0)

@@ -1,0 +1,42 @@
+"""The budgets of a program: what the settings and the board allow, beside what the program takes."""
+
+from __future__ import annotations
+
+from ethorch.figures.memory_use import MEMORY
+from ethorch.program.facts import Budget
+from ethorch.program.measure.accuracy import accuracy, metric_figure
+from ethorch.program.record import Record
+
+
+def budgets(record: Record) -> tuple[Budget, ...]:
+    """Return the limits that the settings have and the memories of the board, each with what was found.
+
+    The accuracy is measured if a budget asks for it.
+    """
+    if record.settings is None:
+        return ()
+    settings, rows = record.settings, []
+    needs = {"ram": record.memory.ram_bytes, "flash": record.memory.flash_bytes}
+    for name, limit in (("ram", settings.ram_limit), ("flash", settings.flash_limit)):
+        if limit is not None:
+            rows.append(Budget(name, limit, needs[name], needs[name] <= limit))
+    for use in record.memory_uses:
+        rows.append(Budget(MEMORY + use.memory, use.size_bytes, use.needs_bytes, use.needs_bytes <= use.size_bytes))
+    if settings.latency_ms is not None:
+        time = record.milliseconds
+        rows.append(Budget("latency_ms", settings.latency_ms, time, None if time is None else time <= settings.latency_ms))
+    if settings.min_sqnr_db is not None:
+        measured = accuracy(record)
+        rows.append(_at_least("min_sqnr_db", settings.min_sqnr_db, None if measured is None else measured.sqnr_db))
+    if settings.min_metric is not None:
+        rows.append(_at_least("min_metric", settings.min_metric, metric_figure(record)))
+    return tuple(rows)
+
+
+def fits(record: Record) -> bool:
+    """Return True if every budget holds, as far as that can be known."""
+    return all(budget.holds is not False for budget in budgets(record))
+
+
+def _at_least(name: str, least: float, figure: float | None) -> Budget:
+    return Budget(name, least, figure, None if figure is None else figure >= least)
