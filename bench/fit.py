@@ -35,7 +35,7 @@ from bench.implementation import memory_for, run_in_child
 from bench.models import ALL_MODELS, models_named
 from ethorch.models.load import UserModel
 from ethorch.program.budget_search import search_budgets
-from ethorch.program.build import compile_once, quantized_for
+from ethorch.program.build import FORWARD, build_program, quantize, single_method
 from ethorch.program.facts import TensorInfo
 from ethorch.program.program import Program
 from ethorch.targets.settings import Settings
@@ -129,11 +129,11 @@ def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict
         before = [quantized(*sample) for sample in samples]
     recipes = {recipe: compress.everywhere(quantized, recipe) for recipe in RECIPES[plain.spec.target.family]}
     recipes[CHOSEN] = compress.plan(quantized, plain.spec, samples, min_sqnr_db=CHOSEN_DB).recipes
-    whole = len(compile_once(user, quantized, plain).pte)
+    whole = len(build_program(single_method(user), plain, {FORWARD: quantized}).pte)
     found = {}
     for label, chosen in recipes.items():
         made = compress.apply(quantized, chosen, samples)
-        program = Program(compile_once(user, made, plain))
+        program = Program(build_program(single_method(user), plain, {FORWARD: made}))
         assert program.compare(*user.example_inputs).bit_exact, f"{label} on {plain.target}: not the reference model's bits"
         with torch.no_grad():
             sqnr = ethorch.sqnr_db(before, [made(*sample) for sample in samples])
@@ -160,7 +160,7 @@ def measure(
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)
     plain = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
-    quantized = quantized_for(user, plain)
+    quantized = quantize(single_method(user), plain)[FORWARD]
     row = known or Row(model, target, _variants(user, quantized, plain))
     if lacks_arm:
         cycles, sram = _of_arm(model, target)
@@ -193,7 +193,7 @@ def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[
 
 def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
     """The program by these settings; ``auto`` and budgets are searched for."""
-    return Program(search_budgets(settings, lambda tried, _: compile_once(user, quantized, tried), user))
+    return Program(search_budgets(settings, lambda tried, _: build_program(single_method(user), tried, {FORWARD: quantized}), user))
 
 
 def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:
@@ -228,7 +228,7 @@ def _laid(user: UserModel, plain: Settings, cycles: int) -> int:
     if not any(x.dim() in (4, 5) for x in tensors):
         return cycles
     settings = plain.with_(io_layout="nhwc")
-    return min(cycles, compile_once(user, quantized_for(user, settings), settings).total_cycles or cycles)
+    return min(cycles, build_program(single_method(user), settings).total_cycles or cycles)
 
 
 def _arena(program: Program) -> int:

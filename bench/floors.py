@@ -20,7 +20,7 @@ from bench.compile import DEFAULT_TARGETS, markdown_row, provenance
 from bench.implementation import memory_for
 from bench.models import ALL_MODELS, models_named
 from ethorch.models.load import UserModel
-from ethorch.program.build import compile_once, quantized_for
+from ethorch.program.build import build_program, single_method
 from ethorch.targets.settings import Settings
 
 _CLASSES = 3  # of operations that are named
@@ -60,7 +60,7 @@ def measure(model: str, target: str) -> Floors:
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)
     settings = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
-    program = compile_once(user, quantized_for(user, settings), settings)
+    program = build_program(single_method(user), settings)
     assert program.build is not None
     spec = settings.spec
     models = [delegate.compiled for delegate in program.build.delegates]

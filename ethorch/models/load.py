@@ -91,11 +91,13 @@ class UserMethods:
         models: by the method's name. What they share are the same tensors. Their ``calibration`` is not used.
         sessions: calls in order as (name, inputs), for calibration; each session begins with the buffers' initial contents.
         alternatives: they are one model at several shapes, with one set of quantization parameters.
+        paddings: Of alternatives, the axes along which inputs may be filled up (``figures.selection.Padding``).
     """
 
     models: Mapping[str, UserModel]
     sessions: Sequence[Sequence[tuple[str, Inputs]]] = ()
     alternatives: bool = False
+    paddings: tuple[Any, ...] = ()
 
 
 class KeywordInputs(nn.Module):

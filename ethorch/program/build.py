@@ -1,48 +1,249 @@
-"""One quantized model to the record of its program, by the settings as they are."""
+"""``build_program``: user's methods to the record of a program, by the settings as they are. One method is the case of one name."""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
 from torch.fx import GraphModule
 
-from ethorch.models.load import (
-    UserModel,
-    in_eval_mode,
-)
-from ethorch.program.methods import built, check_modules, in_layout
+from ethorch.backend.build import build_pte
+from ethorch.backend.emit.build import Build
+from ethorch.formats import pte
+from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
+from ethorch.formats.pte_merge import merged
+from ethorch.formats.pte_types import Delegate
+from ethorch.formats.pte_types import Program as File
+from ethorch.formats.pte_writer import write
+from ethorch.lower.fx.states import narrow_counters
+from ethorch.models.layouts import nhwc_inputs, with_nhwc_io
+from ethorch.models.load import UserMethods, UserModel, in_eval_mode
 from ethorch.program.record import Record
 from ethorch.program.saving import save_etrecord
-from ethorch.quantization.calibrate import quantize as quantize_model
+from ethorch.program.shapes import with_selection
+from ethorch.quantization.calibrate import quantize_methods
 from ethorch.quantization.config import QuantizationConfig
+from ethorch.quantization.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.schemes import quantizer_for
-from ethorch.support.errors import EthorchError
+from ethorch.quantization.shared_buffers import names_in_whole, state_buffers
+from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
-from ethorch.targets.settings import Settings
+from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
+from ethorch.vela import artifacts
+from ethorch.vela.shared_constants import sharing
+
+#: The name of a single method.
+FORWARD = "forward"
 
 
-def quantize_user_model(user: UserModel, settings: Settings, config: QuantizationConfig | None) -> GraphModule:
-    """Return the model with quantize and dequantize operators, by the settings' scheme or by ``config``."""
-    if not user.quantized:
-        check_modules([user.module], settings)
-    quantized = quantize_model(user, settings.spec, quantizer=quantizer_for(settings, config))
-    if isinstance(quantized, GraphModule):
-        return quantized
-    raise EthorchError(f"the quantized model is {type(quantized).__name__}, not the graph module that convert_pt2e returns.")
+def single_method(user: UserModel) -> UserMethods:
+    """Return a model as the only method of a program."""
+    return UserMethods({FORWARD: user})
 
 
-def quantized_for(user: UserModel, settings: Settings) -> GraphModule:
-    """The model quantized as the settings say, in the layout they say."""
-    return quantize_user_model(*in_layout(user, settings), None)
+def is_single(methods: UserMethods) -> bool:
+    """Return True if the program will be one method under the usual name, which needs no merging."""
+    return set(methods.models) == {FORWARD}
 
 
-def compile_once(user: UserModel, quantized: GraphModule, settings: Settings) -> Record:
-    """The program of a model that ``quantized_for`` quantized by the same settings; budgets are compared and not searched for."""
-    return build_record(user, quantized, settings, None)
+def quantize(methods: UserMethods, settings: Settings, config: QuantizationConfig | None = None) -> dict[str, GraphModule]:
+    """Return each method with quantize and dequantize operators, in the settings' layout.
+
+    Args:
+        config: How to quantize, in place of the settings' scheme.
+
+    Raises:
+        EthorchError: Some of the models are quantized already and some are not, or as of ``ethorch.compile``.
+    """
+    if not any(user.quantized for user in methods.models.values()):
+        check_modules([user.module for user in methods.models.values()], settings)
+    methods = _in_layout(methods, settings)
+    done = {}
+    for name, user in methods.models.items():
+        if user.quantized:
+            if not isinstance(user.module, GraphModule):
+                kind = type(user.module).__name__
+                raise EthorchError(f"the quantized model is {kind}, not the graph module that convert_pt2e returns.")
+            done[name] = user.module
+    if done and len(done) < len(methods.models):
+        missing = ", ".join(repr(name) for name in methods.models if name not in done)
+        raise EthorchError(f"some methods are quantized already, but not {missing}: quantize all, or leave it to ethorch.")
+    if done:
+        return done
+    quantizers = {}
+    for name, user in methods.models.items():
+        known = {module for module, _ in user.module.named_modules()}
+        places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
+        own = {place: scheme for place, scheme in places.items() if place in known}
+        quantizers[name] = quantizer_for(replace(settings, modules=own), config)
+    return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
+
+
+def build_program(
+    methods: UserMethods,
+    settings: Settings,
+    quantized: Mapping[str, GraphModule] | None = None,
+    config: QuantizationConfig | None = None,
+    metric: Metric | None = None,
+    dump: str | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
+    share_weights: bool = True,
+) -> Record:
+    """Return the record of the program of these methods. Budgets are compared later, and not searched for.
+
+    Args:
+        methods: In eval mode, with their channels as the models have them.
+        quantized: What ``quantize`` returned for the same methods and settings; None calls it.
+        config: How the models are quantized, in place of the settings' scheme.
+        metric: The user's, which the record keeps.
+        dump: A folder for TOSA graphs and payloads; of several methods, a folder in it for each.
+        etrecord: The file for ExecuTorch's ETRecord, of a single method.
+        share_weights: Constants that delegates of several methods have in common are stored once, as named data of the program, if
+            that saves bytes.
+
+    Raises:
+        EthorchError: As of ``ethorch.compile``.
+    """
+    if quantized is None:
+        quantized = quantize(methods, settings, config)
+    methods = _in_layout(methods, settings)
+    if is_single(methods):
+        build = lower_method(methods.models[FORWARD], quantized[FORWARD], settings, dump, etrecord=etrecord is not None)
+        if etrecord is not None:
+            save_etrecord(build.etrecord, Path(etrecord))
+        data, builds = build.pte, {FORWARD: build}
+    else:
+        data, builds = _build_several(methods, quantized, settings, dump, share_weights)
+    first: Record | None = None
+    for name, build in builds.items():
+        record = Record(
+            data,
+            name,
+            settings=settings,
+            build=replace(build, pte=data),
+            model=methods.models[name],
+            quantized=quantized[name],
+            config=config,
+            metric=metric,
+            sessions=methods.sessions,
+        )
+        first = record if first is None else first.with_method(record)
+    assert first is not None
+    return first.selecting() if methods.alternatives else first
+
+
+def _build_several(
+    methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings, dump: str | None, share_weights: bool
+) -> tuple[bytes, dict[str, Build]]:
+    """Return the ``.pte`` of several methods in the settings' layout, and what is known of each."""
+    if settings.partition == COST:
+        raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
+    names = names_in_whole(quantized)
+    wide = _wide_counters(quantized, names)
+    builds = {}
+    for name, user in methods.models.items():
+        folder = None if dump is None else str(Path(dump) / name)
+        builds[name] = lower_method(user, quantized[name], settings, folder, shared=True, wide=wide[name])
+    parts = {name: pte.read(build.pte) for name, build in builds.items()}
+    if share_weights:
+        own = builds
+        parts, builds = _with_shared_constants(parts, own)
+        if dump is not None:
+            for name, build in builds.items():
+                for before, after in zip(own[name].delegates, build.delegates, strict=True):
+                    artifacts.replace_payload(Path(dump) / name, before.payload, after.payload, after.sources)
+    whole = merged(parts, names)
+    if methods.alternatives:
+        whole = with_selection(whole, list(builds), methods.paddings, settings.nhwc_io)
+    return write(whole), builds
+
+
+def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
+    """For each method, its names of buffers that one of the methods needs in int64: what they share has one type."""
+    changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
+    needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
+    return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
+
+
+def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
+    """The programs, whose Ethos-U delegates share what is equal of their constants; and what is known of them."""
+    old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
+    new = sharing(list(dict.fromkeys(old)))
+    if new is None:
+        return dict(parts), dict(builds)
+    changed = dict(zip(dict.fromkeys(old), new, strict=True))
+    weights = new[0][0].weights
+    named = {external_key(weights): weights}
+
+    def of_delegate(delegate: Delegate) -> Delegate:
+        if delegate.id != BACKEND_ID:
+            return delegate
+        return replace(delegate, blob=changed[delegate.payload][0].pack([WEIGHTS]), named=named)
+
+    def of_part(part: File) -> File:
+        methods = {
+            name: replace(method, delegates=tuple(map(of_delegate, method.delegates))) for name, method in part.methods.items()
+        }
+        return replace(part, methods=methods, named={**part.named, **named})
+
+    def of_build(build: Build) -> Build:
+        return replace(build, delegates=tuple(delegate.with_payload(*changed[delegate.payload]) for delegate in build.delegates))
+
+    return {name: of_part(part) for name, part in parts.items()}, {name: of_build(build) for name, build in builds.items()}
+
+
+def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
+    """The models and their calls with channels last, where the settings ask for that."""
+    if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
+        raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
+    if not settings.nhwc_io:
+        return methods
+    sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
+    return replace(methods, models={name: with_nhwc_io(user) for name, user in methods.models.items()}, sessions=sessions)
+
+
+def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
+    """SpecError where the settings name a submodule that none of the models has."""
+    known = {name for model in models for name, _ in model.named_modules()}
+    for name in settings.modules:
+        if name not in known and f"module.{name}" not in known:
+            raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
+
+
+def lower_method(
+    user: UserModel,
+    quantized: GraphModule,
+    settings: Settings,
+    dump: str | None = None,
+    *,
+    etrecord: bool = False,
+    shared: bool = False,
+    wide: Collection[str] = (),
+) -> Build:
+    """Lower one quantized method to a ``.pte``, its inputs and outputs of the settings' type.
+
+    Args:
+        user: in the settings' layout.
+        dump: a folder for TOSA graphs and payloads.
+        etrecord, shared, wide: as of ``build_pte``.
+    """
+    spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
+    codes = boundary_codes(quantized)
+    taken, inputs = quantized, user.example_inputs
+    if settings.io != "float32":
+        taken = with_integer_io(quantized, settings.io)
+        inputs = as_codes(inputs, codes)
+    if settings.partition == CPU_MATMUL:
+        from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
+
+        taken = on_cpu(taken)
+    made = build_pte(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes)
+    return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
@@ -52,32 +253,8 @@ def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
         assert record.settings is not None
         with exclusive(), in_eval_mode(user.module):
             changed = replace(record.settings, arena=settings.arena, constants=settings.constants)
-            same = record.model is user and changed == settings
-            quantized = record.quantized if same else quantize_user_model(*in_layout(user, settings), None)
-            assert isinstance(quantized, GraphModule)
-            return build_record(user, quantized, settings, None, record.metric)
+            same = record.model is user and changed == settings and isinstance(record.quantized, GraphModule)
+            quantized = {FORWARD: record.quantized} if same and isinstance(record.quantized, GraphModule) else None
+            return build_program(single_method(user), settings, quantized, metric=record.metric)
 
     return once
-
-
-def build_record(
-    user: UserModel,
-    quantized: GraphModule,
-    settings: Settings,
-    config: QuantizationConfig | None,
-    metric: Metric | None = None,
-    dump: str | None = None,
-    etrecord: str | os.PathLike[str] | None = None,
-) -> Record:
-    """Return the record of the program of one quantized model; budgets are compared and not searched for.
-
-    Args:
-        user: The model, with its channels as it has them.
-        dump: A folder for TOSA graphs and payloads.
-        etrecord: The file for ExecuTorch's ETRecord.
-    """
-    user, _ = in_layout(user, settings)
-    build = built(user, quantized, settings, dump, etrecord=etrecord is not None)
-    if etrecord is not None:
-        save_etrecord(build.etrecord, Path(etrecord))
-    return Record(build.pte, settings=settings, build=build, model=user, quantized=quantized, config=config, metric=metric)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from ethorch.models.load import (
 )
 from ethorch.models.samples import samples
 from ethorch.program.budget_search import search_budgets
-from ethorch.program.build import build_record, quantize_user_model
-from ethorch.program.methods import compile_methods, in_layout
+from ethorch.program.build import FORWARD, build_program, is_single, single_method
+from ethorch.program.build import quantize as quantize_methods
 from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
 from ethorch.program.record import Record
@@ -187,32 +188,46 @@ def compile(
     if (metric is None) != (chosen.min_metric is None):
         raise SpecError("metric is a function and min_metric the least that it may return: give both or neither.")
     with exclusive(), shown(progress):
-        if isinstance(model, str):
-            model = load_model(model)
-        if isinstance(model, (Mapping, UserMethods)):
-            if metric is not None:
-                raise SpecError("metric is of one method; of several, compile each alone for that, or give min_sqnr_db.")
-            if chosen.shapes:
-                raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
-            methods = _user_methods(model, example_inputs, calibration, etrecord)
-            record = compile_methods(methods, chosen, config, dump, share_weights)
-            return Program(verified(record) if chosen.verify else record)
-        user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit, shapes=chosen.shapes)
-        if len(chosen.shapes) > 1:
-            if metric is not None or etrecord is not None:
-                raise SpecError("metric and etrecord are of one method: leave them out, or give one tuple of shapes.")
-            paddings = paddings_of(user, sorted(chosen.shapes, key=elements))
-            record = compile_methods(methods_of(user, chosen.shapes), chosen, config, dump, share_weights, paddings)
-        else:
-            mention_training(user.module)
-            with in_eval_mode(user.module):
-                record = _compiled(user, chosen, config, metric, dump, etrecord)
+        methods = load_methods(model, example_inputs, calibration, chosen, transform=transform, limit=calibration_limit)
+        if not is_single(methods) and (metric is not None or etrecord is not None):
+            raise SpecError("metric and etrecord are of one method: compile each alone for that, or give one tuple of shapes.")
+        with ExitStack() as modes:
+            for user in methods.models.values():
+                mention_training(user.module)
+                modes.enter_context(in_eval_mode(user.module))
+            record = _build_within_budgets(methods, chosen, config, metric, dump, etrecord, share_weights)
         return Program(verified(record) if chosen.verify else record)
 
 
-def _user_methods(model: Methods, example_inputs: Any, calibration: Any, etrecord: Any) -> UserMethods:
-    if etrecord is not None:
-        raise EthorchError("an ETRecord is of one method; compile each method alone for that.")
+def load_methods(
+    model: Model | Methods,
+    example_inputs: Any,
+    calibration: Any,
+    settings: Settings,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    limit: int | None = None,
+) -> UserMethods:
+    """Return whatever names a model, or several, as methods: modules with checked inputs and samples.
+
+    Args:
+        settings: Of several ``shapes``, each becomes a method.
+        transform, limit: As ``transform`` and ``calibration_limit`` of ``compile``.
+    """
+    if isinstance(model, str):
+        model = load_model(model)
+    if isinstance(model, (Mapping, UserMethods)):
+        if settings.shapes:
+            raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
+        return _user_methods(model, example_inputs, calibration)
+    user = user_model(model, example_inputs, calibration, transform=transform, limit=limit, shapes=settings.shapes)
+    if len(settings.shapes) < 2:
+        return single_method(user)
+    paddings = paddings_of(user, sorted(settings.shapes, key=elements))
+    return replace(methods_of(user, settings.shapes), paddings=paddings)
+
+
+def _user_methods(model: Methods, example_inputs: Any, calibration: Any) -> UserMethods:
     if isinstance(model, UserMethods):
         if example_inputs is None and calibration is None:
             return model
@@ -252,7 +267,7 @@ def quantize(
         user = user_model(model, example_inputs, calibration, transform=transform, limit=calibration_limit)
         mention_training(user.module)
         with in_eval_mode(user.module):
-            return quantize_user_model(user, chosen, config)
+            return quantize_methods(single_method(user), chosen, config)[FORWARD]
 
 
 def user_model(
@@ -310,31 +325,36 @@ def user_model(
     return replace(user, calibration=taken)
 
 
-def _compiled(
-    user: UserModel,
+def _build_within_budgets(
+    methods: UserMethods,
     settings: Settings,
     config: QuantizationConfig | None,
     metric: Metric | None,
     dump: str | None,
     etrecord: str | os.PathLike[str] | None,
+    share_weights: bool,
 ) -> Record:
+    """Build by the settings; of one method, search for others if a budget does not hold."""
+    if not is_single(methods):
+        return build_program(methods, settings, None, config, None, dump, None, share_weights)
     if etrecord is not None:
         check_file(Path(etrecord))
-    kept: dict[bool, GraphModule] = {}  # what was quantized last, by layout
+    quantized: dict[bool, dict[str, GraphModule]] = {}  # what was quantized last, by layout
 
     def make(chosen: Settings, only_compiler: bool) -> Record:
         if not only_compiler:
-            kept.clear()
-        if chosen.nhwc_io not in kept:
-            kept[chosen.nhwc_io] = quantize_user_model(*in_layout(user, chosen), config)
-        return build_record(user, kept[chosen.nhwc_io], chosen, config, metric)
+            quantized.clear()
+        if chosen.nhwc_io not in quantized:
+            quantized[chosen.nhwc_io] = quantize_methods(methods, chosen, config)
+        return build_program(methods, chosen, quantized[chosen.nhwc_io], config, metric)
 
+    (user,) = methods.models.values()
     record = search_budgets(settings, make, user)
     _check_arena(record, settings)
     if dump is not None or etrecord is not None:
         assert record.settings is not None and isinstance(record.quantized, GraphModule)
         tried = record.tried
-        record = build_record(user, record.quantized, record.settings, config, metric, dump, etrecord)
+        record = build_program(methods, record.settings, {FORWARD: record.quantized}, config, metric, dump, etrecord)
         record.tried = tried
     return record
 

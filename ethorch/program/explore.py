@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from ethorch.formats.files import write_whole
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.budget_search import search_budgets
-from ethorch.program.build import compile_once, quantized_for
+from ethorch.program.build import FORWARD, build_program, quantize, single_method
 from ethorch.program.compile import Model, user_model
 from ethorch.program.measure.accuracy import accuracy as measure_accuracy
 from ethorch.program.measure.budgets import budgets, fits
@@ -324,7 +324,7 @@ def _variants(
 
 def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
     def make(chosen: Settings, _: bool) -> Record:
-        return compile_once(user, _quantized(user, chosen), chosen)
+        return build_program(single_method(user), chosen, {FORWARD: _quantized(user, chosen)})
 
     with exclusive(), in_eval_mode(user.module):
         record = search_budgets(settings, make, user, fixed=(*point, "modules"))
@@ -350,7 +350,7 @@ def _quantized(user: UserModel, settings: Settings) -> GraphModule:
     layout = settings.io, settings.nhwc_io
     key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
     if not _last or _last[0] != key or _last[2] is not user:
-        _last[:] = [key, quantized_for(user, settings), user]
+        _last[:] = [key, quantize(single_method(user), settings)[FORWARD], user]
     quantized: GraphModule = _last[1]
     return quantized
 

@@ -16,7 +16,7 @@ from ethorch.models.user_code import explained
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.constrained_weights import fold
 from ethorch.quantization.prepare import prepare
-from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
+from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
 from ethorch.support.errors import EthorchError
 from ethorch.support.garbage import collected_later
@@ -46,38 +46,25 @@ def quantize(
         return model.module
     if quantizer is None:
         quantizer = TOSAQuantizer(spec).set_global(config or get_symmetric_quantization_config(is_per_channel=True))
-    for number, inputs in enumerate(model.calibration):
-        _check_shapes(f"calibration sample {number}", inputs, model)
-    if model.dynamic_shapes:  # what stays on the CPU computes in float
-        quantizer.set_node_finder(None, lambda graph: filter(is_dynamic, graph.graph.nodes))
-    prepared, buffers = _prepared(model, quantizer)
-    samples = model.calibration or [model.example_inputs]
-    with stage("calibrate", len(samples)) as step, torch.no_grad(), kept(buffers):
-        for number, inputs in enumerate(samples):
-            _observe(prepared, inputs, model, f"calibration sample {number}")
-            step()
-    with stage("convert"):
-        converted: GraphModule = convert_pt2e(prepared)
-        with_own_buffers({"": converted})
-    return converted
+    return quantize_methods({"forward": model}, [], {"forward": quantizer})["forward"]
 
 
-def quantize_together(
+def quantize_methods(
     models: Mapping[str, UserModel],
     sessions: Sequence[Session],
-    quantizers: Mapping[str, EthosUQuantizer],
+    quantizers: Mapping[str, TOSAQuantizer],
     *,
     alternatives: bool = False,
 ) -> dict[str, GraphModule]:
-    """Models that share buffers, each with calibrated quantize and dequantize operators.
+    """Models that share buffers, each with calibrated quantize and dequantize operators. One model is the case of a single name.
 
     A buffer that they share has one scale in all, and so has what an operator of a shared submodule computes. The results share a
     copy of it: running them leaves the models' buffers alone.
 
     Args:
         models: by name. What they share are the same tensors.
-        sessions: calls in order, as (name, inputs); each session begins with the buffers' initial contents. Empty: each model's
-            example inputs, one after the other.
+        sessions: calls in order, as (name, inputs); each session begins with the buffers' initial contents. Empty: of one model,
+            its calibration samples, one after the other; of several, each one's example inputs.
         quantizers: by name.
         alternatives: the models are one at several shapes, and have one set of quantization parameters.
 
@@ -87,31 +74,46 @@ def quantize_together(
     """
     for number, session in enumerate(sessions):
         for place, (name, inputs) in enumerate(session):
+            what = _call(models, number, place, name)
             if name not in models:
                 known = ", ".join(map(repr, models))
                 raise EthorchError(f"call {place} of calibration session {number} is of {name!r}; there are {known}.")
-            _check_shapes(f"call {place} of calibration session {number}, of {name!r},", inputs, models[name])
+            _check_shapes(what, inputs, models[name])
+    if len(models) == 1 and not sessions:
+        (only,) = models
+        for place, inputs in enumerate(models[only].calibration):
+            _check_shapes(_call(models, 0, place, only), inputs, models[only])
+        sessions = [[(only, inputs) for inputs in models[only].calibration]] if models[only].calibration else []
     called = {name for session in sessions for name, _ in session}
     if sessions and not alternatives and (never := [name for name in models if name not in called]):
         raise EthorchError(f"no calibration session calls {', '.join(map(repr, never))}: its activations would have no ranges.")
+    for name, model in models.items():
+        if model.dynamic_shapes:  # what stays on the CPU computes in float
+            quantizers[name].set_node_finder(None, lambda graph: filter(is_dynamic, graph.graph.nodes))
     prepared, buffers = {}, list[Tensor]()
     for name, model in models.items():
         prepared[name], own = _prepared(model, quantizers[name])
         buffers += own
     for name, read in only_read(prepared).items():
         prepared[name], _ = _prepared(models[name], quantizers[name], read)
-    observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)
+    if len(models) > 1:
+        observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
         for number, session in enumerate(sessions):
             with kept(buffers):
                 for place, (name, inputs) in enumerate(session):
-                    _observe(prepared[name], inputs, models[name], f"call {place} of calibration session {number}, of {name!r}")
+                    _observe(prepared[name], inputs, models[name], _call(models, number, place, name))
                     step()
     with stage("convert"), collected_later():
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
         with_own_buffers(converted)
     return converted
+
+
+def _call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:
+    """Return how messages name a call."""
+    return f"calibration sample {place}" if len(models) == 1 else f"call {place} of calibration session {session}, of {name!r},"
 
 
 def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, what: str) -> None:

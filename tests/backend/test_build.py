@@ -87,7 +87,7 @@ def test_each_delegate_is_compiled_once_and_all_of_it_is_at_hand(compilations: l
     assert [len(delegate.inputs) for delegate in build.delegates] == [1, 1]
     assert [delegate.payload for delegate in build.delegates] == list(runtime.load(build.pte).delegates)
     assert all(delegate.performance.total_cycles > 0 for delegate in build.delegates)
-    assert "CONV2D" in build.delegates[0].text and "test_flow.py" in build.delegates[0].text
+    assert "CONV2D" in build.delegates[0].text and "test_build.py" in build.delegates[0].text
     for delegate in build.delegates:
         inputs = [torch.zeros(value.shape, dtype=torch.int8).numpy() for value in delegate.inputs]
         assert run(delegate.tosa, inputs)[0].any()

@@ -200,7 +200,7 @@ def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) ->
     assert runtime.load(build_pte(q.module, inputs, spec).pte)(*inputs)
 
 
-def test_flow_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calibration = WHOLE["turned"]
     taken = pytest.fail
     monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
