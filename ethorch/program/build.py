@@ -28,8 +28,9 @@ from ethorch.program.shapes import with_selection
 from ethorch.quantization.calibrate import quantize_methods
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.quantization.passes.state_buffers import state_buffers
 from ethorch.quantization.schemes import quantizer_for
-from ethorch.quantization.shared_buffers import names_in_whole, state_buffers
+from ethorch.quantization.shared_buffers import names_in_whole
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric

@@ -15,9 +15,10 @@ from ethorch.models.open_sizes import is_dynamic
 from ethorch.models.user_code import explained
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.constrained_weights import fold
+from ethorch.quantization.passes.state_buffers import only_read, state_buffers, write_back
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
-from ethorch.quantization.shared_buffers import kept, observe_together, only_read, state_buffers, with_own_buffers, write_back
+from ethorch.quantization.shared_buffers import kept, observe_together, with_own_buffers
 from ethorch.support.errors import EthorchError
 from ethorch.support.garbage import collected_later
 from ethorch.support.progress import stage

@@ -19,7 +19,8 @@ from ethorch.lower.fx.control_flow import Subgraph, held, is_control_flow
 from ethorch.lower.fx.node import is_in_place, tensor_of
 from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
 from ethorch.quantization.annotate import BRANCHES
-from ethorch.quantization.passes.wrapped_graphs import inline_wrapped
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
 from ethorch.support.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def quantize_with_submodules(
         raise QuantizationError(
             "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
         )
-    inline_wrapped(model, trains=is_qat)
+    inline_wrapped_graphs(model, PassContext(trainable=is_qat))
     for graph in model.modules():
         if isinstance(graph, GraphModule):
             graph.meta[BRANCHES] = True

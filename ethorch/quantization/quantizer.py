@@ -24,7 +24,8 @@ from ethorch.quantization.calibration_checks import check_shapes
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.control_flow import quantize_with_submodules
 from ethorch.quantization.link_observers import INNER, link_observers
-from ethorch.quantization.passes.pipeline import Scope, run_passes
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.pipeline import run_passes
 from ethorch.quantization.selection import NodeFinder, Settings
 from ethorch.quantization.specs import ANNOTATION
 from ethorch.support.errors import QuantizationError
@@ -154,7 +155,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         check_float32((f"input {name}", value.dtype) for name, value in inputs if isinstance(value, torch.Tensor))
         config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
-        run_passes(model, Scope(lambda node: config_of()(node) is None, limits, self.settings.trains))
+        run_passes(model, PassContext(lambda node: config_of()(node) is None, limits, self.settings.trains))
         for child in model.children():
             if isinstance(child, GraphModule):
                 child.meta[INNER] = True

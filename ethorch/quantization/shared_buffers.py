@@ -10,76 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from ethorch.lower.fx.node import changes_in_place
 from ethorch.quantization.activation_observer import ActivationObserver, leading
+from ethorch.quantization.passes.state_buffers import memory_of, state_buffers
 
 #: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
 INITIAL = "ethorch_initial"
 
 
-def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each buffer that the model's graph writes."""
-    buffers = dict(module.named_buffers())
-    seen: set[str] = set()
-    for node in module.graph.nodes:
-        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
-            name = str(node.args[0].target)
-            if node.args[0].op == "get_attr" and name in buffers and name not in seen:
-                seen.add(name)
-                yield name, buffers[name]
-
-
-def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
-    """For each model that has some, its names of buffers that it reads and another one writes."""
-    written = {name: {_place(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
-    every = set().union(*written.values())
-    found = {}
-    for method, module in modules.items():
-        read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users}
-        buffers = module.named_buffers(remove_duplicate=False)
-        names = [name for name, buffer in buffers if name in read and _place(buffer) in every - written[method]]
-        if names:
-            found[method] = names
-    return found
-
-
-def written_as_buffers(graph: GraphModule) -> None:
-    """Let parameters that the graph writes be buffers: a program has a place for state, and a parameter is a constant to it."""
-    parameters = dict(graph.named_parameters())
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
-            name = str(node.args[0].target)
-            if node.args[0].op == "get_attr" and (parameter := parameters.pop(name, None)) is not None:
-                owner, _, leaf = name.rpartition(".")
-                module = graph.get_submodule(owner)
-                del module._parameters[leaf]
-                module.register_buffer(leaf, parameter.data)
-
-
-def write_back(graph: GraphModule, names: Sequence[str]) -> None:
-    """Let a graph write to these buffers what it read: to all that looks at it, they are no constants then."""
-    for name in names:
-        first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
-        for node in others:
-            node.replace_all_uses_with(first)
-        with graph.graph.inserting_after(first):
-            clone = graph.graph.call_function(torch.ops.aten.clone.default, (first,))
-        first.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
-        with graph.graph.inserting_before(graph.graph.output_node()):
-            write = graph.graph.call_function(torch.ops.aten.copy_.default, (first, clone))
-        clone.meta, write.meta = dict(first.meta), dict(first.meta)
-    graph.recompile()
-
-
 def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
     """For each model, its names of the buffers that any of them writes -> the buffer's name in all: that of the first model."""
-    written = {_place(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
+    written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     chosen: dict[tuple[int, ...], str] = {}
     found: dict[str, dict[str, str]] = {}
     for method, module in modules.items():
         found[method] = {}
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            place = _place(buffer)
+            place = memory_of(buffer)
             if place in written:
                 if place not in chosen:
                     taken = set(chosen.values())
@@ -88,20 +34,16 @@ def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, st
     return found
 
 
-def _place(buffer: Tensor) -> tuple[int, ...]:
-    return (buffer.data_ptr(), *buffer.shape)
-
-
 def with_own_buffers(modules: Mapping[str, GraphModule]) -> None:
     """Let the buffers that any of these models writes be their own: torch.export and ``convert_pt2e`` leave them the user's.
 
     What the models share, they go on sharing: a buffer that two of them have is one tensor in both.
     """
-    written = {_place(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
+    written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}
     for module in modules.values():
         for name, buffer in list(module.named_buffers(remove_duplicate=False)):
-            if (place := _place(buffer)) in written:
+            if (place := memory_of(buffer)) in written:
                 if place not in copies:
                     copies[place] = buffer.detach().clone()
                 owner, _, leaf = name.rpartition(".")
@@ -121,7 +63,7 @@ def at_the_beginning(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def kept(buffers: Iterable[Tensor]) -> Iterator[None]:
     """What these buffers hold afterwards is what they held before. Buffers of one memory are kept once."""
-    before = {_place(buffer): (buffer, buffer.clone()) for buffer in buffers}
+    before = {memory_of(buffer): (buffer, buffer.clone()) for buffer in buffers}
     try:
         yield
     finally:
@@ -142,7 +84,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
         modules: the users' modules that they were exported from.
         alternatives: they are one module at several shapes: its inputs, and operators outside of submodules, are shared too.
     """
-    written = {_place(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
+    written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}
     for graph, module in zip(graphs, modules, strict=True):
         keys = _keys(graph, module, written, alternatives)
@@ -167,8 +109,8 @@ def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, 
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             buffer = buffers.get(str(node.target))
-            if buffer is not None and _place(buffer) in written:
-                found[node] = _place(buffer)
+            if buffer is not None and memory_of(buffer) in written:
+                found[node] = memory_of(buffer)
         elif node.op == "placeholder" and alternatives:
             found[node] = "input", str(node.target)
         elif node.op == "call_function" and (alternatives or node.meta.get("nn_module_stack")):

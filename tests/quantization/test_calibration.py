@@ -16,6 +16,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ethorch import EthosUCompileSpec, get_uint8_io_quantization_config, sqnr_db
 from ethorch.backend.build import build_pte
 from ethorch.quantization.passes.cleanup import freeze_parameters
+from ethorch.quantization.passes.context import PassContext
 from ethorch.support.errors import QuantizationError
 from tests.helpers.quantized import Small, exported, quantizer, samples
 
@@ -94,7 +95,7 @@ def test_the_users_parameters_keep_their_gradients_and_their_memory() -> None:
 def test_tied_parameters_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
-    freeze_parameters(graph := torch.fx.symbolic_trace(model))
+    freeze_parameters(graph := torch.fx.symbolic_trace(model), PassContext())
     first, second = (getattr(graph, name).weight for name in ("0", "1"))
     assert first is second and not first.requires_grad
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ethorch.lower.fx.node import first_value
-from ethorch.quantization.passes.complex_tensors import pair_complex
+from ethorch.quantization.passes.complex_tensors import lower_complex
 from ethorch.quantization.passes.constants import fold_constants
+from ethorch.quantization.passes.context import PassContext
 from tests.helpers.ladder import climbed, quantized
 from tests.helpers.quantized import exported, samples
 
@@ -63,8 +64,8 @@ def test_pairs_are_the_same_numbers(name: str) -> None:
     model = Of(FUNCTIONS[name]).eval()
     x = torch.randn(2, 6, 8)
     graph = exported(model, (x,))
-    fold_constants(graph, trains=False)
-    pair_complex(graph, lambda node: False)
+    fold_constants(graph, PassContext(trainable=False))
+    lower_complex(graph, PassContext())
     graph.recompile()
     values = [first_value(node) for node in graph.graph.nodes if node.op == "call_function"]
     assert not any(value is not None and value.is_complex() for value in values)
@@ -85,5 +86,5 @@ def test_they_run_on_the_npu_as_a_whole(name: str, target: str) -> None:
 def test_what_has_no_rule_stays_as_it_is(name: str) -> None:
     function = {"angle": lambda m, x: torch.fft.rfft(x).angle(), "product by i": lambda m, x: (torch.fft.rfft(x) * 1j).abs()}[name]
     graph = exported(Of(function).eval(), (torch.randn(2, 6, 8),))
-    pair_complex(graph, lambda node: False)
+    lower_complex(graph, PassContext())
     assert "aten.fft_rfft.default" in {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}

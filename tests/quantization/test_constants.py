@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.formats import pte
 from ethorch.quantization.passes.constants import fold_constants
+from ethorch.quantization.passes.context import PassContext
 from tests.helpers.quantized import exported
 
 
@@ -24,7 +25,7 @@ def test_memory_that_nobody_has_set_is_zeros() -> None:
     torch.use_deterministic_algorithms(True)  # fills such memory with NaN
     try:
         graph = exported(Filled(), (torch.ones(2, 4),))
-        fold_constants(graph)
+        fold_constants(graph, PassContext())
     finally:
         torch.use_deterministic_algorithms(False)
     folded = dict(graph.named_buffers())
@@ -178,6 +179,6 @@ def test_what_holds_constants_is_one_delegate(module: nn.Module) -> None:
 
 def test_a_number_out_of_a_constant_is_folded() -> None:
     graph = exported(FilledWithAnItem(), (torch.randn(3, 4),))
-    fold_constants(graph)
+    fold_constants(graph, PassContext())
     assert not any("aten.item" in str(node.target) for node in graph.graph.nodes if node.users)
     torch.testing.assert_close(graph(torch.ones(3, 4)), FilledWithAnItem()(torch.ones(3, 4)))

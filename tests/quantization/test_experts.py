@@ -9,8 +9,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config, runtime
 from ethorch.backend.build import build_pte
-from ethorch.quantization.passes.cleanup import remove_shifts
-from ethorch.quantization.passes.experts import draw_experts
+from ethorch.quantization.passes.cleanup import remove_softmax_shifts
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.experts import lower_experts
 from ethorch.support.metrics import sqnr_db
 
 ROWS, EXPERTS, WIDTH, INSIDE = 6, 4, 16, 24
@@ -89,7 +90,7 @@ def test_a_mixture_whose_rows_stay_sorted_is_left_alone():
 
     mixture, x = Sorted(1), torch.randn(ROWS, WIDTH)
     graph = exported(mixture, x)
-    draw_experts(graph)
+    lower_experts(graph, PassContext())
     assert any("sort" in str(node.target) for node in graph.graph.nodes)
     assert torch.allclose(graph(x), mixture(x), atol=1e-5)
 
@@ -125,7 +126,7 @@ def test_softmax_takes_off_the_maxima_itself(shifted):
 
     x = torch.randn(3, 5)
     graph = exported(Shifted(), x)
-    remove_shifts(graph)
+    remove_softmax_shifts(graph, PassContext())
     graph.recompile()
     assert [str(node.target) for node in graph.graph.nodes if node.op == "call_function"] == ["aten.softmax.int"]
     assert torch.allclose(graph(x), torch.softmax(x, 1))
@@ -142,5 +143,5 @@ def test_what_softmax_does_not_take_off_stays(kept):
             return torch.softmax(kept(x), -1)
 
     graph = exported(Kept(), torch.randn(3, 5))
-    remove_shifts(graph)
+    remove_softmax_shifts(graph, PassContext())
     assert any(str(node.target).startswith("aten.sub") for node in graph.graph.nodes)

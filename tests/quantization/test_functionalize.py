@@ -7,10 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import ethorch
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.support.errors import QuantizationError
+
+
+def functionalized(graph: GraphModule) -> GraphModule:
+    """Run the pass in place; return the graph, which can be called."""
+    functionalize(graph, PassContext())
+    graph.recompile()
+    return graph
 
 
 class Lambda(nn.Module):
@@ -173,7 +182,7 @@ FUNCTIONS = [
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_same_values_and_no_writes(function: Callable[[Tensor], object]) -> None:
     x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1)) * 2
-    graph = functionalize(torch.export.export(Lambda(function), (x.clone(),)).module(check_guards=False))
+    graph = functionalized(torch.export.export(Lambda(function), (x.clone(),)).module(check_guards=False))
     assert [n for n in graph.graph.nodes if getattr(getattr(n.target, "_schema", None), "is_mutable", False)] == []
     torch.testing.assert_close(graph(x.clone()), function(x.clone()), rtol=0, atol=0)
     assert all("val" in n.meta for n in graph.graph.nodes if n.op == "call_function")
@@ -195,7 +204,7 @@ class State(nn.Module):
 
 def test_state_is_kept() -> None:
     module, x = State(), torch.randn(4)
-    graph = functionalize(torch.export.export(State(), (x,)).module(check_guards=False))
+    graph = functionalized(torch.export.export(State(), (x,)).module(check_guards=False))
     for step in range(4):
         torch.testing.assert_close(graph(x + step), module(x + step))
     torch.testing.assert_close(graph.last, module.last)
@@ -209,7 +218,7 @@ def test_an_input_that_the_model_writes_is_written() -> None:
         return x * 2
 
     x = torch.randn(2, 16)
-    graph = functionalize(torch.export.export(Lambda(forward), (x.clone(),)).module(check_guards=False))
+    graph = functionalized(torch.export.export(Lambda(forward), (x.clone(),)).module(check_guards=False))
     ours, theirs = x.clone(), x.clone()
     torch.testing.assert_close(graph(ours), forward(theirs))
     torch.testing.assert_close(ours, theirs)
@@ -230,7 +239,7 @@ def test_metadata_names_and_parameters_stay() -> None:
     x = torch.randn(1, 2, 8, 8)
     before = torch.export.export(Model(), (x,)).module(check_guards=False)
     names = {n.name for n in before.graph.nodes if n.op != "call_function" or "relu" in n.name or "conv" in n.name}
-    after = functionalize(before)
+    after = functionalized(before)
     assert names <= {n.name for n in after.graph.nodes}
     assert {name for name, _ in after.named_parameters()} == {"conv.weight", "conv.bias"}
     assert all(n.meta.get("stack_trace") for n in after.graph.nodes if n.op == "call_function")
@@ -254,13 +263,13 @@ def into_one_of_several(x: Tensor) -> Tensor:
 def test_what_cannot_be_written_back_is_refused_by_name(function: Callable[[Tensor], Tensor], view: str) -> None:
     graph = torch.export.export(Lambda(function), (torch.randn(2, 16),)).module(check_guards=False)
     with pytest.raises(QuantizationError, match=rf"add_.*{view}.*without an in-place operator.*\[quantize\.in_place\]"):
-        functionalize(graph)
+        functionalized(graph)
 
 
 def test_a_graph_without_writes_is_left_alone() -> None:
     graph = torch.export.export(Lambda(lambda x: x.relu() + 1), (torch.randn(2, 16),)).module(check_guards=False)
     before = str(graph.graph)
-    functionalize(graph)
+    functionalized(graph)
     assert str(graph.graph) == before
 
 

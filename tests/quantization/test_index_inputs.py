@@ -18,7 +18,8 @@ from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.spec import find
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
-from ethorch.quantization.passes.pipeline import Scope, run_passes
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.pipeline import run_passes
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.targets import TARGETS
 
@@ -58,7 +59,7 @@ def passed(weigh: Callable[[Tensor], Tensor], count: int, target: str = "ethos-u
     inputs = torch.zeros(count, dtype=torch.int64), torch.arange(count)
     graph = torch.export.export(Step(weigh).eval(), inputs).module(check_guards=False)
     assert isinstance(graph, GraphModule)
-    return run_passes(graph, Scope(limits=TARGETS[target].limits, trains=False))
+    return run_passes(graph, PassContext(limits=TARGETS[target].limits, trainable=False))
 
 
 def names(graph: GraphModule) -> list[str]:
@@ -117,7 +118,7 @@ def test_chosen_ids_are_cast_with_the_others() -> None:
 
     ids, module = torch.randint(20, (1, 7)), Chosen().eval()
     graph = torch.export.export(module, (ids,)).module(check_guards=False)
-    graph = run_passes(graph, Scope(limits=TARGETS["ethos-u85-256"].limits, trains=False))
+    graph = run_passes(graph, PassContext(limits=TARGETS["ethos-u85-256"].limits, trainable=False))
     wide = [node for node in graph.graph.nodes if node.op == "call_function" and node.meta["val"].dtype == torch.int64]
     assert not wide
     assert torch.equal(graph(ids), module(ids))
@@ -267,7 +268,7 @@ def test_a_ring_is_wrapped_in_int32_as_in_int64(bound: int, step: int, size: int
 
     graph = torch.export.export(Next(), (torch.zeros(1),)).module(check_guards=False)
     assert isinstance(graph, GraphModule)
-    run_passes(graph, Scope(limits=TARGETS["ethos-u85-256"].limits, trains=False))
+    run_passes(graph, PassContext(limits=TARGETS["ethos-u85-256"].limits, trainable=False))
     assert "aten.remainder.Scalar" not in names(graph)
     for place in range(-bound, bound):
         graph.get_buffer("count").fill_(place)

@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 from ethorch import TosaCompileSpec, TOSAPartitioner, get_symmetric_quantization_config
-from ethorch.quantization.passes.wrapped_graphs import inline_wrapped
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
 from tests.helpers.networks import TARGETS, checked
 from tests.helpers.quantized import exported, quantized, quantizer, samples
 
@@ -137,7 +138,7 @@ def test_the_graph_computes_the_same(function: Callable[[Tensor], object]) -> No
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     graph = exported(Lambda(function), (x,))
     assert wrapped(graph)
-    inline_wrapped(graph)
+    inline_wrapped_graphs(graph, PassContext())
     assert not wrapped(graph)
     graph.graph.lint()
     for each in (x, -x):

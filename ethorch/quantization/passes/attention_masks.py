@@ -25,18 +25,19 @@ from ethorch.lower.ops.joining import cat
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.passes import mask_tensors
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.mask_tensors import either, expanded, huge, is_ours, mask_of, masked, truth_of
 
 aten = torch.ops.aten
 
 
-def gather_masks(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
-    """Write every way to mask with a number below ``HUGE`` as ``masked_fill``, but for nodes to ``keep``. In place."""
-    for node in list(model.graph.nodes):
+def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
+    """Write every way to mask with a number below ``HUGE`` as ``masked_fill``, but for excluded nodes. In place."""
+    for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
-        if spec is None or keep(node) or not is_float(node):
+        if spec is None or context.is_excluded(node) or not is_float(node):
             continue
-        s = AtenBuilder(model, node, None)
+        s = AtenBuilder(graph_module, node, None)
         if spec in _FORMS:
             args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
             made = _FORMS[spec](s, node, *args, **kwargs)

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 from ethorch.lower.fx.node import op_name, tensor_of
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.decompose import settle_batch_norms
 
 _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
@@ -33,18 +34,22 @@ def fold_batch_norms(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def name_weights_apart(graph: GraphModule) -> None:
+def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
     """A name for the weight and bias of each convolution that shares them and has a batch norm behind it, in place, for training.
 
     It is one parameter still, of which the optimizer knows nothing new. ``prepare_qat_pt2e`` scales the weight by each batch norm
     and fails where two are observed as one; ``convert_pt2e`` folds each batch norm into what has the name.
     """
-    for name, convolutions in _uses(graph).items():
+    for name, convolutions in _uses(graph_module).items():
         for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):
             if _norm_of(convolution) is not None:
                 for place in (1, 2):
                     _give_own(
-                        graph, [convolution], place, f"{name.replace('.', '_')}_at_{number}" + "_bias" * (place == 2), tied=True
+                        graph_module,
+                        [convolution],
+                        place,
+                        f"{name.replace('.', '_')}_at_{number}" + "_bias" * (place == 2),
+                        tied=True,
                     )
 
 

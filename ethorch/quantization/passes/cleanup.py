@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
@@ -14,43 +13,44 @@ from ethorch.lower.ops.arithmetic import sub
 from ethorch.lower.ops.extremes import amax, max_dim
 from ethorch.lower.ops.softmax import log_softmax, softmax
 from ethorch.lower.ops.spec import OPS, find
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
 _SOFTMAXES = (softmax, log_softmax)
 
 
-def remove_guards(model: GraphModule) -> None:
+def remove_guards(graph_module: GraphModule, context: PassContext) -> None:
     """Erase the call of the module that checks a program's inputs."""
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
-            model.graph.erase_node(node)
+            graph_module.graph.erase_node(node)
 
 
-def remove_assertions(model: GraphModule) -> None:
+def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
     """Erase assertions about dtypes and sizes, which hold by construction."""
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in ASSERTIONS and not node.users:
-            model.graph.erase_node(node)
+            graph_module.graph.erase_node(node)
 
 
-def remove_idle(model: GraphModule) -> None:
+def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
     """Let readers of an idle operator read its input; one of a parameter or an input stays: its result is quantized.
 
     Idle are dropouts in evaluation, and casts to the dtype that is there already.
     """
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
-            model.graph.erase_node(node)
+            graph_module.graph.erase_node(node)
 
 
-def lift_scalars(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
+def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
     """Compute along a dim of a scalar, as PyTorch allows, along the only axis of its reshape to one element. In place."""
-    for node in list(model.graph.nodes):
-        if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or keep(node):
+    for node in list(graph_module.graph.nodes):
+        if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or context.is_excluded(node):
             continue
-        s = AtenBuilder(model, node)
+        s = AtenBuilder(graph_module, node)
 
         def lifted(operand: Node, s: AtenBuilder = s) -> Node:
             return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
@@ -59,28 +59,28 @@ def lift_scalars(model: GraphModule, keep: Callable[[Node], bool] = lambda node:
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), list(value.shape)))
-            model.graph.erase_node(node)
+            graph_module.graph.erase_node(node)
             continue
         pairs = zip(s.results(node.target, *args, **kwargs), value, strict=True)
         results = [s(aten.reshape.default, each, list(like.shape)) for each, like in pairs]
         for item in list(node.users):
             item.replace_all_uses_with(results[item.args[1]])
-            model.graph.erase_node(item)
-        model.graph.erase_node(node)
+            graph_module.graph.erase_node(item)
+        graph_module.graph.erase_node(node)
 
 
-def remove_shifts(model: GraphModule) -> None:
+def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> None:
     """Let a softmax read x where it reads x less the largest of each of its rows, which it takes off itself.
 
     Written out it costs scores their range: it reaches as far below 0 as the scores lie apart.
     """
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and find(node.target) in _SOFTMAXES:
             difference, dim = node.all_input_nodes[0], node.args[1]
             scores = _above(difference, dim % node.meta["val"].dim()) if isinstance(dim, int) else None
             if scores is not None:
                 node.replace_input_with(difference, scores)
-                model.graph.eliminate_dead_code()
+                graph_module.graph.eliminate_dead_code()
 
 
 def _above(difference: Node, dim: int) -> Node | None:
@@ -117,14 +117,14 @@ def _is_idle_dropout(node: Node) -> bool:
     return train is False
 
 
-def freeze_parameters(model: GraphModule) -> None:
+def freeze_parameters(graph_module: GraphModule, context: PassContext) -> None:
     """Let each parameter of the graph be one without gradient, over the same memory.
 
     A model that writes to its buffers would otherwise write a value there that needs a gradient, and can be neither copied nor
     exported from then on. The user's module keeps its own parameters.
     """
     frozen: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    for module in model.modules():
+    for module in graph_module.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.requires_grad:
                 if parameter not in frozen:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import arguments, first_value, flat, op_name, tensor_of
 from ethorch.lower.ops.spec import find
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 Matrix = npt.NDArray[np.float64]
@@ -34,20 +35,18 @@ class Pair(NamedTuple):
 Rule = Callable[..., Any]
 
 
-def pair_complex(model: GraphModule, keep: Callable[[Node], bool]) -> None:
+def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
     """Replace every complex tensor by two real ones, in place; nothing at all where one operator has no rule.
 
-    Args:
-        model: without in-place operators, its constants folded.
-        keep: does a node stay as it is?
+    The graph has no in-place operators, and its constants are folded.
     """
-    model.graph.eliminate_dead_code()
-    touched = [node for node in model.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
-    if not touched or any(rule_of(node) is None or keep(node) for node in touched):
+    graph_module.graph.eliminate_dead_code()
+    touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
+    if not touched or any(rule_of(node) is None or context.is_excluded(node) for node in touched):
         return
     pairs: dict[Node, Pair] = {}
     for node in touched:
-        s = AtenBuilder(model, node)
+        s = AtenBuilder(graph_module, node)
         if node.op == "get_attr":
             pairs[node] = Pair(*(s.parameter(node, part) for part in (lambda z: z.real.clone(), lambda z: z.imag.clone())))
             continue
@@ -60,8 +59,8 @@ def pair_complex(model: GraphModule, keep: Callable[[Node], bool]) -> None:
         else:
             node.replace_all_uses_with(made)
     for node in reversed(touched):
-        model.graph.erase_node(node)
-    model.graph.eliminate_dead_code()
+        graph_module.graph.erase_node(node)
+    graph_module.graph.eliminate_dead_code()
 
 
 def is_complex(node: Node) -> bool:

@@ -15,6 +15,7 @@ from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.joining import cat
 from ethorch.lower.ops.spec import find
 from ethorch.models.open_sizes import has_open_size
+from ethorch.quantization.passes.context import PassContext
 
 #: Operators that take a number out of a tensor.
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
@@ -24,19 +25,18 @@ _LIKE = dict.fromkeys(LIKE, 0) | {"aten.expand_as.default": 1, "aten.view_as.def
 _LARGEST_CONSTANT = 1 << 24
 
 
-def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
+def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
     """Replace what depends on no input (masks, position tables, arange, a table of biases looked up) by a buffer that holds it.
 
-    A number taken out of a constant becomes a number, and a tensor without elements a constant.
-    What is made of random numbers or of a buffer that the program writes to is no constant; with ``trains`` what is made of a
-    parameter is none either.
+    A number taken out of a constant becomes a number, and a tensor without elements a constant. What is made of random numbers or
+    of a buffer that the program writes to is no constant; of a trainable model what is made of a parameter is none either.
     """
-    graph = model.graph
+    graph = graph_module.graph
     known: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and not any(_writes(user, node) for user in node.users):
-            tensor = tensor_of(model, node)
-            if tensor is not None and not (trains and isinstance(tensor, torch.nn.Parameter)):
+            tensor = tensor_of(graph_module, node)
+            if tensor is not None and not (context.trainable and isinstance(tensor, torch.nn.Parameter)):
                 known[node] = tensor
         elif node.op == "call_function" and _foldable(node, known):
             if is_float(node) and any(user.op == "output" for user in node.users):
@@ -54,33 +54,33 @@ def fold_constants(model: GraphModule, *, trains: bool = True) -> None:
             continue
         mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
         with graph.inserting_before(node):
-            folded = constant(model, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
+            folded = constant(graph_module, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
         for user in list(node.users):
             if user not in known:
                 user.replace_input_with(node, folded)
 
 
-def promote_constants(model: GraphModule) -> None:
+def promote_constants(graph_module: GraphModule, context: PassContext) -> None:
     """Integer tensors that meet floats in an elementwise operator (``x * torch.arange(8)``) as floats, which are quantized."""
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not pointwise or not is_float(node):
             continue
         for arg in node.all_input_nodes:
-            tensor = tensor_of(model, arg)
+            tensor = tensor_of(graph_module, arg)
             if tensor is None or tensor.dim() == 0 or any(_writes(user, arg) for user in arg.users):
                 continue
             if tensor.is_floating_point() or tensor.dtype == torch.bool:
                 continue
-            with model.graph.inserting_before(node):
-                promoted = constant(model, tensor.to(node.meta["val"].dtype), detect_fake_mode([node.meta["val"]]), arg.meta)
+            with graph_module.graph.inserting_before(node):
+                promoted = constant(graph_module, tensor.to(node.meta["val"].dtype), detect_fake_mode([node.meta["val"]]), arg.meta)
             node.replace_input_with(arg, promoted)
 
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def promote_integers(model: GraphModule) -> None:
+def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast computed integers that meet floats in an elementwise operator, as PyTorch does, so that they are quantized.
 
     So are int64 tensors, and others that meet constants only: lowerings take those as they are beside a quantized tensor. Python
@@ -88,7 +88,7 @@ def promote_integers(model: GraphModule) -> None:
     the CPU.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not is_float(node) or not (pointwise or find(node.target) is cat) or find(node.target) is to:
             continue
@@ -102,7 +102,7 @@ def promote_integers(model: GraphModule) -> None:
                 continue
             dtype = node.meta["val"].dtype
             if (arg, dtype) not in casts:
-                casts[arg, dtype] = AtenBuilder(model, node)(torch.ops.aten.to.dtype, arg, dtype)
+                casts[arg, dtype] = AtenBuilder(graph_module, node)(torch.ops.aten.to.dtype, arg, dtype)
             node.replace_input_with(arg, casts[arg, dtype])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,39 +31,36 @@ from ethorch.lower.fx.node import (
 )
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.models.open_sizes import OpenSize, is_dynamic, is_size
-from ethorch.tosa.limits import Limits
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
 
-def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
+def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
     """Replace every composite operator, in place, and those that what is drawn for it holds.
 
-    Args:
-        model: without in-place operators.
-        keep: does a node stay whole?
-        limits: what the target can run, by TOSA operator.
+    The graph has no in-place operators.
     """
-    pending = deque(node for node in model.graph.nodes if node.op == "call_function")
+    pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
     relaid: set[Node] = set()  # what is laid out in another way than what it replaces
     while pending:
         node = pending.popleft()
         spec = find(node.target)
         if (
             spec is not None
-            and not keep(node)
-            and (respelled := _without_shape_operands(AtenBuilder(model, node, limits), node, spec))
+            and not context.is_excluded(node)
+            and (respelled := _without_shape_operands(AtenBuilder(graph_module, node, context.limits), node, spec))
         ):
             replace(node, respelled)
-            model.graph.erase_node(node)
+            graph_module.graph.erase_node(node)
             node = respelled
-        if is_in_place(node) or is_size(node) or (spec is not None and spec.decompose is None) or keep(node):
+        if is_in_place(node) or is_size(node) or (spec is not None and spec.decompose is None) or context.is_excluded(node):
             continue
         if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
             continue
         if shape_of_values(node) or any(map(shape_of_values, node.all_input_nodes)):
             continue  # the CPU's, whatever it is made of
-        before, s = node.prev, AtenBuilder(model, node, limits)
+        before, s = node.prev, AtenBuilder(graph_module, node, context.limits)
         try:
             if spec is None:
                 made = _by_pytorch(s, node)
@@ -75,7 +72,7 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
             if not isinstance(error, OpenSize) and not is_dynamic(node):
                 raise
             while node.prev is not before:
-                model.graph.erase_node(node.prev)
+                graph_module.graph.erase_node(node.prev)
             continue
         if made is None:
             continue
@@ -85,8 +82,8 @@ def decompose(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[
             pending.extendleft([drawn] if drawn.op == "call_function" else [])
             drawn = drawn.prev
         replace(node, made)
-        model.graph.erase_node(node)
-    _reshape_behind(model.graph, relaid)
+        graph_module.graph.erase_node(node)
+    _reshape_behind(graph_module.graph, relaid)
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
@@ -187,9 +184,9 @@ def replace(node: Node, made: Node | Sequence[Node | None]) -> None:
         user.graph.erase_node(user)
 
 
-def hoist_clamps(model: GraphModule) -> None:
+def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
     """``relu(view(y))`` becomes ``view(relu(y))`` where a decomposition drew the view: the clamp then costs nothing, in place."""
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
             continue
@@ -209,6 +206,11 @@ def hoist_clamps(model: GraphModule) -> None:
 def _moves(node: Node) -> bool:
     spec = find(node.target) if node.op == "call_function" else None
     return spec is not None and spec.moves
+
+
+def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
+    """Give all batch norms the form with fixed statistics, in place."""
+    settle_batch_norms(graph_module)
 
 
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:

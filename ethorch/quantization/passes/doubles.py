@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,31 +11,32 @@ from torch.utils import _pytree as pytree
 
 from ethorch.lower.fx.aten_builder import constant
 from ethorch.lower.fx.node import is_in_place, tensor_of
-from ethorch.quantization.passes.cleanup import remove_idle
+from ethorch.quantization.passes.cleanup import remove_no_ops
+from ethorch.quantization.passes.context import PassContext
 
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
-def narrow_doubles(model: GraphModule, keep: Callable[[Node], bool]) -> None:
-    """Compute in float32 and complex64 what is computed in float64 and complex128, in place, but for nodes to ``keep``.
+def narrow_doubles(graph_module: GraphModule, context: PassContext) -> None:
+    """Compute in float32 and complex64 what is computed in float64 and complex128, in place, but for excluded nodes.
 
     A result of the program keeps its dtype.
     """
-    graph, changed = model.graph, set[Node]()
+    graph, changed = graph_module.graph, set[Node]()
     mode = detect_fake_mode([node.meta["val"] for node in graph.nodes if "val" in node.meta])
     output = graph.output_node()
     for node in list(graph.nodes):
         if node.op == "get_attr" and _is_double(node) and not any(map(is_in_place, node.users)):
-            tensor = tensor_of(model, node)
+            tensor = tensor_of(graph_module, node)
             if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
                 with graph.inserting_after(node):
-                    made = constant(model, tensor.to(_NARROW[tensor.dtype]), mode, node.meta)
-                node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not output and not keep(user))
+                    made = constant(graph_module, tensor.to(_NARROW[tensor.dtype]), mode, node.meta)
+                node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not output and not context.is_excluded(user))
                 changed.add(made)
         elif (
             node.op == "call_function"
             and "val" in node.meta
-            and not keep(node)
+            and not context.is_excluded(node)
             and (_is_double(node) or not changed.isdisjoint(node.all_input_nodes))
         ):
             node.args, node.kwargs = pytree.tree_map(_narrowed, (node.args, node.kwargs))
@@ -52,7 +52,7 @@ def narrow_doubles(model: GraphModule, keep: Callable[[Node], bool]) -> None:
                 output.replace_input_with(node, cast)
             node.meta["val"] = value
     if changed:
-        remove_idle(model)
+        remove_no_ops(graph_module, context)
 
 
 def _is_double(node: Node) -> bool:

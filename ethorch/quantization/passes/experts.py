@@ -9,13 +9,14 @@ in the places of the experts that it was not given to: one linear layer multipli
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import op_name, tensor_of
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.top_k import draw_top_k, is_few, results
 
 aten = torch.ops.aten
@@ -26,19 +27,19 @@ _GROUPED = frozenset({"transformers.grouped_mm_fallback.default", "aten._grouped
 _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.using_ints", "aten.to.dtype", "aten.clone.default"})
 
 
-def draw_experts(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
-    """Replace the sort, the grouped products and the way back of each mixture of experts, but for nodes to ``keep``. In place.
+def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace the sort, the grouped products and the way back of each mixture of experts, but for excluded nodes. In place.
 
     A routing by ``torch.topk`` becomes ``amax`` and ``argmax`` too, see ``ethorch.quantization.passes.top_k``.
     """
-    grouped = [node for node in model.graph.nodes if op_name(node.target) in _GROUPED and not keep(node)]
+    grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_sorted_by, grouped))):
         mine = [node for node in grouped if _sorted_by(node) is sort]
         if _is_put_back(sort):
-            _unsorted(model, sort, mine)
+            _unsorted(graph_module, sort, mine)
     if grouped:
-        model.graph.eliminate_dead_code()
-        model.recompile()
+        graph_module.graph.eliminate_dead_code()
+        graph_module.recompile()
 
 
 def _sorted_by(grouped: Node) -> Node | None:

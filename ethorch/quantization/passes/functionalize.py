@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.node import is_in_place
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.view_steps import (
     RESHAPE_IN_PLACE,
     Step,
@@ -35,31 +36,25 @@ _TRUTHS = {
 }  # fmt: skip
 
 
-def functionalize(model: GraphModule, recompile: bool = True) -> GraphModule:
-    """Rewrite every in-place operator of ``model`` and of the graphs its control flow holds.
+def functionalize(graph_module: GraphModule, context: PassContext) -> None:
+    """Rewrite every in-place operator of the graph, and of the graphs that its control flow holds, in place.
 
     Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. What reads such a
-    buffer reads a ``clone`` of it.
-
-    Args:
-        model: changed in place.
-        recompile: make the Python code of ``model`` anew; False where the caller does that after more changes.
+    buffer reads a ``clone`` of it. The caller recompiles ``graph_module``.
 
     Raises:
         QuantizationError: an in-place operator has no functional form, or writes through a view that cannot be undone.
     """
-    for _, child in list(model.named_children()):
+    for _, child in list(graph_module.named_children()):
         if isinstance(child, GraphModule) and not str(type(child).__name__).startswith("GuardsFn"):
-            functionalize(child)
-    for node in filter(is_in_place, model.graph.nodes):
+            functionalize(child, context)
+            child.recompile()
+    for node in filter(is_in_place, graph_module.graph.nodes):
         if (counter := _counter(node)) is not None:  # torchao takes those of batch norms out, one by one
             node.update_arg(0, counter)
-    if any(_is_write(node) for node in model.graph.nodes):
-        _Functionalizer(model).run()
-        model.graph.eliminate_dead_code()
-        if recompile:
-            model.recompile()
-    return model
+    if any(_is_write(node) for node in graph_module.graph.nodes):
+        _Functionalizer(graph_module).run()
+        graph_module.graph.eliminate_dead_code()
 
 
 def _is_write(node: Node) -> bool:

@@ -7,7 +7,6 @@ torch.argmin run on the NPU, and so does this choice; a scatter would be on the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,6 +16,7 @@ from ethorch.lower.fx.node import arguments, is_float, op_name
 from ethorch.lower.ops.extremes import argmax, argmin, max_dim, min_dim
 from ethorch.lower.ops.shape import identity, view
 from ethorch.lower.ops.spec import find
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
@@ -25,11 +25,11 @@ _PLACES = (argmax, argmin)
 _BOTH = (max_dim, min_dim)  #: the extreme, and its place
 
 
-def draw_hard_choices(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
-    """Replace each scatter of floats to one place of a row where an extreme was found, but for nodes to ``keep``. In place."""
-    for node in list(model.graph.nodes):
-        if op_name(node.target) in _SCATTERS and not keep(node) and _is_choice(node):
-            node.replace_all_uses_with(_chosen(AtenBuilder(model, node), node))
+def lower_hard_choices(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace each scatter of floats to one place of a row where an extreme was found, but for excluded nodes. In place."""
+    for node in list(graph_module.graph.nodes):
+        if op_name(node.target) in _SCATTERS and not context.is_excluded(node) and _is_choice(node):
+            node.replace_all_uses_with(_chosen(AtenBuilder(graph_module, node), node))
 
 
 def _is_choice(scatter: Node) -> bool:

@@ -27,7 +27,7 @@ from ethorch.lower.ops.compare import COMPARISONS
 from ethorch.lower.ops.rounding import integer_remainder, remainder
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.spec import find
-from ethorch.tosa.limits import Limits
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ _WITHIN = (add, sub, where, masked_fill)  #: what computes a number of 32 bits o
 _TRIES = 3  #: draws of positions with which a table is held against what it stands for
 
 
-def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Mapping[str, Limits] | None) -> None:
+def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Cast each int64 input and state that is read as an index to int32 once. In place.
 
     What moves it, adds to it and compares it reads that, and what is written to a state is made of it. So does its remainder by a
@@ -44,31 +44,31 @@ def narrow_indices(model: GraphModule, keep: Callable[[Node], bool], limits: Map
     inputs and states are cast that no such kernel reads, and casts that there are for the NPU become one. An input that is only
     compared with constants is clamped to the range of the constants, widened by one, and cast.
     """
-    inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
-    states = [node for node in model.graph.nodes if _reads_state(node)]
+    inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    states = [node for node in graph_module.graph.nodes if _reads_state(node)]
     for source in inputs + states:
         if is_int64(source) and (_is_index(source) or _is_wrapped(source)) and inputs[-1].next.op != "output":
-            s = AtenBuilder(model, source.next if source in states else inputs[-1].next, limits)
+            s = AtenBuilder(graph_module, source.next if source in states else inputs[-1].next, context.limits)
             casts = [user for user in source.users if find(user.target) is to and user.meta["val"].dtype == torch.int32]
             if not s.absent("GATHER") or not _is_index_on_cpu(source):
-                _narrow(model, s(aten.to.dtype, source, torch.int32), source, keep)
+                _narrow(graph_module, s(aten.to.dtype, source, torch.int32), source, context.is_excluded)
             elif len(casts) > 1:
                 cast = s(aten.to.dtype, source, torch.int32)
                 for other in casts:
                     other.replace_all_uses_with(cast)
-    for node in list(model.graph.nodes):
-        on_npu = not AtenBuilder(model, node, limits).absent("GATHER") or not _is_index_on_cpu(node)
+    for node in list(graph_module.graph.nodes):
+        on_npu = not AtenBuilder(graph_module, node, context.limits).absent("GATHER") or not _is_index_on_cpu(node)
         if on_npu and _widens(node) and (_is_index(node) or _is_wrapped(node)):
-            _narrow(model, node.all_input_nodes[0], node, keep)
+            _narrow(graph_module, node.all_input_nodes[0], node, context.is_excluded)
     for source in inputs:
         if is_int64(source) and inputs[-1].next.op != "output":
-            _narrow_compared(model, source, inputs[-1].next, keep)
+            _narrow_compared(graph_module, source, inputs[-1].next, context.is_excluded)
 
 
-def cast_inputs_first(model: GraphModule) -> None:
+def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
     """Move casts of int64 inputs to floats before the views between input and cast: the NPU moves no int64. In place."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
-    for node in list(model.graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
             continue
         source, moves = node.all_input_nodes[0], list[Node]()
@@ -79,12 +79,12 @@ def cast_inputs_first(model: GraphModule) -> None:
             continue
         key = source, node.meta["val"].dtype
         if key not in casts:
-            casts[key] = AtenBuilder(model, moves[-1])(aten.to.dtype, source, key[1])
-        value, s = casts[key], AtenBuilder(model, node)
+            casts[key] = AtenBuilder(graph_module, moves[-1])(aten.to.dtype, source, key[1])
+        value, s = casts[key], AtenBuilder(graph_module, node)
         for move in reversed(moves):
             value = s(move.target, value, *move.args[1:], **move.kwargs)
         node.replace_all_uses_with(value)
-        model.graph.erase_node(node)
+        graph_module.graph.erase_node(node)
 
 
 def _moves_one(node: Node) -> bool:
@@ -305,18 +305,19 @@ def _indexed(user: Node, index: Node) -> int | None:
     return shape_of(x)[rest[0]] if isinstance(rest[0], int) and len(rest) > 1 and rest[1] is index else None
 
 
-def tabulate_positions(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False, *, trains: bool = True) -> None:
+def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
     """Replace floats that depend on one index and constants alone by rows of a constant table. In place.
 
-    Only what the index is made a float for: rows that it picks already are a table. With ``trains`` a parameter is no constant.
+    Only what the index is made a float for: rows that it picks already are a table. In a trainable model a parameter is no
+    constant.
     """
-    inputs = [node for node in model.graph.nodes if node.op == "placeholder" and _is_number(node)]
+    inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
     for index in casts + inputs:  # an input has what a cast of it left
         extents = list(_extents(index))
         count = index.meta["val"].numel()
         if extents and count and min(extents) >= count:
-            _tabulate(model, index, min(extents), _region(model, index, keep, trains))
+            _tabulate(graph_module, index, min(extents), _region(graph_module, index, context.is_excluded, context.trainable))
 
 
 def _is_number(node: Node) -> bool:

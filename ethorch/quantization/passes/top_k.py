@@ -10,7 +10,6 @@ two experts of nearly the same score may change places.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
@@ -18,6 +17,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import arguments, op_name
 from ethorch.lower.ops.attention import MASKED
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
@@ -25,17 +25,17 @@ _MOST = 8  #: of the greatest; more are left to torch.topk's kernel on the CPU
 _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatter.src"})
 
 
-def draw_top_ks(model: GraphModule, keep: Callable[[Node], bool] = lambda node: False) -> None:
-    """Replace each ``torch.topk`` of a few whose places are read along their own dim alone, but for nodes to ``keep``. In place.
+def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace each ``torch.topk`` of a few whose places are read along their own dim alone, but for excluded nodes. In place.
 
     Where there is one, those whose places nobody reads are replaced too: they find the groups that experts are chosen from.
     """
-    few = [node for node in model.graph.nodes if is_few(node) and not keep(node)]
+    few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
-    drawn = [node for node in few if all(_is_along(user, node) and not keep(user) for user in readers[node])]
+    drawn = [node for node in few if all(_is_along(user, node) and not context.is_excluded(user) for user in readers[node])]
     if any(readers[node] for node in drawn):
         for node in drawn:
-            draw_top_k(AtenBuilder(model, node), node)
+            draw_top_k(AtenBuilder(graph_module, node), node)
 
 
 def is_few(node: Node) -> bool:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import value_of
 from ethorch.lower.fx.node import ASSERTIONS, attribute, mapped, op_name
+from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -27,20 +28,18 @@ _GRAPH = {_GRADIENTS: 1, _AUTOCAST: 4}
 _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
-def inline_wrapped(model: GraphModule, *, trains: bool = True) -> None:
-    """Replace each wrapped graph by its nodes, also where one holds others and in the branches of control flow.
+def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace each wrapped graph by its nodes, also where one holds others and in the branches of control flow. In place.
 
-    Args:
-        model: changed in place.
-        trains: gradients matter, so that what ``torch.no_grad()`` computed is detached.
+    Where parameters train, gradients matter: what ``torch.no_grad()`` computed is detached.
     """
-    for child in model.children():
+    for child in graph_module.children():
         if isinstance(child, GraphModule):
-            inline_wrapped(child, trains=trains)
-    if any(node.target in _GRAPH or node.target in _MARKS for node in model.graph.nodes):
-        _Inliner(model, trains).run()
-        model.graph.eliminate_dead_code()
-        model.recompile()
+            inline_wrapped_graphs(child, context)
+    if any(node.target in _GRAPH or node.target in _MARKS for node in graph_module.graph.nodes):
+        _Inliner(graph_module, context.trainable).run()
+        graph_module.graph.eliminate_dead_code()
+        graph_module.recompile()
 
 
 class _Inliner:

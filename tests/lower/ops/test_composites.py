@@ -14,7 +14,8 @@ from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, sqnr_d
 from ethorch.lower.fx.aten_builder import MADE_FOR
 from ethorch.lower.fx.node import op_name, storage_order
 from ethorch.lower.ops import OPS
-from ethorch.quantization.passes.pipeline import Scope, run_passes
+from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.pipeline import run_passes
 from ethorch.tosa.serialize import serialize
 from tests.helpers import ladder
 
@@ -142,7 +143,7 @@ def test_truths_that_are_read_and_returned(function: Callable[..., tuple[Tensor,
 
 
 def decomposed(module: nn.Module, *inputs: Tensor) -> torch.fx.GraphModule:
-    return run_passes(torch.export.export(module.eval(), inputs).module(check_guards=False), Scope())
+    return run_passes(torch.export.export(module.eval(), inputs).module(check_guards=False), PassContext())
 
 
 class Each(nn.Module):
@@ -208,7 +209,7 @@ def test_drawn_nodes_say_where_they_come_from() -> None:
 
 def test_what_nobody_quantizes_stays_whole() -> None:
     graph = torch.export.export(nn.Softmax(-1), (torch.randn(2, 8),)).module(check_guards=False)
-    run_passes(graph, Scope(keep=lambda node: True))
+    run_passes(graph, PassContext(is_excluded=lambda node: True))
     assert [op_name(node.target) for node in graph.graph.nodes if node.op == "call_function"] == ["aten.softmax.int"]
 
 

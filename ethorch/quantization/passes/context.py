@@ -1,0 +1,25 @@
+"""``PassContext``: what graph passes need to know beside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ethorch.tosa.limits import Limits
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """Information that passes need beyond the graph.
+
+    Attributes:
+        is_excluded: Predicate for nodes that stay as they are, because nobody asked to quantize them.
+        limits: Limits of the target per TOSA operator, or None if the target is unknown.
+        trainable: Whether parameters change later (QAT). Values computed from parameters are then not constant.
+    """
+
+    is_excluded: Callable[[Node], bool] = lambda node: False
+    limits: Mapping[str, Limits] | None = None
+    trainable: bool = True

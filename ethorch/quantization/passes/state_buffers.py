@@ -1,0 +1,74 @@
+"""Buffers that a graph writes: its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import changes_in_place
+from ethorch.quantization.passes.context import PassContext
+
+#: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
+INITIAL = "ethorch_initial"
+
+
+def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each buffer that the model's graph writes."""
+    buffers = dict(module.named_buffers())
+    seen: set[str] = set()
+    for node in module.graph.nodes:
+        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
+            name = str(node.args[0].target)
+            if node.args[0].op == "get_attr" and name in buffers and name not in seen:
+                seen.add(name)
+                yield name, buffers[name]
+
+
+def memory_of(buffer: Tensor) -> tuple[int, ...]:
+    """Return what tells the memory of a buffer from that of others."""
+    return (buffer.data_ptr(), *buffer.shape)
+
+
+def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
+    """For each model that has some, its names of buffers that it reads and another one writes."""
+    written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
+    every = set().union(*written.values())
+    found = {}
+    for method, module in modules.items():
+        read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users}
+        buffers = module.named_buffers(remove_duplicate=False)
+        names = [name for name, buffer in buffers if name in read and memory_of(buffer) in every - written[method]]
+        if names:
+            found[method] = names
+    return found
+
+
+def register_written_parameters(graph_module: GraphModule, context: PassContext) -> None:
+    """Let parameters that the graph writes be buffers: a program has a place for state, and a parameter is a constant to it."""
+    parameters = dict(graph_module.named_parameters())
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
+            name = str(node.args[0].target)
+            if node.args[0].op == "get_attr" and (parameter := parameters.pop(name, None)) is not None:
+                owner, _, leaf = name.rpartition(".")
+                module = graph_module.get_submodule(owner)
+                del module._parameters[leaf]
+                module.register_buffer(leaf, parameter.data)
+
+
+def write_back(graph: GraphModule, names: Sequence[str]) -> None:
+    """Let a graph write to these buffers what it read: to all that looks at it, they are no constants then."""
+    for name in names:
+        first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
+        for node in others:
+            node.replace_all_uses_with(first)
+        with graph.graph.inserting_after(first):
+            clone = graph.graph.call_function(torch.ops.aten.clone.default, (first,))
+        first.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+        with graph.graph.inserting_before(graph.graph.output_node()):
+            write = graph.graph.call_function(torch.ops.aten.copy_.default, (first, clone))
+        clone.meta, write.meta = dict(first.meta), dict(first.meta)
+    graph.recompile()
