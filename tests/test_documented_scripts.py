@@ -23,7 +23,7 @@ from ethorch.models.zoos import torchvision_models
 SCRIPTS = Path(__file__).parent / "documented"
 #: A pattern and its replacement.
 CHANGES = [
-    (r"executorch\.backends\.arm(\.(?!arm\b)[a-z_.]+)?(?= import)", "ethorch.arm"),
+    (r"executorch\.backends\.arm(?=[. ])", "ethorch.arm"),
     (r"torch\.ao\.quantization(?=\.quantize_pt2e import)", "torchao.quantization.pt2e"),  # moved
     (r"export_for_training", "export"),  # torch has removed it
     (r"# \.so suffix is .*\ntorch\.ops\.load_library\(\n.*\n\)\n", ""),  # the wheel contains the kernels

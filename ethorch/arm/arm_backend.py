@@ -1,0 +1,5 @@
+"""The compile spec builder of earlier releases of ``executorch.backends.arm``."""
+
+from ethorch.targets.compile_spec_builder import ArmCompileSpecBuilder
+
+__all__ = ["ArmCompileSpecBuilder"]

@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.ethosu.backend``."""
+
+from ethorch.backend.preprocess import EthosUBackend
+
+__all__ = ["EthosUBackend"]

@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.ethosu.compile_spec``."""
+
+from ethorch.targets.compile_spec import EthosUCompileSpec
+
+__all__ = ["EthosUCompileSpec"]

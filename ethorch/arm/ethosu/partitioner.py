@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.ethosu.partitioner``."""
+
+from ethorch.backend.partitioner import EthosUPartitioner
+
+__all__ = ["EthosUPartitioner"]

@@ -1,0 +1,5 @@
+"""The partitioner's module in earlier releases of ``executorch.backends.arm``."""
+
+from ethorch.backend.partitioner import EthosUPartitioner
+
+__all__ = ["EthosUPartitioner"]

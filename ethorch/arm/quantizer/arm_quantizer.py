@@ -1,0 +1,23 @@
+"""The names of ``executorch.backends.arm.quantizer.arm_quantizer``."""
+
+from ethorch.quantization.config import (
+    QuantizationConfig,
+    get_symmetric_a8w4_quantization_config,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+    get_uint8_io_quantization_config,
+)
+from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
+
+TOSAQuantizationConfig = QuantizationConfig
+
+__all__ = [
+    "EthosUQuantizer",
+    "QuantizationConfig",
+    "TOSAQuantizationConfig",
+    "TOSAQuantizer",
+    "get_symmetric_a8w4_quantization_config",
+    "get_symmetric_a16w8_quantization_config",
+    "get_symmetric_quantization_config",
+    "get_uint8_io_quantization_config",
+]

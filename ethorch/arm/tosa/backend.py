@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.tosa.backend``."""
+
+from ethorch.backend.preprocess import TOSABackend
+
+__all__ = ["TOSABackend"]

@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.tosa.compile_spec``."""
+
+from ethorch.targets.tosa_spec import TosaCompileSpec
+
+__all__ = ["TosaCompileSpec"]

@@ -1,0 +1,5 @@
+"""The names of ``executorch.backends.arm.tosa.specification``."""
+
+from ethorch.targets.tosa_specification import TosaSpecification
+
+__all__ = ["TosaSpecification"]

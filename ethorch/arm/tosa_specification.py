@@ -1,0 +1,5 @@
+"""The specification's module in earlier releases of ``executorch.backends.arm``."""
+
+from ethorch.targets.tosa_specification import TosaSpecification
+
+__all__ = ["TosaSpecification"]

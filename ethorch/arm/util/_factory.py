@@ -1,0 +1,53 @@
+"""The names of ``executorch.backends.arm.util._factory``: partitioner and quantizer by the kind of compile spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
+from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
+from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+
+__all__ = ["create_partitioner", "create_quantizer", "parse_compile_spec"]
+
+
+def parse_compile_spec(compile_specs: Sequence[CompileSpec]) -> Any:
+    """Return the compile spec that ``to_list`` wrote.
+
+    Raises:
+        SpecError: It is the list of another backend, or malformed.
+    """
+    return ArmCompileSpec.from_list(compile_specs)
+
+
+def create_partitioner(
+    compile_spec: ArmCompileSpec, additional_checks: Sequence[OperatorSupportBase] | None = None
+) -> EthosUPartitioner | TOSAPartitioner:
+    """Return the partitioner for a compile spec.
+
+    Raises:
+        ValueError: It is of another kind.
+    """
+    if isinstance(compile_spec, TosaCompileSpec):
+        return TOSAPartitioner(compile_spec, additional_checks)
+    if isinstance(compile_spec, EthosUCompileSpec):
+        return EthosUPartitioner(compile_spec, additional_checks)
+    raise ValueError(f"no partitioner for {type(compile_spec).__name__}; give a TosaCompileSpec or an EthosUCompileSpec.")
+
+
+def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuantizer:
+    """Return the quantizer for a compile spec.
+
+    Raises:
+        ValueError: It is of another kind.
+    """
+    if isinstance(compile_spec, TosaCompileSpec):
+        return TOSAQuantizer(compile_spec)
+    if isinstance(compile_spec, EthosUCompileSpec):
+        return EthosUQuantizer(compile_spec)
+    raise ValueError(f"no quantizer for {type(compile_spec).__name__}; give a TosaCompileSpec or an EthosUCompileSpec.")

@@ -1,0 +1,52 @@
+"""A script for the Arm backend changes one prefix: modules and names have the paths of ``executorch.backends.arm``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import ethorch.arm
+
+#: Modules of earlier releases, which executorch 1.5.1 has no more.
+EARLIER = {"ethorch.arm.arm_backend", "ethorch.arm.ethosu_partitioner", "ethorch.arm.tosa_specification"}
+#: Names that ethorch has beside theirs, or that earlier releases had.
+OURS = {"TOSAQuantizationConfig", "get_symmetric_a8w4_quantization_config"}
+MODULES = sorted(info.name for info in pkgutil.walk_packages(ethorch.arm.__path__, "ethorch.arm."))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in EARLIER and name != "ethorch.arm.test.pipelines"])
+def test_a_module_has_names_of_theirs(name: str) -> None:
+    ours = importlib.import_module(name)
+    theirs = importlib.import_module(name.replace("ethorch.arm", "executorch.backends.arm"))
+    missing = [each for each in getattr(ours, "__all__", ()) if not hasattr(theirs, each) and each not in OURS]
+    if name != "ethorch.arm.test":  # a package without names of its own there
+        assert not missing
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_names_are_the_same_objects_everywhere(name: str) -> None:
+    module = importlib.import_module(name)
+    for each in getattr(module, "__all__", ()):
+        if hasattr(ethorch.arm, each):
+            assert getattr(module, each) is getattr(ethorch.arm, each)
+
+
+def test_the_factory_makes_what_the_spec_is_for() -> None:
+    from ethorch.arm.test.common import get_tosa_compile_spec, get_u55_compile_spec, get_u65_compile_spec, get_u85_compile_spec
+    from ethorch.arm.util._factory import create_partitioner, create_quantizer, parse_compile_spec
+
+    for spec in (
+        get_u55_compile_spec(),
+        get_u65_compile_spec(512),
+        get_u85_compile_spec(256),
+        get_tosa_compile_spec("TOSA-1.0+INT"),
+    ):
+        assert parse_compile_spec(spec.to_list()) == spec
+        kind = "TOSA" if "Tosa" in type(spec).__name__ else "EthosU"
+        assert type(create_partitioner(spec)).__name__ == f"{kind}Partitioner"
+        assert type(create_quantizer(spec)).__name__ == f"{kind}Quantizer"
+    for make in (create_partitioner, create_quantizer):
+        with pytest.raises(ValueError, match=r"no .* for str"):
+            make("ethos-u55-128")
