@@ -131,7 +131,7 @@ def remember_decompositions(known: dict[Any, Any]) -> Iterator[None]:
             known[key] = run(self, table, **settings)
         return copy.deepcopy(known[key])
 
-    ExportedProgram.run_decompositions = run_once  # type: ignore[method-assign,assignment]
+    ExportedProgram.run_decompositions = run_once  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -83,8 +83,8 @@ def _patch_hugging_face_hub() -> None:
     def load_nothing(file: Any, *arguments: Any, **settings: Any) -> Any:
         return _NoWeights() if isinstance(file, _Download) else load(file, *arguments, **settings)
 
-    huggingface_hub.hf_hub_download = lambda *_, filename="", **__: _Download(filename)
-    torch.load = load_nothing
+    huggingface_hub.hf_hub_download = lambda *_, filename="", **__: _Download(filename)  # type: ignore[assignment]
+    torch.load = load_nothing  # type: ignore[assignment]
 
 
 #: Settings of Hugging Face models that the Arm backend's tests name, for their published sizes.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ethorch
+from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.quantization.passes.vmapped import inline_vmapped
 from tests.helpers.quantized import exported
@@ -76,7 +77,8 @@ def test_vmap_is_taken_apart(module: nn.Module) -> None:
     inputs = (x,) if isinstance(module, MaskOfPositions) else (x[0],)
     graph = exported(module, inputs)
     inline_vmapped(graph)
-    functionalize(graph)
+    functionalize(graph, PassContext())
+    graph.recompile()
     assert not any("predispatch" in str(getattr(node.target, "__module__", "")) for node in graph.graph.nodes)
     torch.testing.assert_close(graph(*inputs), module(*inputs))
 
