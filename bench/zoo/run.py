@@ -20,7 +20,6 @@ from bench.models.case import Inputs, ModelCase
 from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
 from ethorch import get_symmetric_a16w8_quantization_config as a16w8
 from ethorch import get_symmetric_quantization_config as int8
-from ethorch.backend import Lowered
 from ethorch.backend.build import build_pte
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
 from ethorch.lower.fx.export import exported
@@ -28,6 +27,7 @@ from ethorch.quantization.prepare import prepare
 from ethorch.support.errors import EthorchError
 from ethorch.support.metrics import sqnr_db
 from ethorch.tosa import reference_model
+from ethorch.vela.lowered import Lowered
 
 Record = dict[str, Any]
 SCHEMES: dict[str, Callable[..., Any]] = {"int8": int8, "a16w8": a16w8}

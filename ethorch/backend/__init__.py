@@ -1,17 +1,24 @@
-"""ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it."""
+"""ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it; and the writer of the ``.pte``.
 
-from ethorch.backend.compile import compile_program, tosa_graph
-from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
-from ethorch.vela.delegate import builder_for
-from ethorch.vela.lowered import Lowered
+Names are loaded on first use: a program that ExecuTorch need not lower is written without its import, which takes 1.5 seconds.
+"""
 
-__all__ = [
-    "EthosUBackend",
-    "Lowered",
-    "TOSABackend",
-    "builder_for",
-    "compile_program",
-    "lowered_delegates",
-    "register_quantized_kernels",
-    "tosa_graph",
-]
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
+if TYPE_CHECKING:
+    from ethorch.backend.compile import compile_program, tosa_graph  # 1.5 seconds of ExecuTorch
+
+    # the same 1.5 seconds
+    from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
+
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "compile": ["compile_program", "tosa_graph"],
+        "preprocess": ["EthosUBackend", "TOSABackend", "lowered_delegates", "register_quantized_kernels"],
+    },
+)
+
+__all__ = ["EthosUBackend", "TOSABackend", "compile_program", "lowered_delegates", "register_quantized_kernels", "tosa_graph"]

@@ -114,6 +114,9 @@ class Tuning:
 
     #: ``folded``: neighbouring axes of a TRANSPOSE are joined to as few as possible. ``whole``: one of up to four axes keeps them.
     transpose: Literal["folded", "whole"] = "folded"
+    #: Most results of a DEPTHWISE_CONV2D with several for each channel, divided by how many these are: Vela transposes them, and
+    #: refuses more ("Non-passthrough operation (Transpose) could not run on NPU", 5.2). None: any.
+    vela_largest_multiplied_depthwise: int | None = None
     #: Which RESIZE is emitted: ``any``, or ``doubling`` alone: of one picture, nearest, by 2, 4 or 8 in both directions. Tiles,
     #: boxes and matrix products say the others.
     resize: Literal["any", "doubling"] = "any"
@@ -168,9 +171,6 @@ class Tuning:
 
     #: The NPUs whose rows apply. TOSA as such is written for whoever compiles it; if by Vela, then for U85, which has all of it.
     vela_family: Literal["u55", "u65", "u85"] = "u85"
-    #: Most results of a DEPTHWISE_CONV2D with several for each channel, divided by how many these are: Vela transposes them, and
-    #: refuses more ("Non-passthrough operation (Transpose) could not run on NPU", 5.2). None: any.
-    largest_multiplied_depthwise: int | None = None
     #: True if the NPU has 16 KB of SHRAM, of which Vela reserves nothing for tables.
     vela_small_shram: bool = False
 

@@ -83,7 +83,9 @@ def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Low
 def _random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
     """Return bytes of random inputs and what the graph makes of them; None if it has no result for any that are tried."""
     source = lowered.source
-    if any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops):
+    if len(lowered.inputs) != len(lowered.compiled.inputs) or any(
+        op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops
+    ):
         return None
     for most in (_MOST_RANDOM_INT32, 1):
         generator = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ethorch import cli, runtime
 from ethorch.models.load import UserModel, load_model
-from ethorch.program import other_targets
+from ethorch.program import build
 from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -130,7 +130,7 @@ def test_what_ethorch_does_not_expect_is_called_a_bug(
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(other_targets, "quantize", broken)
+    monkeypatch.setattr(build, "quantize_methods", broken)
     assert cli.main(["explain", f"{folder}/nets.py:MODEL"]) == 1
     assert capsys.readouterr().err.startswith("ethorch explain: KeyError: 'x'. This is a bug of ethorch")
 

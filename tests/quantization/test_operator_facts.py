@@ -36,6 +36,10 @@ ALLOWED = {
         "quantization/passes/complex_tensors.py",
         "*",
     ): "what each operator of complex tensors is in real ones; none of those is in OPS",
+    **{
+        ("quantization/passes/constants.py", f"aten.{name}.default"): "what reads the shape of a tensor alone"
+        for name in ("expand_as", "view_as")
+    },
     ("quantization/weight_observer.py", "max"): "a calibration method",
     ("quantization/passes/experts.py", "*"): "a mixture as transformers spells it, and what takes its place",
     (

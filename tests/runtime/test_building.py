@@ -24,7 +24,7 @@ RUN = """
 import sys
 from ethorch import runtime
 from tests.helpers.host import random_inputs
-print(host.load(sys.argv[1])(*random_inputs("cnn"))[0].sum().item())
+print(runtime.load(sys.argv[1])(*random_inputs("cnn"))[0].sum().item())
 """
 
 

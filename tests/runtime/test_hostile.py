@@ -101,8 +101,8 @@ from ethorch.support.errors import EthorchError
 from tests.helpers.host import Stub, random_inputs
 path, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 data, inputs = open(path, "rb").read(), random_inputs(name)
-host.load(data, machine=Stub)(*inputs)
-blob = max((d.blob for d in host.load(data, machine=Stub).description.delegates), key=len)
+runtime.load(data, machine=Stub)(*inputs)
+blob = max((d.blob for d in runtime.load(data, machine=Stub).description.delegates), key=len)
 start = data.find(blob)
 
 def damaged(seed):
@@ -120,7 +120,7 @@ def work(first, shared):                                     # in a child, which
         shared[:8] = seed.to_bytes(8, "little")
         signal.alarm(60)
         try:
-            host.load(damaged(seed), machine=Stub)(*inputs)
+            runtime.load(damaged(seed), machine=Stub)(*inputs)
         except EthorchError:
             pass
         except BaseException:

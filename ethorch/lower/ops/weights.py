@@ -78,7 +78,7 @@ class Filters:
         """
         channels, each = self.codes.shape[2:]
         places = math.prod((window or Window.of(self.codes.shape[:2])).counts(value.shape[1:3]))
-        largest = b.tuning.largest_multiplied_depthwise
+        largest = b.tuning.vela_largest_multiplied_depthwise
         most = channels if each == 1 or largest is None else min(max(largest // places, 1), channels)
         parts = []
         for first in range(0, channels, most):
