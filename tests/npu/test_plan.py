@@ -263,7 +263,7 @@ def test_addresses_and_undefined_behaviour(arguments):
 PREBUILT = """
 import sys
 from pathlib import Path
-from ethorch import native
+from ethorch.support import native
 native.PREBUILT = Path(sys.argv[1])
 from ethorch.npu.plan import library
 from ethorch.npu.weights import compiled

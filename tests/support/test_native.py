@@ -18,7 +18,7 @@ SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { retur
 LOAD = """
 import sys
 from pathlib import Path
-from ethorch import native
+from ethorch.support import native
 print(native.load(lambda: native.build("answer", [Path(sys.argv[1])], ["-O0"])).answer())
 """
 
