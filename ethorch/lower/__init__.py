@@ -1,1 +1,1 @@
-"""The walk: a quantized FX graph becomes a TOSA graph."""
+"""Lowering of a quantized FX graph to TOSA: the walk, the operators, the builder and the rewrites."""

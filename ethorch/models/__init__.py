@@ -1,1 +1,1 @@
-"""Data sets, files and folders as inputs of a model."""
+"""Users' modules and their inputs: model files, model zoos, samples, data sets, layouts."""

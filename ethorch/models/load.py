@@ -32,6 +32,7 @@ from ethorch.models.user_code import ZOOS, Reference, explained, find, first_sen
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError, FormatError, SpecError
 from ethorch.support.wording import did_you_mean
+from ethorch.targets.selection import Padding
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,13 @@ class UserMethods:
         models: by the method's name. What they share are the same tensors. Their ``calibration`` is not used.
         sessions: calls in order as (name, inputs), for calibration; each session begins with the buffers' initial contents.
         alternatives: they are one model at several shapes, with one set of quantization parameters.
-        paddings: Of alternatives, the axes along which inputs may be filled up (``figures.selection.Padding``).
+        paddings: Of alternatives, the axes along which inputs may be filled up.
     """
 
     models: Mapping[str, UserModel]
     sessions: Sequence[Sequence[tuple[str, Inputs]]] = ()
     alternatives: bool = False
-    paddings: tuple[Any, ...] = ()
+    paddings: tuple[Padding, ...] = ()
 
 
 class KeywordInputs(nn.Module):

@@ -150,7 +150,7 @@ def compile(
             each method.
         shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]``, or
             ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters; calling the program calls
-            the smallest method that fits (``ethorch.figures.selection``). Default: one method of the example inputs' shapes.
+            the smallest method that fits (``ethorch.targets.selection``). Default: one method of the example inputs' shapes.
         verify: Run the finished program in the simulator on a calibration sample, and compare what each delegate returns with the
             TOSA reference, byte by byte (default). ``Program.verification`` holds the result.
         progress: draw progress on stderr; None: on a terminal.

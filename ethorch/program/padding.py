@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from ethorch.figures.selection import Padding, Places
 from ethorch.lower.fx.control_flow import is_control_flow
 from ethorch.lower.fx.export import exported
 from ethorch.lower.fx.node import is_in_place, op_name
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.shapes import samples_like
 from ethorch.support.errors import EthorchError
+from ethorch.targets.selection import Padding, Places
 from ethorch.targets.settings import Shapes
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from ethorch import figures, runtime
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse
-from ethorch.figures.selection import Selection
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import DelegatePayload
@@ -42,6 +41,7 @@ from ethorch.support.rendering import as_html, as_text
 from ethorch.support.wording import counted
 from ethorch.targets.boards import Board
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.selection import Selection
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 

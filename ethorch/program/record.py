@@ -15,7 +15,6 @@ from torch.fx import GraphModule
 from ethorch import figures
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse, uses
-from ethorch.figures.selection import Selection, shapes_of
 from ethorch.formats import pte
 from ethorch.formats.boundary import boundary_of
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
@@ -32,6 +31,7 @@ from ethorch.support.metrics import Metric
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import roles
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.selection import Selection, shapes_of
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 

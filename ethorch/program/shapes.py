@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ethorch.figures.selection import SHAPES, Padding, Selection, input_shapes
 from ethorch.formats.pte_types import Program
 from ethorch.lower.fx.export import described, exported
 from ethorch.models.load import Inputs, UserMethods, UserModel
 from ethorch.models.zoos import made_up
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import counted
+from ethorch.targets.selection import SHAPES, Padding, Selection, input_shapes
 from ethorch.targets.settings import Shapes
 
 

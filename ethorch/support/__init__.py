@@ -1,0 +1,1 @@
+"""What every package uses: errors, native code, progress, tables, files, processes."""

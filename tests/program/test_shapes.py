@@ -15,7 +15,6 @@ from torch.export import Dim, export
 
 import ethorch
 from ethorch import cli
-from ethorch.figures.selection import Padding, Selection
 from ethorch.formats import pte
 from ethorch.models.layouts import from_nhwc, to_nhwc
 from ethorch.models.load import UserModel
@@ -23,6 +22,7 @@ from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
 from ethorch.program.shapes import samples_like
 from ethorch.support.errors import EthorchError, HostError, SpecError
+from ethorch.targets.selection import Padding, Selection
 from ethorch.targets.settings import Settings, shapes_from
 
 

@@ -21,7 +21,6 @@ from ethorch.deploy.firmware.methods import Whole, whole
 from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, opened_of
 from ethorch.deploy.firmware.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
 from ethorch.deploy.firmware.streams import Attributes, attributes, config_word, driver_stream
-from ethorch.figures.selection import Selection
 from ethorch.formats import pte
 from ethorch.formats.boundary import boundary_of
 from ethorch.formats.files import write_folder
@@ -34,6 +33,7 @@ from ethorch.support.wording import counted
 from ethorch.targets.boards.description import Board
 from ethorch.targets.boards.loading import load as load_board
 from ethorch.targets.boards.loading import names as board_names
+from ethorch.targets.selection import Selection
 from ethorch.targets.vela_ini import MemorySystem
 
 _C = Path(__file__).resolve().parent / "c"

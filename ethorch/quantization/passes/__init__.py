@@ -1,0 +1,1 @@
+"""Graph passes between ``torch.export`` and annotation; ``pipeline`` lists them."""
