@@ -25,6 +25,7 @@ from ethorch.runtime.session import together
 from ethorch.support.errors import EthorchError, MachineFault, VerificationError
 from ethorch.support.progress import stage
 from ethorch.vela.lowered import Lowered
+from ethorch.vela.repair import random_inputs
 from ethorch.vela.verification import check_outputs
 
 Array = npt.NDArray[Any]
@@ -39,7 +40,6 @@ class _Check:
     """One payload: the delegate that it was packed from, and what the runs so far have shown.
 
     Attributes:
-        codes: Numbers of the inputs that may be any codes, because they are quantized for it.
         inputs: Those of the last comparison; None before the first.
         is_settled: It was compared on outputs that vary.
         reason: Why it was not compared; empty if it was.
@@ -47,7 +47,6 @@ class _Check:
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
         self.name, self.payload, self.delegate = name, payload, delegate
-        self.codes: set[int] = set()
         self.inputs: list[Array] | None = None
         self.is_settled = delegate is None
         self.reason = "its TOSA graph is not known" if delegate is None else "no sample reaches it"
@@ -91,22 +90,10 @@ class _Check:
             machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
         self.run(machine)
 
-    def run_on_random_codes(self) -> None:
-        """Compare on random codes, which reach what the samples leave alone; other inputs are those of the last run.
-
-        A delegate that no sample reached gets random codes for all 8 and 16-bit inputs, and zeros for the others. A delegate with a
-        loop is left out, because the loop may not end on random codes.
-        """
-        assert self.delegate is not None
-        if any(op.name == "WHILE_LOOP" for graph in self.delegate.source.regions() for op in graph.ops):
-            return
-        drawn, known = self.codes, self.inputs
-        if known is None:
-            drawn = {n for n, value in enumerate(self.delegate.inputs) if value.dtype in ("INT8", "INT16")}
-            known = [np.zeros(tensor.nbytes, np.uint8) for tensor in self.payload.inputs]
-        if drawn or self.inputs is None:
-            generator = np.random.default_rng(0)
-            self.run_on([generator.integers(0, 256, x.size, np.uint8) if n in drawn else x for n, x in enumerate(known)])
+    def run_on_random_inputs(self) -> None:
+        """Compare a delegate that no sample reached, as ``vela.repair`` did when it was compiled."""
+        if self.delegate is not None and self.inputs is None and (drawn := random_inputs(self.delegate)) is not None:
+            self.run_on(drawn[0])
 
 
 class _Checking:
@@ -144,28 +131,17 @@ def verified(record: Record) -> Record:
                 payload = delegate.payload
                 if payload not in checks:
                     checks[payload] = _Check(f"delegate {number} of method {name!r}", payload, known.get(payload))
-                checks[payload].codes |= _quantized_inputs(part, number)
                 places.append((name, number, checks[payload]))
     if checks:
         with stage("verify"), torch.no_grad():
             _run_samples(parts, checks)
             for check in checks.values():
-                if check.delegate is not None and (check.inputs is None or not check.delegate.is_compared):
-                    check.run_on_random_codes()
+                check.run_on_random_inputs()
     unchecked = tuple(Unchecked(name, number, check.reason) for name, number, check in places if check.reason)
     repairs = tuple(text for check in checks.values() if check.delegate is not None for text in check.delegate.repairs)
     for part in parts.values():
         part.verification = Verification(len(places), len(places) - len(unchecked), unchecked, repairs)
     return record
-
-
-def _quantized_inputs(part: Record, delegate: int) -> set[int]:
-    """Return the numbers of a delegate's inputs that a quantize operator writes, or that are codes of the program's inputs."""
-    method = part.description
-    codes = {call.args[-1] for call in method.calls if call.operator == QUANTIZE_KERNEL}
-    codes |= {index for index, info in zip(method.inputs, part.inputs, strict=True) if info.codes is not None}
-    count = len(method.delegates[delegate].payload.inputs)
-    return {n for call in method.calls if call.delegate == delegate for n, arg in enumerate(call.args[:count]) if arg in codes}
 
 
 def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _Check]) -> None:

@@ -24,7 +24,6 @@ class Lowered:
         source: The TOSA graph before the rewrites: the reference for what the delegate computes.
         tosa: the flatbuffer of it, which Vela compiled, but for how inputs in planes are read (``vela.planes``).
         compiled: what Vela made of that.
-        is_compared: It computed what ``source`` computes on random inputs (``vela.repair``).
         repairs: Operators before which a copy was inserted because Vela's commands were wrong without.
     """
 
@@ -32,7 +31,6 @@ class Lowered:
     source: Graph = field(repr=False)
     tosa: bytes = field(repr=False)
     compiled: CompiledModel
-    is_compared: bool = False
     repairs: tuple[str, ...] = ()
 
     @cached_property

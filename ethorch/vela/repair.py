@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ethorch.lower.rewrite.insert_copies import copied
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
-from ethorch.npu import Machine, Program, staging_bytes
+from ethorch.runtime import npu_machine
 from ethorch.support.errors import MachineFault, PayloadError, VelaError, VerificationError
 from ethorch.support.progress import stage
 from ethorch.tosa import interpreter
@@ -47,7 +47,8 @@ class _Operand:
 def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
     """Return the delegate if it computes what its TOSA graph does, and otherwise one with copies that does.
 
-    A delegate is not compared if it has a loop, which may not end on random inputs, or if its graph has no result for them.
+    A delegate is not compared if it has a loop, which may not end on random inputs, if its graph has no result for them, or if it
+    needs more memory than the simulator has.
 
     Args:
         compile_graph: Compiles a rewritten graph.
@@ -55,13 +56,13 @@ def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Low
     Raises:
         VerificationError: The delegate differs, and no copies mend it.
     """
-    inputs = _random_inputs(lowered)
+    inputs = random_inputs(lowered)
     if inputs is None:
         return lowered
     arrays, expected = inputs
     outputs = _run(lowered, arrays)
-    if _equal(outputs, expected):
-        return replace(lowered, is_compared=True)
+    if outputs is None or _equal(outputs, expected):
+        return lowered
     try:
         check_outputs(lowered, "a delegate", arrays, outputs)
     except VerificationError as error:
@@ -80,12 +81,11 @@ def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Low
     raise AssertionError("outputs differ, and the check found no difference")
 
 
-def _random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
-    """Return bytes of random inputs and what the graph makes of them; None if it has no result for any that are tried."""
+def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
+    """Return bytes of random inputs and of the graph's results; None if it has a loop, or no result for any that are tried."""
     source = lowered.source
-    if len(lowered.inputs) != len(lowered.compiled.inputs) or any(
-        op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops
-    ):
+    has_loop = any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops)
+    if has_loop or len(lowered.inputs) != len(lowered.compiled.inputs):
         return None
     for most in (_MOST_RANDOM_INT32, 1):
         generator = np.random.default_rng(0)
@@ -104,12 +104,20 @@ def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
     return generator.integers(low, high, value.shape).astype(DTYPES[value.dtype])
 
 
-def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault:
-    """Return the output bytes of a run over memory that is full of noise, or the fault that it stops with."""
+def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
+    """Return the output bytes of a run over memory that is full of noise, or the fault that it stops with.
+
+    None if the simulator has less memory than the delegate needs.
+    """
     try:
         payload = lowered.payload
-        program = Program(payload.commands, payload.weights)
-        machine = Machine(program, payload.scratch_bytes, staging_bytes(program))
+    except PayloadError as error:  # a tensor lies outside of its region
+        return MachineFault(str(error))
+    try:
+        machine = npu_machine(payload)
+    except MachineFault:
+        return None
+    try:
         noise = np.random.default_rng(1)
         for index in machine.regions:
             if index:  # the constants are region 0
@@ -118,15 +126,13 @@ def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFaul
         for tensor, data in zip(payload.inputs, inputs, strict=True):
             machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
         machine.run()
-    except PayloadError as error:  # a tensor lies outside of its region
-        return MachineFault(str(error))
     except MachineFault as fault:
         return fault
     return [machine.region(t.region)[t.offset : t.offset + t.nbytes].copy() for t in payload.outputs]
 
 
-def _equal(outputs: Sequence[Array] | MachineFault, expected: Sequence[Array]) -> bool:
-    return not isinstance(outputs, MachineFault) and all(map(np.array_equal, outputs, expected))
+def _equal(outputs: Sequence[Array] | MachineFault | None, expected: Sequence[Array]) -> bool:
+    return outputs is not None and not isinstance(outputs, MachineFault) and all(map(np.array_equal, outputs, expected))
 
 
 class _Repair:
@@ -152,8 +158,8 @@ class _Repair:
             if self._is_over:
                 return None
             if (mended := self._with_copies(operands)) is not None:
-                fewer = self._with_copies(least := self._fewest(operands, []))
-                return mended if fewer is None or len(least) == len(operands) else fewer
+                fewest = self._fewest(operands, [])
+                return mended if len(fewest) == len(operands) else self._with_copies(fewest) or mended
         return None
 
     def _with_copies(self, operands: Sequence[_Operand]) -> Lowered | None:
@@ -167,7 +173,7 @@ class _Repair:
             return None
         if not _equal(_run(compiled, self._inputs), self._expected):
             return None
-        return replace(compiled, source=self._lowered.source, is_compared=True, repairs=repairs)
+        return replace(compiled, source=self._lowered.source, repairs=repairs)
 
     def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
         """Return the fewest of ``operands`` that mend together with ``base``, as far as halves tell (QuickXplain)."""
