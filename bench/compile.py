@@ -48,7 +48,7 @@ def _kib(value: float) -> str:
 
 
 def to_pte_seconds(record: Record) -> float:
-    """From what ``convert_pt2e`` returned to the bytes of a .pte: ``flow.build``, or the three steps where there is none."""
+    """From what ``convert_pt2e`` returned to the bytes of a .pte: ``build_pte``, or the three steps where there is none."""
     seconds = record["seconds"]
     if "build" in seconds:
         return float(seconds["build"])

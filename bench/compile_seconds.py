@@ -4,8 +4,8 @@
 
 Each run is a process of its own with one torch thread, and the two implementations take turns, so that whatever else the
 computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`), without imports;
-ethorch's, with all of torch and ExecuTorch, have a column of their own. ethorch's steps are those of `flow.quantize` and
-`flow.build`, and the comparison of the program with the TOSA reference, which has a column of its own, too; the Arm backend's
+ethorch's, with all of torch and ExecuTorch, have a column of their own. ethorch's steps are those of `quantize` and
+`build_pte`, and the comparison of the program with the TOSA reference, which has a column of its own, too; the Arm backend's
 are those that its users write, with `torch.export` of the converted graph, `to_edge_transform_and_lower` and `to_executorch`
 from the converted graph to the .pte. ``--growth`` compiles chains of equal
 layers and networks of several hundred operators.
@@ -49,7 +49,8 @@ def measure_here(model: str, target: str) -> Record:
     recorder.watch_vela()
     started = time.process_time()
     api = load_api("ethorch")
-    flow = importlib.import_module("ethorch.backend.build")
+    from ethorch.backend.build import build_pte
+
     for late in ("ethorch.backend.through_executorch", "tosa_serializer"):  # what is imported where it is needed
         importlib.import_module(late)
     importlib.import_module("ethorch.runtime.delegate").host_backend()
@@ -67,15 +68,15 @@ def measure_here(model: str, target: str) -> Record:
     from ethorch.vela import delegate, repair
 
     @contextmanager
-    def step(name: str) -> Iterator[None]:  # as flow.quantize has them
+    def step(name: str) -> Iterator[None]:  # as quantize has them
         with steps(name), nullcontext() if name == "calibrate" else collected_later():
             yield
 
     with step("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
-    converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as flow.quantize does
+    converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as quantize does
     with step("build"), mock.patch.object(delegate, "repaired", functools.partial(_repaired, steps, repair.repaired)):
-        built = flow.build(converted, inputs, spec)
+        built = build_pte(converted, inputs, spec)
     compared = steps.seconds.pop("compare", 0.0)
     steps.seconds["build"] -= compared
     from ethorch.models.load import UserModel

@@ -1,6 +1,6 @@
 """Figures of a program, as data: its layers, the memory of the whole application, its time line.
 
-They are taken of a finished ``flow.Build``, of which all is known, or of a .pte, as far as the file tells.
+They are taken of a finished ``Build``, of which all is known, or of a .pte, as far as the file tells.
 """
 
 from ethorch.figures.cpu_rates import RATES, Rate

@@ -153,7 +153,7 @@ def subject(
     """Open a build or a .pte, ethorch's or the Arm backend's.
 
     Args:
-        source: the result of ``flow.build``, or the contents or the path of a .pte.
+        source: a ``Build``, or the contents or the path of a .pte.
         method: which entry point; None is ``forward``, or the first of a file without it.
         spec: what it was compiled for, where the file cannot say: with an ini file of the user's own.
         sources: by number of a delegate, what ``dump_intermediate_artifacts_to`` kept of it (``vela.artifacts.sources``).

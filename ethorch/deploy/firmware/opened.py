@@ -53,7 +53,7 @@ def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[
     Args:
         method, inputs: as of ``ethorch.firmware``.
     """
-    program = source if hasattr(source, "pte") else None  # ethorch.Program, or flow.Build, which this package may not import
+    program = source if hasattr(source, "pte") else None  # ethorch.Program, or a Build, which this package may not import
     data = pte.contents(source) if isinstance(source, (str, os.PathLike)) else bytes(source if program is None else program.pte)
     parsed = pte.read(data)
     wanted = [method] if isinstance(method, str) else method
