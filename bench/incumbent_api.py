@@ -58,8 +58,9 @@ def tests_folder() -> Path:
 
 def substitute(source: str) -> tuple[str, list[str]]:
     """Return the source with ethorch's imports, and the names that it still imports from the Arm backend."""
-    import ethorch.arm.test
     import ethorch.testing
+    from ethorch import arm
+    from ethorch.arm.test.tester import test_pipeline
 
     lines, names = source.splitlines(), []
     for node in ast.walk(ast.parse(source)):
@@ -67,7 +68,7 @@ def substitute(source: str) -> tuple[str, list[str]]:
             continue
         imports: dict[str, list[str]] = {}
         for alias in node.names:
-            module = next((m for m in (ethorch.arm, ethorch.arm.test, ethorch.testing) if alias.name in m.__all__), None)
+            module = next((m for m in (arm, test_pipeline, ethorch.testing) if alias.name in m.__all__), None)
             place = node.module if module is None else module.__name__
             imports.setdefault(str(place), []).append(alias.name + (f" as {alias.asname}" if alias.asname else ""))
             names += [f"{node.module}.{alias.name}"] * (module is None)

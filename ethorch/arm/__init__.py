@@ -1,22 +1,23 @@
-"""The public names of ExecuTorch's Arm backend, from all of its modules: in a script, only the imports change."""
+"""The public names of ExecuTorch's Arm backend, here and under the paths of its modules: a script changes one prefix."""
 
-from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
-from ethorch.backend.preprocess import EthosUBackend, TOSABackend
-from ethorch.quantization.config import (
+from ethorch.arm.arm_backend import ArmCompileSpecBuilder
+from ethorch.arm.common.arm_compile_spec import ArmCompileSpec
+from ethorch.arm.ethosu import EthosUBackend, EthosUCompileSpec, EthosUPartitioner
+from ethorch.arm.quantizer import (
+    EthosUQuantizer,
     QuantizationConfig,
+    TOSAQuantizationConfig,
+    TOSAQuantizer,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
+    is_annotated,
 )
-from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
-from ethorch.quantization.specs import is_annotated
-from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
-from ethorch.targets.compile_spec_builder import ArmCompileSpecBuilder
-from ethorch.targets.tosa_spec import TosaCompileSpec
-from ethorch.targets.tosa_specification import TosaSpecification
-
-TOSAQuantizationConfig = QuantizationConfig
+from ethorch.arm.tosa.backend import TOSABackend
+from ethorch.arm.tosa.compile_spec import TosaCompileSpec
+from ethorch.arm.tosa.partitioner import TOSAPartitioner
+from ethorch.arm.tosa.specification import TosaSpecification
 
 __all__ = [
     "ArmCompileSpec",

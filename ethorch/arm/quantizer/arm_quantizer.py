@@ -1,7 +1,6 @@
 """The names of ``executorch.backends.arm.quantizer.arm_quantizer``."""
 
 from ethorch.quantization.config import (
-    QuantizationConfig,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
@@ -9,12 +8,8 @@ from ethorch.quantization.config import (
 )
 from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
 
-TOSAQuantizationConfig = QuantizationConfig
-
 __all__ = [
     "EthosUQuantizer",
-    "QuantizationConfig",
-    "TOSAQuantizationConfig",
     "TOSAQuantizer",
     "get_symmetric_a8w4_quantization_config",
     "get_symmetric_a16w8_quantization_config",

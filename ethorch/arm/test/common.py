@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ethorch.targets.compile_spec import DEFAULT_INI, EthosUCompileSpec
@@ -24,53 +24,25 @@ def get_tosa_compile_spec(
     return TosaCompileSpec(tosa_spec).dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
 
 
-def _spec(
-    name: str,
-    system_config: str | None,
-    memory_mode: str | None,
-    extra_flags: str | Sequence[str] | None,
-    custom_path: str | None,
-    config: str | None,
-    tosa_debug_mode: Any,
-) -> EthosUCompileSpec:
-    spec = EthosUCompileSpec(name, system_config, memory_mode, extra_flags, config or DEFAULT_INI)
-    return spec.dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
+def _getter(family: str, default_macs: int) -> Callable[..., EthosUCompileSpec]:
+    """Return the function of the Arm backend that makes compile specs for a family."""
+
+    def get_compile_spec(
+        macs: int = default_macs,
+        system_config: str | None = None,
+        memory_mode: str | None = None,
+        extra_flags: str | Sequence[str] | None = None,
+        custom_path: str | None = None,
+        config: str | None = None,
+        tosa_debug_mode: Any = None,
+    ) -> EthosUCompileSpec:
+        spec = EthosUCompileSpec(f"ethos-{family}-{macs}", system_config, memory_mode, extra_flags, config or DEFAULT_INI)
+        return spec.dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
+
+    get_compile_spec.__doc__ = f"Return a compile spec for an Ethos-{family.upper()} of ``macs`` multiply-accumulates per cycle."
+    return get_compile_spec
 
 
-def get_u55_compile_spec(
-    macs: int = 128,
-    system_config: str | None = None,
-    memory_mode: str | None = None,
-    extra_flags: str | Sequence[str] | None = None,
-    custom_path: str | None = None,
-    config: str | None = None,
-    tosa_debug_mode: Any = None,
-) -> EthosUCompileSpec:
-    """Return a compile spec for an Ethos-U55 of this many MACs; the other arguments are those of ``EthosUCompileSpec``."""
-    return _spec(f"ethos-u55-{macs}", system_config, memory_mode, extra_flags, custom_path, config, tosa_debug_mode)
-
-
-def get_u65_compile_spec(
-    macs: int = 256,
-    system_config: str | None = None,
-    memory_mode: str | None = None,
-    extra_flags: str | Sequence[str] | None = None,
-    custom_path: str | None = None,
-    config: str | None = None,
-    tosa_debug_mode: Any = None,
-) -> EthosUCompileSpec:
-    """Return a compile spec for an Ethos-U65 of this many MACs; the other arguments are those of ``EthosUCompileSpec``."""
-    return _spec(f"ethos-u65-{macs}", system_config, memory_mode, extra_flags, custom_path, config, tosa_debug_mode)
-
-
-def get_u85_compile_spec(
-    macs: int = 128,
-    system_config: str | None = None,
-    memory_mode: str | None = None,
-    extra_flags: str | Sequence[str] | None = None,
-    custom_path: str | None = None,
-    config: str | None = None,
-    tosa_debug_mode: Any = None,
-) -> EthosUCompileSpec:
-    """Return a compile spec for an Ethos-U85 of this many MACs; the other arguments are those of ``EthosUCompileSpec``."""
-    return _spec(f"ethos-u85-{macs}", system_config, memory_mode, extra_flags, custom_path, config, tosa_debug_mode)
+get_u55_compile_spec = _getter("u55", 128)
+get_u65_compile_spec = _getter("u65", 256)
+get_u85_compile_spec = _getter("u85", 128)

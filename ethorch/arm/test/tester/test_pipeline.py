@@ -1,14 +1,30 @@
-"""The names of ``executorch.backends.arm.test.tester.test_pipeline``."""
+"""The Arm backend's test pipelines under their names: a tester's stages in a list that can be changed before it runs.
 
-from ethorch.arm.test.pipelines import (
-    BasePipeline,
-    EthosU55PipelineINT,
-    EthosU65PipelineINT,
-    EthosU85PipelineINT,
-    OpNotSupportedPipeline,
-    TosaPipelineFP,
-    TosaPipelineINT,
-)
+The classes take the Arm backend's arguments. Where it runs a program in Arm's FVP, these run it in ethorch's simulator. Its
+``PassPipeline`` and ``VgfPipeline`` have no counterpart: ethorch has no passes to test, and makes no VGF.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from executorch.backends.test.harness.stages import StageType
+from torch import nn
+from torch.utils import _pytree as pytree
+from typing_extensions import Self
+
+from ethorch.backend.preprocess import lowered_graphs
+from ethorch.quantization.config import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.quantization.quantizer import TOSAQuantizer
+from ethorch.support.errors import EthorchError
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+from ethorch.testing.stages import Quantize, Spec
+from ethorch.testing.tester import EthosUTester
 
 __all__ = [
     "BasePipeline",
@@ -19,3 +35,424 @@ __all__ = [
     "TosaPipelineFP",
     "TosaPipelineINT",
 ]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=tuple[Any, ...])
+Names = str | Sequence[str] | None
+
+DELEGATE = "torch.ops.higher_order.executorch_call_delegate"
+_QUANTIZE = "torch.ops.quantized_decomposed.quantize_per_tensor.default"
+_DEQUANTIZE = "torch.ops.quantized_decomposed.dequantize_per_tensor.default"
+#: Stages of a tester that run once; every other one gets a number or a word behind its name.
+_ONCE = frozenset({"quantize", "export", "to_edge", "partition", "to_edge_transform_and_lower", "to_executorch", "serialize"})
+
+
+@dataclass
+class PipelineStage:
+    """A call of a pipeline: its id, the function, its arguments."""
+
+    id: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> None:
+        self.function(*self.args, **self.kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Other positional arguments, where any are given, and further keywords."""
+        self.args = args or self.args
+        self.kwargs |= kwargs
+
+
+class BasePipeline(Generic[T]):
+    """Export, check, lower, check, make a program: what every pipeline begins with.
+
+    Args:
+        module: what is tested.
+        test_data: example inputs, and what it is run with.
+        aten_ops: texts that the exported graph has to have, e.g. ``torch.ops.aten.add.Tensor``.
+        compile_spec: what is compiled for.
+        exir_ops: names of edge operators that the lowered graph must not have: they are in the delegate.
+        use_to_edge_transform_and_lower: False: ``to_edge`` and ``partition`` one by one.
+        dynamic_shapes, transform_passes: as of ``EthosUTester``.
+
+    Attributes:
+        tester: the EthosUTester that runs.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        test_data: T,
+        aten_ops: Names,
+        compile_spec: Spec,
+        exir_ops: Names = None,
+        use_to_edge_transform_and_lower: bool = True,
+        dynamic_shapes: Any = None,
+        transform_passes: Any = None,
+    ):
+        self.tester = EthosUTester(
+            module, test_data, compile_spec, dynamic_shapes=dynamic_shapes, transform_passes=transform_passes
+        )
+        self.test_data = test_data
+        self._stages: list[PipelineStage] = []
+        edge = _listed(exir_ops)
+        self.add_stage(self.tester.export)
+        self.add_stage(self.tester.check, _listed(aten_ops), suffix="aten")
+        if use_to_edge_transform_and_lower:
+            self.add_stage(self.tester.to_edge_transform_and_lower)
+        else:
+            self.add_stage(self.tester.to_edge)
+            self.add_stage(self.tester.check, edge, suffix="exir")
+            self.add_stage(self.tester.partition)
+        self.lowering = self._stages[-1].id
+        self.add_stage(self.tester.check_not, edge, suffix="exir")
+        self.add_stage(self.tester.check_count, {DELEGATE: 1}, suffix="exir")
+        self.add_stage(self.tester.to_executorch)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids of the stages in order."""
+        return tuple(stage.id for stage in self._stages)
+
+    def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
+        """Put a call into the list.
+
+        Its id is the function's name; of what may come several times, with a number or ``suffix`` behind a dot.
+
+        Args:
+            pos: its place; -1 is the end, -2 before the last one.
+
+        Raises:
+            EthorchError: there is such an id already, or no such place.
+        """
+        count = len(self._stages)
+        place = pos if pos >= 0 else count + pos + 1
+        if not 0 <= place <= count:
+            raise EthorchError(f"pos is {pos}; the pipeline has {count} stages: {-count - 1}..{count} are allowed.")
+        name = getattr(func, "__name__", type(func).__name__)
+        if name == "dump_artifact" and suffix is not None:
+            args = (*args, suffix)
+        if name not in _ONCE:
+            number = sum(stage.id.partition(".")[0] == name for stage in self._stages)
+            suffix = suffix or (str(number) if number else "")
+            name = f"{name}.{suffix}" if suffix else name
+        if name in self.stages:
+            raise EthorchError(f"the pipeline has a stage {name!r} already; give it another suffix, or pop that one first.")
+        self._stages.insert(place, PipelineStage(name, func, args, kwargs))
+        return self
+
+    def add_stage_after(self, stage_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Self:
+        """Put a call behind the stage of that id."""
+        return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
+
+    def pop_stage(self, identifier: int | str) -> PipelineStage:
+        """Take a stage out, by its place or its id."""
+        return self._stages.pop(identifier if isinstance(identifier, int) else self.find_pos(identifier))
+
+    def find_pos(self, stage_id: str) -> int:
+        """The place of a stage.
+
+        Raises:
+            EthorchError: there is none of that id.
+        """
+        if stage_id not in self.stages:
+            raise EthorchError(f"the pipeline has no stage {stage_id!r}; it has {', '.join(self.stages)}.")
+        return self.stages.index(stage_id)
+
+    def has_stage(self, stage_id: str) -> bool:
+        """Is there a stage of that id?"""
+        return stage_id in self.stages
+
+    def change_args(self, stage_id: str, *args: Any, **kwargs: Any) -> Self:
+        """Other arguments for a stage."""
+        self._stages[self.find_pos(stage_id)].update(*args, **kwargs)
+        return self
+
+    def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
+        """Print what a stage made; with a suffix, append it to the file of that name."""
+        return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
+
+    def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
+        """Print how many of which operators there are behind a stage."""
+        return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
+
+    def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
+        """Behind lowering, the delegates have so many of these TOSA operators, e.g. ``{"CONV2D": 2}``."""
+
+        def count_tosa_ops() -> None:
+            graphs = lowered_graphs(self.tester.graph_module())
+            found = [op.name for graph in graphs for part in graph.regions() for op in part.ops]
+            counts = [(name, n, found.count(name)) for name, n in expected_ops.items()]
+            wrong = [f"Expected {n} occurrences of TOSA op {name}, found {count}" for name, n, count in counts if count != n]
+            if wrong:
+                there = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found))) or "none"
+                raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {there}.")
+
+        return self.add_stage_after(self.lowering, count_tosa_ops, suffix="tosa_ops")
+
+    def run_and_compare_to_initial_model(
+        self,
+        frobenius_threshold: float | None = 0.01,
+        cosine_threshold: float | None = 0.99,
+        clean_reference: bool = True,
+        compared_stage: str = "export",
+    ) -> Self:
+        """Behind a stage, compare what it made with the float module by norm of the error and cosine similarity.
+
+        Args:
+            clean_reference: kept for the Arm backend's callers; the float module is the reference either way.
+        """
+        del clean_reference
+        return self.add_stage_after(
+            compared_stage,
+            self.tester.run_method_and_compare_outputs,
+            inputs=self.test_data,
+            frobenius_threshold=frobenius_threshold,
+            cosine_threshold=cosine_threshold,
+            reference_stage_type=StageType.INITIAL_MODEL,
+            suffix="original_model",
+        )
+
+    def run(self) -> None:
+        """Run every stage in order.
+
+        Raises:
+            AssertionError: a check fails. The stage is logged.
+        """
+        for stage in self._stages:
+            try:
+                stage()
+            except Exception:
+                logger.error("%s: the stage %s fails; the stages are %s", self.tester.name, stage.id, ", ".join(self.stages))
+                raise
+
+    @property
+    def quantizer(self) -> TOSAQuantizer:
+        """The quantizer of the stage ``quantize``, to set more on."""
+        (stage,) = self._stages[self.find_pos("quantize")].args
+        assert isinstance(stage.quantizer, TOSAQuantizer)
+        return stage.quantizer
+
+    def _quantized(
+        self,
+        int16: bool,
+        per_channel: bool,
+        quantize_io: bool,
+        epsilon: float,
+        fold_quantize: bool,
+        floats_on_npu: bool = False,
+    ) -> None:
+        """Put the stage ``quantize`` first, and the checks that its operators come and go."""
+        config = get_symmetric_quantization_config(is_per_channel=per_channel)
+        if int16:
+            config = get_symmetric_a16w8_quantization_config(is_per_channel=per_channel, epsilon=epsilon)
+        quantizer = self.tester.quantizer(config)
+        if quantize_io:
+            quantizer.set_io(config)
+        self.add_stage(self.tester.quantize, Quantize(quantizer, fold_quantize=fold_quantize), pos=0)
+        leaves = pytree.tree_leaves(self.test_data)
+        if any(isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point for leaf in leaves):
+            both = [_DEQUANTIZE, _QUANTIZE]
+            self.add_stage_after("quantize", self.tester.check, both, suffix="quant_nodes")
+            self.add_stage_after(self.lowering, self.tester.check_not, both, suffix="quant_nodes")
+        if floats_on_npu:
+            kinds = [f"{way}_per_{what}" for way in ("quantize", "dequantize") for what in ("tensor", "channel")]
+            edge = [f"executorch_exir_dialects_edge__ops_quantized_decomposed_{kind}_default" for kind in kinds]
+            self.add_stage_after(self.lowering, self.tester.check_not, edge, suffix="exir_quant_nodes")
+
+
+def _listed(names: Names) -> list[str]:
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def _tosa_spec(
+    profile: str, version: str | None, extensions: Iterable[str] | None, path: str | None, debug: Any
+) -> TosaCompileSpec:
+    spec = TosaCompileSpec("+".join([f"TOSA-{version or '1.0'}", profile, *(extensions or ())]))
+    return spec.dump_intermediate_artifacts_to(path).dump_debug_info(debug)
+
+
+class TosaPipelineINT(BasePipeline[T]):
+    """Quantize, lower to TOSA's INT profile, run in the TOSA reference model, compare with the quantized module.
+
+    Args:
+        module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: as of ``BasePipeline``.
+        run_on_tosa_ref_model: run; else only compile.
+        symmetric_io_quantization: quantize the program's inputs and outputs by the same config, whatever reads and makes them.
+        per_channel_quantization: a weight scale for each output channel.
+        custom_path, tosa_debug_mode: where TOSA graphs are written, and with which debug information.
+        atol, rtol, qtol: as of ``EthosUTester.run_method_and_compare_outputs``.
+        compare_tosa_ref_model_outputs: False: run and compare nothing.
+        frobenius_threshold, cosine_threshold: of the quantized module against the float one.
+        tosa_version, tosa_extensions: ``int16`` among the extensions quantizes activations to int16.
+        epsilon: least scale of int16.
+        fold_quantize: weights become codes.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        test_data: T,
+        aten_op: Names,
+        exir_op: Names = None,
+        run_on_tosa_ref_model: bool = True,
+        symmetric_io_quantization: bool = False,
+        per_channel_quantization: bool = True,
+        use_to_edge_transform_and_lower: bool = True,
+        custom_path: str | None = None,
+        tosa_debug_mode: Any = None,
+        atol: float = 1e-03,
+        rtol: float = 1e-03,
+        qtol: float = 1,
+        compare_tosa_ref_model_outputs: bool = True,
+        frobenius_threshold: float | None = 0.15,
+        cosine_threshold: float | None = 0.9,
+        dynamic_shapes: Any = None,
+        tosa_version: str | None = "1.0",
+        tosa_extensions: Sequence[str] | None = None,
+        epsilon: float = 2**-16,
+        fold_quantize: bool = True,
+    ):
+        spec = _tosa_spec("INT", tosa_version, tosa_extensions, custom_path, tosa_debug_mode)
+        super().__init__(module, test_data, aten_op, spec, exir_op, use_to_edge_transform_and_lower, dynamic_shapes)
+        int16, floats = "int16" in (tosa_extensions or ()), spec.tosa_spec.support_float()
+        self._quantized(int16, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize, floats)
+        if run_on_tosa_ref_model:
+            self.add_stage(
+                self.tester.run_method_and_compare_outputs,
+                inputs=test_data,
+                atol=atol,
+                rtol=rtol,
+                qtol=qtol,
+                compare_outputs=compare_tosa_ref_model_outputs,
+            )
+        self.run_and_compare_to_initial_model(frobenius_threshold, cosine_threshold)
+
+
+class TosaPipelineFP(BasePipeline[T]):
+    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, compare with the module.
+
+    Arguments are those of ``TosaPipelineINT`` that are not about quantization, and ``transform_passes`` of ``EthosUTester``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        test_data: T,
+        aten_op: Names,
+        exir_op: Names = None,
+        run_on_tosa_ref_model: bool = True,
+        use_to_edge_transform_and_lower: bool = True,
+        custom_path: str | None = None,
+        tosa_debug_mode: Any = None,
+        atol: float = 1e-03,
+        rtol: float = 1e-03,
+        qtol: float = 0,
+        dynamic_shapes: Any = None,
+        transform_passes: Any = None,
+        tosa_version: str | None = "1.0",
+        tosa_extensions: Sequence[str] | None = None,
+    ):
+        spec = _tosa_spec("FP", tosa_version, tosa_extensions, custom_path, tosa_debug_mode)
+        super().__init__(
+            module, test_data, aten_op, spec, exir_op, use_to_edge_transform_and_lower, dynamic_shapes, transform_passes
+        )
+        if run_on_tosa_ref_model:
+            self.add_stage(self.tester.run_method_and_compare_outputs, inputs=test_data, atol=atol, rtol=rtol, qtol=qtol)
+
+
+class _EthosUPipelineINT(BasePipeline[T]):
+    """Quantize, compile for an Ethos-U, run the ``.pte`` in the simulator, compare with the quantized module.
+
+    Args:
+        module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: as of ``BasePipeline``.
+        run_on_fvp: run the program, here in ethorch's simulator; else only compile.
+        a16w8_quantization: activations in int16.
+        epsilon: least scale of int16.
+        symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: as
+            of ``TosaPipelineINT``.
+        target: name of the NPU; each class has its own default.
+    """
+
+    TARGET = ""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        test_data: T,
+        aten_ops: Names,
+        exir_ops: Names = None,
+        run_on_fvp: bool = True,
+        symmetric_io_quantization: bool = False,
+        per_channel_quantization: bool = True,
+        a16w8_quantization: bool = False,
+        use_to_edge_transform_and_lower: bool = True,
+        custom_path: str | None = None,
+        tosa_debug_mode: Any = None,
+        atol: float = 1e-03,
+        rtol: float = 1e-03,
+        qtol: float = 1,
+        epsilon: float = 2**-12,
+        fold_quantize: bool = True,
+        *,
+        target: str | EthosUCompileSpec | None = None,
+    ):
+        spec = target if isinstance(target, EthosUCompileSpec) else EthosUCompileSpec(target or self.TARGET)
+        spec.dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
+        super().__init__(module, test_data, aten_ops, spec, exir_ops, use_to_edge_transform_and_lower)
+        self._quantized(a16w8_quantization, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize)
+        if run_on_fvp:
+            self.add_stage(self.tester.serialize)
+            self.add_stage(self.tester.run_method_and_compare_outputs, inputs=test_data, atol=atol, rtol=rtol, qtol=qtol)
+
+
+class EthosU55PipelineINT(_EthosUPipelineINT[T]):
+    __doc__ = _EthosUPipelineINT.__doc__
+    TARGET = "ethos-u55-128"
+
+
+class EthosU65PipelineINT(_EthosUPipelineINT[T]):
+    __doc__ = _EthosUPipelineINT.__doc__
+    TARGET = "ethos-u65-256"
+
+
+class EthosU85PipelineINT(_EthosUPipelineINT[T]):
+    __doc__ = _EthosUPipelineINT.__doc__
+    TARGET = "ethos-u85-256"
+
+
+class OpNotSupportedPipeline(BasePipeline[T]):
+    """Lower, and check that operators stay on the CPU.
+
+    Args:
+        module, test_data: as of ``BasePipeline``.
+        non_delegated_ops: edge operator -> how many calls of it stay.
+        n_expected_delegates: how many delegates there are for the rest.
+        custom_path: where TOSA graphs are written.
+        quantize: quantize and lower to the INT profile; else to FP.
+        u55_subset: to what Ethos-U55 can compile.
+        tosa_version, tosa_extensions: of the specification.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        test_data: T,
+        non_delegated_ops: Mapping[str, int],
+        n_expected_delegates: int = 0,
+        custom_path: str | None = None,
+        quantize: bool | None = False,
+        u55_subset: bool | None = False,
+        tosa_version: str = "1.0",
+        tosa_extensions: Sequence[str] | None = None,
+    ):
+        extensions = [*(["u55"] if u55_subset else []), *(tosa_extensions or ())]
+        spec = _tosa_spec("INT" if quantize else "FP", tosa_version, extensions, custom_path, None)
+        super().__init__(module, test_data, None, spec)
+        if quantize:
+            self.add_stage(self.tester.quantize, Quantize(self.tester.quantizer()), pos=0)
+        self.change_args("check_count.exir", {DELEGATE: n_expected_delegates, **non_delegated_ops})
+        self.pop_stage("to_executorch")

@@ -11,7 +11,7 @@ from executorch.backends.test.harness.stages import StageType
 from executorch.exir.backend.operator_support import DontPartition
 from torch import Tensor, nn
 
-from ethorch.arm.test import (
+from ethorch.arm.test.tester.test_pipeline import (
     BasePipeline,
     EthosU55PipelineINT,
     EthosU65PipelineINT,
