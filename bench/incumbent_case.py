@@ -24,7 +24,7 @@ class TooLong(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`TooLong` in the block after ``seconds`` of CPU time; 0 is no limit.
+    """Raise :class:`TooLong` in the block after ``seconds`` of CPU time; 0 disables the limit.
 
     Native code is interrupted only when it returns to Python.
     """

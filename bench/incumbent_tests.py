@@ -62,7 +62,7 @@ class Plugin:
     """A pytest plugin that selects the quantized cases, at most ``limit`` of each function, and measures them.
 
     Of a file with tests for Ethos-U, only those are cases. The quantized TOSA tests of other files are cases for every target.
-    Each implementation may spend ``seconds`` of CPU time on a case for a target; 0 is no limit.
+    Each implementation may spend ``seconds`` of CPU time on a case for a target; 0 disables the limit.
     """
 
     def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool, seconds: float):

@@ -76,7 +76,7 @@ def _built(
     shared: bool,
     dynamic_shapes: Sequence[dict[int, Any]] | None,
 ) -> Build:
-    """As ``build_pte``, of a graph whose buffers hold codes already."""
+    """Lower a graph whose buffers already hold codes; the arguments are those of ``build_pte``."""
     if isinstance(quantized, GraphModule) and not etrecord and not dynamic_shapes:
         try:
             return _built_directly(quantized, spec)
@@ -94,10 +94,10 @@ def _built(
 
 
 def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:
-    """As ``build_pte``.
+    """Lower a graph that is one delegate, without ExecuTorch.
 
     Raises:
-        NotWhole, VelaError: as of ``lower_whole``.
+        NotWhole, VelaError: ``lower_whole`` refuses it.
     """
     whole = lower_whole(quantized, spec)
     logger.info("%s", whole.partition.summary())

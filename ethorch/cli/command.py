@@ -74,7 +74,7 @@ def command(name: str, panel: str) -> Callable[[Function], Function]:
 
 
 def parameters(function: Function) -> list[inspect.Parameter]:
-    """What a subcommand takes: the function's parameters, with the fields of a dataclass in place of the dataclass."""
+    """Return the parameters of a subcommand; a parameter that is a dataclass is replaced by its fields."""
     found = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
@@ -103,7 +103,7 @@ def _flag(*names: str, taken: set[str], help: str) -> Any:
 def _answered(
     name: str, function: Callable[[], Answer], as_json: bool, verbose: bool, quietly: bool, with_traceback: bool
 ) -> Status:
-    """Run a subcommand and print what it found, or why not."""
+    """Run a subcommand and print its answer or its error."""
     try:
         with messages(logging.DEBUG if verbose else logging.ERROR if quietly else logging.WARNING), _progress(quietly):
             answer = function()
@@ -136,7 +136,7 @@ def _print_graph(error: BaseException) -> None:
 
 
 def sentence(error: Exception, with_traceback: bool = False) -> str:
-    """What is said of an error, in a sentence or two."""
+    """Return the message for an error, in one or two sentences."""
     if not isinstance(error, (EthorchError, OSError)):
         from ethorch.models.user_code import first_sentence
 

@@ -1,4 +1,4 @@
-"""Decoders that somebody has, as language models: modules, models of transformers, and folders of either."""
+"""Create language models from decoders: modules, transformers models, and folders that contain one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def language_model(
             encoded weights of the last layer. Once, it saves flash and costs cycles; its numbers have one scale.
 
     Raises:
-        EthorchError: the model is none of these, its caches are not of a kind that is static, or it has no tied embeddings.
+        EthorchError: the model is not supported, its caches are not static, or it has no tied embeddings.
     """
     if not isinstance(prompt, int):
         longest, *shorter = sorted(set(prompt), reverse=True) or [0]
@@ -93,7 +93,7 @@ def language_model(
         decoder = _Plain(model)
     else:
         raise EthorchError(
-            f"{type(model).__name__} is no decoder: allowed are models of transformers and modules with forward(tokens, positions)."
+            f"{type(model).__name__} is not supported; expected a transformers model or a module with forward(tokens, positions)."
         )
     if vocabulary is None:
         tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]

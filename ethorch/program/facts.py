@@ -1,4 +1,4 @@
-"""What a program is said to be: its inputs and outputs, accuracy, budgets and verification."""
+"""Data classes for facts about a program: inputs and outputs, accuracy, budgets, verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled program: to save, to call, to print, to ask."""
+"""``Program``: a compiled program that can be called, saved and queried."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Program:
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
-        """Hold a record.
+        """Create the program that a record describes.
 
         Args:
             record: What is known of the method.
@@ -90,15 +90,15 @@ class Program:
     # what it is -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, method: str) -> Program:
-        """Another method of the file; HostError where there is none of this name."""
+        """Return another method of the file; raise HostError if it has no method of this name."""
         return type(self)(self.record[method], self._loaded)
 
     def selecting(self) -> Program:
-        """A copy that calls the smallest method that its inputs fit, where the methods are one model at several shapes."""
+        """Return a copy that calls the smallest method that fits the inputs, if the methods are one model at several shapes."""
         return type(self)(self.record.selecting(), self._loaded)
 
     def chosen(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-        """The method for flat inputs, and these filled up to its shapes; itself of a program of one shape.
+        """Return the method that fits flat inputs, and the inputs padded to its shapes. A program of one shape returns itself.
 
         Raises:
             HostError: they fit none.
@@ -107,20 +107,20 @@ class Program:
         return (self if record is self.record else type(self)(record, self._loaded)), filled
 
     def cropped(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Flat outputs without what the inputs were filled up to."""
+        """Return flat outputs without the padding of the inputs."""
         return self.record.cropped(outputs, inputs)
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs with floats as codes where the program takes codes."""
+        """Return the inputs, with floats quantized if the program takes codes."""
         return self.record.as_taken(inputs)
 
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
-        """Flat outputs with codes as what they mean."""
+        """Return flat outputs with codes dequantized."""
         return self.record.floats(outputs)
 
     @property
     def pte(self) -> bytes:
-        """The file."""
+        """Contents of the ``.pte``."""
         return self.record.pte
 
     @property
@@ -130,164 +130,159 @@ class Program:
 
     @property
     def settings(self) -> Settings | None:
-        """What it was compiled with; None for a file of somebody else."""
+        """Settings of the compilation; None if the file does not contain them."""
         return self.record.settings
 
     @property
     def build(self) -> Build | None:
-        """What became of each operator; None for a file."""
+        """Result of the compilation: delegates and refusals; None if the program was loaded from a file."""
         return self.record.build
 
     @property
     def model(self) -> UserModel | None:
-        """The float model and its samples; None for a file."""
+        """The float model and its samples; None if the program was loaded from a file."""
         return self.record.model
 
     @property
     def quantized(self) -> nn.Module | None:
-        """The quantized model; None for a file."""
+        """The quantized model; None if the program was loaded from a file."""
         return self.record.quantized
 
     @property
     def config(self) -> QuantizationConfig | None:
-        """The QuantizationConfig that it was quantized with instead of the scheme's, if it was."""
+        """The user's QuantizationConfig, if one replaced the scheme's."""
         return self.record.config
 
     @property
-    def sessions(self) -> Sequence[Sequence[tuple[str, tuple[Any, ...]]]]:
-        """Calls of the methods in order, of a program that was compiled with several."""
-        return self.record.sessions
-
-    @property
     def selection(self) -> Selection | None:
-        """Which method each shape of the inputs calls; None of a program of one shape."""
+        """Method for each shape of the inputs; None if the program has one shape."""
         return self.record.selection
 
     @property
     def verification(self) -> Verification | None:
-        """How its delegates compare with the TOSA reference; None for a file, and if the setting ``verify`` is False."""
+        """Comparison of the delegates with the TOSA reference; None if loaded, or compiled with ``verify=False``."""
         return self.record.verification
 
     @property
     def tried(self) -> tuple[Attempt, ...]:
-        """The programs that were made to keep the budgets, this one among them; the first is what the settings say."""
+        """Programs that the search for budgets compiled, including this one; the first follows the settings."""
         return self.record.tried
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The entry points of the file; figures that it carries are none."""
+        """Names of the entry points of the file."""
         return self.record.methods
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """The axes of each input that may have another size than ``inputs`` says; None if there are none."""
+        """Axes of each input whose size may differ from ``inputs``; None if all sizes are fixed."""
         return self.record.open_dims
 
     @property
     def examples(self) -> list[tuple[Any, ...]]:
-        """Inputs of each of the shapes: the model's, or of a file of its types, floats where it takes codes of them."""
+        """Example inputs of each shape: the model's, or zeros of the types that a loaded program accepts."""
         return self.record.examples
 
     @property
     def description(self) -> Method:
-        """The method as the file has it."""
+        """The method as parsed from the file."""
         return self.record.description
 
     @property
     def target(self) -> str:
-        """Name of the NPU; empty where no delegate says it."""
+        """Name of the NPU; empty if no delegate names one."""
         return self.record.target
 
     @property
     def payloads(self) -> tuple[DelegatePayload, ...]:
-        """What each NPU delegate hands to the driver."""
+        """Payload of each NPU delegate."""
         return self.record.payloads
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """The inputs in order, flat."""
+        """The flat inputs, in order."""
         return self.record.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """The outputs in order, flat."""
+        """The flat outputs, in order."""
         return self.record.outputs
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Each operation of the NPU and each operator of the CPU in the order of execution, with its cost."""
+        """NPU operations and CPU operators in the order of execution, with their costs."""
         return self.record.layers
 
     @property
     def memory(self) -> MemoryReport:
-        """What the whole application needs of RAM and flash, and where each tensor lies."""
+        """RAM and flash that the whole application needs, and the address of each tensor."""
         return self.record.memory
 
     @property
     def command_sources(self) -> dict[int, Sources] | None:
-        """Which operator each NPU command works for, by the delegate's number in the file; None where nothing says it."""
+        """Operator of each NPU command, by the delegate's number in the file; None if it is unknown."""
         return self.record.command_sources
 
     @property
     def spec(self) -> EthosUCompileSpec | None:
-        """What it was compiled for; None where no delegate says it."""
+        """Compile spec; None if no delegate contains one."""
         return self.record.spec
 
     @property
     def core_clock_hz(self) -> float:
-        """Clock of the NPU by the system configuration; 0 of a program without one."""
+        """NPU clock of the system configuration in Hz; 0 if there is none."""
         return self.record.core_clock_hz
 
     @property
     def cpu_clock_hz(self) -> float:
-        """Clock of the CPU: the board's; without one, the NPU's."""
+        """CPU clock of the board in Hz, or the NPU clock if no board is named."""
         return self.record.cpu_clock_hz
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What became of each buffer that the model changes."""
+        """Storage of each buffer that the model modifies."""
         return self.record.states
 
     @property
     def board(self) -> Board | None:
-        """The board that it was compiled for; None where none was named."""
+        """The board that it was compiled for, if any."""
         return self.record.board
 
     @property
     def memory_uses(self) -> tuple[MemoryUse, ...]:
-        """What the NPU takes of each memory of the board; empty without one, and where an ini file describes other memories."""
+        """Bytes that the NPU uses in each memory of the board; empty without one, or if an ini file describes other memories."""
         return self.record.memory_uses
 
     @property
     def estimate(self) -> Estimate:
-        """What one inference takes, by part: operators and transposes of the NPU, operators of the CPU, copies, calls."""
+        """Estimated time of one inference by part: NPU operators and transposes, CPU operators, copies, calls."""
         return self.record.estimate
 
     @property
     def mac_count(self) -> int:
-        """Multiply-accumulates of one inference: counted on the model's graph, the same for every NPU; of a file, its layers'."""
+        """Multiply-accumulates of one inference: those of the model's graph or, for a loaded program, of its layers."""
         return self.record.mac_count
 
     @property
     def total_cycles(self) -> int | None:
-        """Of the NPU alone for one inference, by Vela's estimate; None where cycles are unknown. ``estimate`` has all parts."""
+        """Vela's estimate of the NPU cycles of one inference; None if unknown. ``estimate`` has all parts."""
         return self.record.total_cycles
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Of the CPU's operators for one inference, by ``ethorch.figures.RATES``; None where cycles are unknown."""
+        """Estimated cycles of the CPU operators of one inference (``ethorch.figures.RATES``); None if unknown."""
         return self.record.cpu_cycles
 
     @property
     def milliseconds(self) -> float | None:
-        """Of one inference by the estimate: all parts of it one after the other, each at its clock; None where one is unknown."""
+        """Estimated milliseconds of one inference, all parts in sequence; None if a part is unknown."""
         return self.record.milliseconds
 
     # running ----------------------------------------------------------------------------------------------------------
 
     @property
     def host(self) -> runtime.HostProgram:
-        """The program in ExecuTorch's runtime on this computer, its NPU simulated."""
+        """The program loaded into ExecuTorch's runtime, with the simulated NPU."""
         if self.method not in self._loaded:
             folder = self.record.sources
             first = runtime.load(self.pte, self.method, sources=None if folder is None else artifacts.reader(folder))
@@ -295,7 +290,7 @@ class Program:
         return self._loaded[self.method]
 
     def reset(self) -> None:
-        """Put what the program keeps from call to call back to its initial contents, for all methods that share it."""
+        """Reset the buffers that persist between calls, for all methods that share them."""
         self.host.reset()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
@@ -326,7 +321,7 @@ class Program:
         return self._nested([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
 
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """Inputs with those by name at their places."""
+        """Return the inputs with keyword arguments in their positions."""
         if not keywords:
             return inputs
         names = getattr(getattr(self.model, "module", None), "names", ())
@@ -336,7 +331,7 @@ class Program:
         return (*inputs, *(keywords[name] for name in names))
 
     def _nested(self, outputs: list[Any]) -> Any:
-        """The flat outputs as the model returns them."""
+        """Return the flat outputs in the structure that the model returns."""
         structure = self.description.structure
         if structure is not None and structure[1]:
             try:
@@ -446,7 +441,7 @@ class Program:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """SQNR of the program against the float model on at most 8 of its samples; None where there is no float model.
+        """SQNR of the program against the float model on at most 8 of its samples; None without a float model.
 
         The first access runs the samples.
         """
@@ -454,20 +449,17 @@ class Program:
 
     @property
     def metric_figure(self) -> float | None:
-        """The user's metric of the program on the samples, beside the model that was given; None where there is none.
-
-        The first access runs the samples.
-        """
+        """The user's metric on the samples; None without a metric. The first access runs the samples."""
         return metric_figure(self.record)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """The limits that the settings have, the memories of the board, and what was found."""
+        """Budgets of the settings and memories of the board, each with its value."""
         return budgets(self.record)
 
     @property
     def fits(self) -> bool:
-        """Does every budget hold, as far as that can be known?"""
+        """True if no budget is known to be exceeded."""
         return fits(self.record)
 
     def suggestions(self) -> Suggestions:
@@ -485,7 +477,7 @@ class Program:
         return suggestions(self.record, compile_beside(self.record))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data; docs/json.md says what each key means."""
+        """Return all facts as plain data; docs/json.md describes the keys."""
         return plain_data(self.record)
 
     def inspect(self, *inputs: Any, runs: int = 1, etrecord: str | os.PathLike[str] | None = None) -> Inspection:
@@ -560,7 +552,7 @@ class Program:
         return target
 
     def rich(self) -> Any:
-        """The summary, as Rich draws it."""
+        """Return the summary as a Rich renderable."""
         return summary(self.to_json())
 
     def __str__(self) -> str:

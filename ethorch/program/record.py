@@ -1,4 +1,4 @@
-"""``Record``: what is known of one method of a ``.pte``. ``Program`` holds one and has the verbs."""
+"""``Record``: facts about one method of a ``.pte``. ``Program`` holds one and adds the actions."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """One method of a ``.pte``, and all that is known of it.
+    """Facts about one method of a ``.pte``.
 
     It can be pickled and deep-copied, with all methods of its file.
 
     Attributes:
-        pte: the file.
-        method: name of the method.
-        settings: what it was compiled with; None for a file of somebody else.
-        build: what became of each operator; None for a file.
-        model: the float model and its samples; None for a file.
-        quantized: the quantized model; None for a file.
-        config: the QuantizationConfig that it was quantized with instead of the scheme's, if it was.
-        metric: the user's own, of which the settings have the least figure, if there is one.
-        sessions: calls of the methods in order, of a program that was compiled with several.
-        sources: A folder that says which operator each command works for; None if there is none.
-        selection: Which method each shape of the inputs calls; None of a program of one shape.
-        verification: how its delegates compare with the TOSA reference; None for a file, and if the setting ``verify`` is False.
-        tried: the programs that were made to keep the budgets, this one among them; the first is what the settings say.
+        pte: Contents of the ``.pte``.
+        method: Name of the method.
+        settings: Settings of the compilation; None if the file does not contain them.
+        build: Result of the compilation; None for a file.
+        model: The float model and its samples; None for a file.
+        quantized: The quantized model; None for a file.
+        config: The user's QuantizationConfig, if one replaced the scheme's.
+        metric: The user's metric, if the settings have a minimum for it.
+        sessions: Calibration sessions of a program with several methods.
+        sources: A folder that names the operator of each command, if there is one.
+        selection: Method for each shape of the inputs; None if the program has one shape.
+        verification: Comparison of the delegates with the TOSA reference, unless the setting ``verify`` is False.
+        tried: Programs that the search for budgets compiled, including this one.
         measured: Results of runs on the model's samples, by name (``program.measure.accuracy``).
-        methods_by_name: The methods of the file that are known so far, which all of them share.
+        methods_by_name: Methods of the file that have a record; all records of the file share this dict.
     """
 
     def __init__(
@@ -110,24 +110,24 @@ class Record:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The entry points of the file; figures that it carries are none."""
+        """Names of the entry points of the file."""
         return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Record:
-        """Another method of the file; HostError where there is none of this name."""
+        """Return another method of the file; raise HostError if it has no method of this name."""
         if method not in self.methods_by_name:
             self.with_method(Record(self.pte, method, settings=self.settings, sources=self.sources))
         result: Record = self.methods_by_name[method]
         return result
 
     def selecting(self) -> Record:
-        """A copy that calls the smallest method that its inputs fit, where the methods are one model at several shapes."""
+        """Return a copy that calls the smallest method that fits the inputs, if the methods are one model at several shapes."""
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return found
 
     def chosen(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """The method for flat inputs, and these filled up to its shapes; itself of a program of one shape.
+        """Return the method that fits flat inputs, and the inputs padded to its shapes. A program of one shape returns itself.
 
         Raises:
             HostError: they fit none.
@@ -145,14 +145,14 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """The axes of each input that may have another size than ``inputs`` says; None if there are none."""
+        """Axes of each input whose size may differ from ``inputs``; None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
 
     @property
     def examples(self) -> list[tuple[Any, ...]]:
-        """Inputs of each of the shapes: the model's, or of a file of its types, floats where it takes codes of them."""
+        """Example inputs of each shape: the model's, or zeros of the types that a loaded program accepts."""
         if self.selection is not None:
             return [example for name in self.selection.shapes for example in self[name].examples]
         if self.model is not None:
@@ -161,7 +161,7 @@ class Record:
         return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
 
     def cropped(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Flat outputs without what the inputs were filled up to."""
+        """Return flat outputs without the padding of the inputs."""
         return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
 
     def with_method(self, other: Record) -> Record:
@@ -172,27 +172,27 @@ class Record:
 
     @property
     def description(self) -> Method:
-        """The method as the file has it."""
+        """The method as parsed from the file."""
         return self._parsed.methods[self.method]
 
     @property
     def target(self) -> str:
-        """Name of the NPU; empty where no delegate says it."""
+        """Name of the NPU; empty if no delegate names one."""
         return "" if self.spec is None else self.spec.target.name
 
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
-        """What each NPU delegate hands to the driver."""
+        """Payload of each NPU delegate."""
         return tuple(delegate.payload for delegate in self.description.delegates if delegate.id == BACKEND_ID)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """The inputs in order, flat."""
+        """The flat inputs, in order."""
         return self._infos("input", self.description.inputs)
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """The outputs in order, flat."""
+        """The flat outputs, in order."""
         return self._infos("output", self.description.outputs)
 
     def _infos(self, side: str, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -203,7 +203,7 @@ class Record:
         )
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs with floats as codes where the program takes codes."""
+        """Return the inputs, with floats quantized if the program takes codes."""
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
@@ -220,17 +220,17 @@ class Record:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Each operation of the NPU and each operator of the CPU in the order of execution, with its cost."""
+        """NPU operations and CPU operators in the order of execution, with their costs."""
         return figures.layers(self.build or self.pte, self.method, sources=self._known_sources)
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """What the whole application needs of RAM and flash, and where each tensor lies."""
+        """RAM and flash that the whole application needs, and the address of each tensor."""
         return figures.memory(self.build or self.pte, self.method)
 
     @property
     def command_sources(self) -> dict[int, Sources] | None:
-        """Which operator each NPU command works for, by the delegate's number in the file; None where nothing says it."""
+        """Operator of each NPU command, by the delegate's number in the file; None if it is unknown."""
         if self.build is None:
             return self._known_sources
         known = {delegate.payload: delegate.sources for delegate in self.build.delegates}
@@ -250,7 +250,7 @@ class Record:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec | None:
-        """What it was compiled for; None where no delegate says it."""
+        """Compile spec; None if no delegate contains one."""
         if self.settings is not None:
             return self.settings.spec
         specs = [d.compile_specs for d in self.description.delegates if d.id == BACKEND_ID]
@@ -258,26 +258,26 @@ class Record:
 
     @property
     def core_clock_hz(self) -> float:
-        """Clock of the NPU by the system configuration; 0 of a program without one."""
+        """NPU clock of the system configuration in Hz; 0 if there is none."""
         return 0.0 if self.spec is None else self.spec.memory_system.core_clock_hz
 
     @cached_property
     def states(self) -> tuple[State, ...]:
-        """What became of each buffer that the model changes."""
+        """Storage of each buffer that the model modifies."""
         return states_of(self.description, self.payloads, () if self.build is None else self.build.states)
 
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
-        """Flat outputs with codes as what they mean."""
+        """Return flat outputs with codes dequantized."""
         return [x if info.codes is None else info.codes.dequantize(x) for x, info in zip(outputs, self.outputs, strict=True)]
 
     @property
     def board(self) -> Board | None:
-        """The board that it was compiled for; None where none was named."""
+        """The board that it was compiled for, if any."""
         return None if self.settings is None else self.settings.described
 
     @cached_property
     def memory_uses(self) -> tuple[MemoryUse, ...]:
-        """What the NPU takes of each memory of the board; empty without one, and where an ini file describes other memories."""
+        """Bytes that the NPU uses in each memory of the board; empty without one, or if an ini file describes other memories."""
         if self.settings is None or self.settings.described is None or self.settings.slot is None or self.spec is None:
             return ()
         if self.spec.config_text is None:
@@ -286,12 +286,12 @@ class Record:
 
     @property
     def cpu_clock_hz(self) -> float:
-        """Clock of the CPU: the board's; without one, the NPU's."""
+        """CPU clock of the board in Hz, or the NPU clock if no board is named."""
         return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
 
     @cached_property
     def estimate(self) -> Estimate:
-        """What one inference takes, by part: operators and transposes of the NPU, operators of the CPU, copies, calls."""
+        """Estimated time of one inference by part: NPU operators and transposes, CPU operators, copies, calls."""
         return figures.estimate(self.layers, self.payloads, self.core_clock_hz, self.cpu_clock_hz)
 
     @cached_property
@@ -306,15 +306,15 @@ class Record:
 
     @property
     def total_cycles(self) -> int | None:
-        """Of the NPU alone for one inference, by Vela's estimate; None where cycles are unknown. ``estimate`` has all parts."""
+        """Vela's estimate of the NPU cycles of one inference; None if unknown. ``estimate`` has all parts."""
         return self.estimate.npu_cycles
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Of the CPU's operators for one inference, by ``ethorch.figures.RATES``; None where cycles are unknown."""
+        """Estimated cycles of the CPU operators of one inference (``ethorch.figures.RATES``); None if unknown."""
         return self.estimate.cpu_cycles
 
     @property
     def milliseconds(self) -> float | None:
-        """Of one inference by the estimate: all parts of it one after the other, each at its clock; None where one is unknown."""
+        """Estimated milliseconds of one inference, all parts in sequence; None if a part is unknown."""
         return self.estimate.milliseconds

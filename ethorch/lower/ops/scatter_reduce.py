@@ -134,8 +134,10 @@ def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, r
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the greatest or least of the rows at ``places``: those for one place are selected side by side, the first one again
-    where another place has more."""
+    """Return the greatest or least of the rows at ``places``.
+
+    The rows for one place are selected next to each other; places with fewer rows repeat theirs.
+    """
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()

@@ -4,7 +4,7 @@ A chain of them on one tensor, with constants or with each other, is ONE TABLE:
 
 - int8: 256 entries.
 - int16: 513 entries, between which the NPU interpolates; where the function is steep or jumps, the sum of a few such tables
-  (ethorch.lower.builder.int16_tables). What is a few exact operators, as a hardswish, is no table.
+  (ethorch.lower.builder.int16_tables). Functions that need a few exact operators, such as hardswish, are no table.
 
 Where a function is not defined, as the log of a negative code, the table continues with the nearest value it has. Infinities
 saturate.

@@ -21,7 +21,7 @@ _MEASURED_SAMPLES = 8
 
 
 def accuracy(record: Record) -> Accuracy | None:
-    """Return the SQNR of the program against the float model on at most 8 of its samples; None if there is no float model.
+    """Return the SQNR of the program against the float model on at most 8 of its samples; None without a float model.
 
     The first call runs the samples.
     """
@@ -34,7 +34,7 @@ def accuracy(record: Record) -> Accuracy | None:
 
 
 def metric_figure(record: Record) -> float | None:
-    """Return the user's metric of the program on the samples, beside the model that was given; None if there is none.
+    """Return the user's metric of the program on the samples, compared with the float model; None without a metric.
 
     The first call runs the samples.
     """

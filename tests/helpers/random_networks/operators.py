@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from tests.helpers.random_networks import combinations, elementwise, indices, movement, products, registry, windows
 
 __all__ = ["OPERATORS", "combinations", "elementwise", "indices", "movement", "products", "windows"]
 
 #: (weight, operator). The order is a part of what a seed stands for.
-OPERATORS = sorted(registry.OPERATORS, key=lambda entry: attrgetter("__name__")(entry[1]))
+OPERATORS = sorted(registry.OPERATORS, key=lambda entry: entry[1].__name__)
