@@ -10,6 +10,7 @@ from torch import nn
 
 from ethorch import language
 from ethorch.language import Speaker, from_folder, language_model
+from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError
 from tests.helpers.decoders import CONTEXT, FAMILIES, PROMPT, VOCABULARY, WINDOW, Rotary
 
@@ -99,6 +100,7 @@ def test_a_folder_of_safetensors_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_decoder_is_refused() -> None:
+    torchvision_models(needed=False)
     with pytest.raises(EthorchError, match="Linear is not supported"):
         language_model(nn.Linear(3, 3))
     with pytest.raises(EthorchError, match="prompt=9"):
