@@ -6,13 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from ethorch.backend.emit.build import Build
 from ethorch.deploy.firmware.cases import Call
-from ethorch.figures.layer import NPU
+from ethorch.figures.layer import Layer
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats import pte
 from ethorch.models import load
+from ethorch.models.load import UserModel
 from ethorch.support.errors import EthorchError
 
 STATEFUL_RUNS = 3  # of each method in the self-test of one that keeps state: the first, one after it, and one more
@@ -47,74 +49,104 @@ class Opened:
     given: bool
 
 
+class Compiled(Protocol):
+    """What this package reads of ``ethorch.program``'s ``Record``, which it may not import."""
+
+    pte: bytes
+    build: Build | None
+    model: UserModel | None
+    sessions: Sequence[Sequence[tuple[str, tuple[Any, ...]]]]
+
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+    def __getitem__(self, method: str) -> Compiled: ...
+
+    def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+
+
 def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> Opened:
     """Open a Program, a build, or a .pte by path or contents.
 
     Args:
         method, inputs: as of ``ethorch.firmware``.
     """
-    program = source if hasattr(source, "pte") else None  # ethorch.Program, or a Build, which this package may not import
-    data = pte.contents(source) if isinstance(source, (str, os.PathLike)) else bytes(source if program is None else program.pte)
+    record: Compiled | None = getattr(source, "record", None)
+    if isinstance(source, (str, os.PathLike)):
+        data = pte.contents(source)
+    else:
+        data = bytes(source.pte if hasattr(source, "pte") else source)
     parsed = pte.read(data)
     wanted = [method] if isinstance(method, str) else method
     entries = [name for name, found in parsed.methods.items() if not pte.is_figure(found)]
     names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if wanted is None else wanted)]
     if not names:
         raise EthorchError("a project is of at least one method; method names none.")
-    several = hasattr(program, "methods")
-    methods = {name: _method(program[name] if several and program is not None else program, data, name) for name in names}
-    return Opened(data, methods, tuple(_calls(program, methods, inputs)), inputs is not None)
+    build = source if isinstance(source, Build) else None
+    methods = {name: _method(build, data, name) if record is None else _known(record[name], name) for name in names}
+    return Opened(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
 
 
-def _method(program: Any, data: bytes, name: str) -> OpenedMethod:
-    found = subject(getattr(program, "build", None) or data, name)
-    known: dict[int, int] = {}
-    for layer in getattr(program, "layers", ()):
-        if layer.where == NPU and layer.cycles is not None:
-            known[layer.delegate] = known.get(layer.delegate, 0) + int(layer.cycles)
-    refusals = getattr(found.partition, "refusals", ())
+def _known(record: Compiled, name: str) -> OpenedMethod:
+    """A method of a program, with the cycles of its delegates."""
+    found = _method(record.build, record.pte, name)
+    for layer in record.layers:
+        if layer.delegate is not None and layer.cycles is not None:
+            found.cycles[layer.delegate] = found.cycles.get(layer.delegate, 0) + int(layer.cycles)
+    return found
+
+
+def _method(build: Build | None, data: bytes, name: str) -> OpenedMethod:
+    found = subject(build or data, name)
+    refusals = () if found.partition is None else found.partition.refusals
 
     def explain(operator: str) -> str:
         plain = operator.split("::")[-1].split(".")[0]
         places = [r.origin for r in refusals if "." in r.origin.target and r.origin.target.split(".")[1].strip("_") in plain]
         return f" ({places[0]})" if places else ""
 
-    return OpenedMethod(found, known, explain)
+    return OpenedMethod(found, {}, explain)
 
 
-def _calls(program: Any, methods: dict[str, OpenedMethod], inputs: Sequence[Any] | None) -> list[Call]:
+def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Sequence[Any] | None) -> list[Call]:
     """The self-test's: one sample after the other of a sole method, a session of several, and after a reset the same again."""
     if len(methods) == 1:
         (name,) = methods
-        return [Call(name, tuple(sample)) for sample in _samples(program, methods[name].subject, name, inputs)]
+        return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]
     if inputs is not None:
         session = _checked(inputs, methods)
     else:
-        session = [(name, sample) for name, sample in next(iter(getattr(program, "sessions", ())), ()) if name in methods]
-        session = [(name, program[name].as_taken(sample)) for name, sample in session]
-        seen = Counter[str]()
-        kept = []
-        for name, sample in session:
-            seen[name] += 1
-            kept += [(name, sample)] if seen[name] <= STATEFUL_RUNS else []
-        session = kept + [
+        session = _recorded(record, methods)
+        called = {name for name, _ in session}
+        session += [
             (name, load.random_inputs(methods[name].subject.method, seed))
             for name in methods
-            if not seen[name]
+            if name not in called
             for seed in range(1 if name == next(iter(methods)) else STATEFUL_RUNS)
         ]
     again = [Call(name, tuple(sample), reset=number == 0) for number, (name, sample) in enumerate(session)]
     return [*(Call(name, tuple(sample)) for name, sample in session), *again]
 
 
-def _samples(program: Any, found: Subject, name: str, inputs: Sequence[Any] | None) -> Sequence[Sequence[Any]]:
+def _recorded(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
+    """The first calibration session, at most ``STATEFUL_RUNS`` calls of each method."""
+    seen = Counter[str]()
+    kept: list[tuple[str, Sequence[Any]]] = []
+    if record is None or not record.sessions:
+        return kept
+    for name, sample in record.sessions[0]:
+        seen[name] += 1
+        if name in methods and seen[name] <= STATEFUL_RUNS:
+            kept.append((name, record[name].as_taken(sample)))
+    return kept
+
+
+def _samples(record: Compiled | None, found: Subject, name: str, inputs: Sequence[Any] | None) -> Sequence[Sequence[Any]]:
     if inputs is not None:
         return inputs
-    of_method = program[name] if hasattr(program, "methods") else program
-    model = getattr(of_method, "model", None)
-    if model is not None:
+    if record is not None and (model := record[name].model) is not None:
         calibrated = model.calibration or [model.example_inputs]
-        return [of_method.as_taken(sample) for sample in calibrated[:STATEFUL_RUNS]]
+        return [record[name].as_taken(sample) for sample in calibrated[:STATEFUL_RUNS]]
     return [load.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
