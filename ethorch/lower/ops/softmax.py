@@ -193,7 +193,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     "aten.logsumexp.default",
     quant=EACH_INPUT,
     floats=logsumexp_of_floats,
-    samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2])],
+    samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
     """out = log of the sum over ``dim`` of exp(x): int8 -> int8, int16 -> int16; the sum as in softmax."""
@@ -201,6 +201,8 @@ def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: R
     kept = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in kept)
     flat = b.view(b.permute(x, [*kept, *reduced]), (rows, math.prod(x.shape[d] for d in reduced)))
+    if flat.shape[1] == 1:
+        return b.view(b.requantized(flat, out.qparams), out.shape)
     value, _, dims = b.axis_of(flat, 1)
     offset, fraction = _log_sum(b, QTensor(value, dims, x.q), 1, x.qparams.zp)
     return b.view(QTensor(b.requantize(offset, fraction, out.qparams), dims, out.qparams), out.shape)

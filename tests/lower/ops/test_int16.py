@@ -182,3 +182,10 @@ def test_softmax_of_scores_of_any_size(name: str, largest: float) -> None:
     assert lower is not None
     found = computed(b, lower(b, x, 2, out=Result(ALL.shape, "FP32", out)), "ethos-u55-128" if largest == 1e9 else "")
     assert np.abs(found - out.quantize(wanted.ravel())).max() <= OPS[name].bound16
+
+
+@pytest.mark.parametrize("largest", [1e-30, 1.0, 1e30])
+def test_logsumexp_of_one_element_is_the_element(largest: float) -> None:
+    b, x = traced(largest)
+    lowered = OPS["aten.logsumexp.default"].lower(b, x, [0], out=Result(ALL.shape[1:], "FP32", x.qparams))  # type: ignore[misc]
+    assert computed(b, lowered).tolist() == ALL.ravel().tolist()
