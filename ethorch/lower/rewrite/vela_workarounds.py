@@ -64,10 +64,10 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 
 
 def rescale_behind(r: Rewriter, op: Op) -> None:
-    """The RESHAPE comes before the RESCALEs; where others read one of them, too, or its scales are many, it reads a copy."""
+    """The RESHAPE comes before the RESCALEs; if others read one of them, too, or it has to keep its shape, it reads a copy."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
-        if r.uses(value) > 1 or rescale.attrs["per_channel"]:
+        if r.uses(value) > 1 or not _may_be_reshaped(rescale):
             return copy_operand(r, op)
         rescales.append(rescale)
         value = rescale.operands[0]
@@ -76,6 +76,11 @@ def rescale_behind(r: Rewriter, op: Op) -> None:
     for rescale in reversed(rescales):
         value = at.again(rescale, value)
     r.replace(op, value)
+
+
+def _may_be_reshaped(rescale: Op) -> bool:
+    """Return True if a RESHAPE may come before the RESCALE: its scale is one, and Vela has a RESHAPE of its operand's dtype."""
+    return not rescale.attrs["per_channel"] and rescale.operands[0].dtype != "INT48"
 
 
 def pad_before(r: Rewriter, op: Op) -> None:
@@ -193,7 +198,7 @@ def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
         r.read(op, 1, first)
         return
     at, rescale = r.before(op), r.producer(root(r, first), "RESCALE")
-    if rescale is None or rescale.attrs["per_channel"]:
+    if rescale is None or not _may_be_reshaped(rescale):
         r.read(op, 0, copied(at, first))
         return
     source = rescale.operands[0]
