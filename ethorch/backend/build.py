@@ -15,7 +15,8 @@ from ethorch.backend.emit import NotWhole, lower_whole, program_of
 from ethorch.backend.emit.build import Build
 from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.outputs import with_serializable_outputs
-from ethorch.lower.fx.states import StateBuffer, with_codes
+from ethorch.lower.fx.states import with_codes
+from ethorch.lower.state_buffer import StateBuffer
 from ethorch.models.load import Inputs
 from ethorch.models.open_sizes import unlimited
 from ethorch.support.errors import Unsupported, VelaError

@@ -7,13 +7,14 @@ Their names are those of ExecuTorch's own passes: ``input0_scale``, ``input0_zp`
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ethorch.formats.pte_types import DTYPES, Program
-
-if TYPE_CHECKING:
-    from torch import Tensor  # 2 seconds, for a type
+from ethorch.support import trees
 
 _METHOD = re.compile(r"(?:(?P<method>.+)_)?(?P<side>input|output)(?P<index>\d+)_(?P<key>scale|zp|quant_min|quant_max|dtype)")
 
@@ -33,18 +34,40 @@ class Codes:
     high: int
     dtype: str
 
-    def quantize(self, values: Tensor) -> Tensor:
-        """float32 -> codes: round(values / scale) half to even, plus zero_point, clamped to low..high."""
-        import torch  # 2 seconds, which a file's figures need not
+    def quantize(self, values: Any) -> Any:
+        """float32 -> codes: round(values / scale) half to even, plus zero_point, clamped to low..high.
+
+        Args:
+            values: A tensor, or an array.
+        """
+        if isinstance(values, np.ndarray):
+            codes = np.rint(values * (1.0 / self.scale)) + self.zero_point
+            return codes.clip(self.low, self.high).astype(self.dtype)
+        import torch  # is there: the values are a tensor
 
         codes = torch.round(values * (1.0 / self.scale)) + self.zero_point
         return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
 
-    def dequantize(self, codes: Tensor) -> Tensor:
-        """codes -> float32."""
-        import torch  # as in quantize
+    def dequantize(self, codes: Any) -> Any:
+        """codes -> float32, of a tensor or an array."""
+        values = codes.astype(np.float32) if isinstance(codes, np.ndarray) else codes.float()
+        return (values - self.zero_point) * self.scale
 
-        return (codes.to(torch.float32) - self.zero_point) * self.scale
+
+def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
+    """Inputs with the floats that ``codes`` has an entry for as codes."""
+    leaves, nested = trees.flatten(inputs)
+    for number, leaf in enumerate(leaves):
+        if (one := codes.get(f"input{number}")) is not None and _is_float(leaf):
+            leaves[number] = one.quantize(leaf)
+    made: tuple[Any, ...] = nested(leaves)
+    return made
+
+
+def _is_float(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return np.issubdtype(value.dtype, np.floating)
+    return trees.is_tensor(value) and value.dtype.is_floating_point
 
 
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:

@@ -15,7 +15,7 @@ from ethorch.lower.builder.qparams import PLAIN_INTEGERS, QTensor
 from ethorch.lower.fx.control_flow import Subgraph
 from ethorch.lower.fx.node import first_value, flat, op_name
 from ethorch.lower.ops.spec import OpSpec
-from ethorch.lower.replacements import BETWEEN, instead_of
+from ethorch.lower.replacements import instead_of
 from ethorch.models.open_sizes import open_shape
 from ethorch.support.errors import Reason
 from ethorch.targets.u55 import NO_LOOP_ON_CPU
@@ -204,14 +204,6 @@ def no_tensor(node: Node) -> Reason:
 
 
 #: Of the CPU's quantize and dequantize, which no partitioner refuses: a program of floats cannot do without them.
-AT_THE_ENDS = Reason(
-    "io.floats",
-    "the program takes and gives floats, and the NPU codes: the CPU converts them in each call",
-    'With io="int8" (--io int8; int16 of scheme a16w8) the firmware hands codes over, and neither cycles nor RAM go there.',
-)
-BETWEEN_SIDES = Reason(
-    "io.between", "it converts what goes between an operator on the CPU, which computes floats, and the NPU", BETWEEN
-)
 
 # --- control flow -----------------------------------------------------------------------------------------------------------
 
@@ -246,13 +238,3 @@ def holds_refused(part: Subgraph, origin: Origin, reason: Reason) -> Reason:
 
 
 #: Why a buffer that a program keeps is copied to the NPU for each call, in every runtime.
-STATE_COPIED = Reason(
-    "state.copied",
-    "an operation of the NPU reads some of its bytes and some of what has been written over it in the arena",
-    "The results are the same; the copy takes the CPU half a cycle for each byte.",
-)
-STATE_AMONG_TENSORS = Reason(
-    "state.among_tensors",
-    "ExecuTorch planned it among the tensors that a call writes, since the CPU has operators that ethorch does not write by itself",
-    "Keep these operators out of the model, or on the NPU: then it lies apart, and the NPU reads it there.",
-)

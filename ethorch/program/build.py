@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
 from ethorch.formats import pte
+from ethorch.formats.boundary import as_codes
 from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
 from ethorch.formats.pte_merge import merged
 from ethorch.formats.pte_types import Delegate
@@ -27,7 +28,7 @@ from ethorch.program.saving import save_etrecord
 from ethorch.program.shapes import with_selection
 from ethorch.quantization.calibrate import quantize_methods
 from ethorch.quantization.config import QuantizationConfig
-from ethorch.quantization.integer_io import as_codes, boundary_codes, with_constants, with_integer_io
+from ethorch.quantization.integer_io import boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.passes.state_buffers import state_buffers
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import names_in_whole

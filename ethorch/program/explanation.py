@@ -12,16 +12,35 @@ from ethorch.figures.layer import CPU
 from ethorch.figures.persistent_buffers import is_kept, reads_in_place
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
-from ethorch.lower.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport, Refusal, placed, refusal_texts
-from ethorch.lower.reasons import AT_THE_ENDS, BETWEEN_SIDES, STATE_AMONG_TENSORS, STATE_COPIED
+from ethorch.lower.replacements import BETWEEN
+from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support import tables
-from ethorch.support.errors import SpecError
+from ethorch.support.errors import Reason, SpecError
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+AT_THE_ENDS = Reason(
+    "io.floats",
+    "the program takes and gives floats, and the NPU codes: the CPU converts them in each call",
+    'With io="int8" (--io int8; int16 of scheme a16w8) the firmware hands codes over, and neither cycles nor RAM go there.',
+)
+BETWEEN_SIDES = Reason(
+    "io.between", "it converts what goes between an operator on the CPU, which computes floats, and the NPU", BETWEEN
+)
+STATE_COPIED = Reason(
+    "state.copied",
+    "an operation of the NPU reads some of its bytes and some of what has been written over it in the arena",
+    "The results are the same; the copy takes the CPU half a cycle for each byte.",
+)
+STATE_AMONG_TENSORS = Reason(
+    "state.among_tensors",
+    "ExecuTorch planned it among the tensors that a call writes, since the CPU has operators that ethorch does not write by itself",
+    "Keep these operators out of the model, or on the NPU: then it lies apart, and the NPU reads it there.",
+)
 
 
 @dataclass(frozen=True)

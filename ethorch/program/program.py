@@ -9,10 +9,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-
 from ethorch import figures, runtime
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse
@@ -20,8 +16,6 @@ from ethorch.formats import pte
 from ethorch.formats.files import write_whole
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method
-from ethorch.models.load import UserModel
-from ethorch.models.samples import samples as read_samples
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import Explanation, State, explanation
@@ -35,6 +29,7 @@ from ethorch.program.record import Record
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.report.page import page
 from ethorch.report.summary import summary
+from ethorch.support import trees
 from ethorch.support.errors import EthorchError, HostError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.rendering import as_html, as_text
@@ -46,9 +41,12 @@ from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 
 if TYPE_CHECKING:
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
+    from torch import nn
 
-    # the same 2 seconds
+    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
+    from ethorch.models.load import UserModel  # 1 second of torch
+
+    # 2 seconds of torchao and ExecuTorch
     from ethorch.program.measure.ladder import Comparison
 
     # the same 2 seconds
@@ -307,11 +305,13 @@ class Program:
             HostError: number, dtype or shape of the inputs is not the program's.
             MachineFault: the simulator stopped.
         """
-        flat = list(pytree.tree_leaves(self._positional(inputs, keywords)))
+        import torch
+
+        flat = trees.leaves(self._positional(inputs, keywords))
         if self.selection is not None:
             part, filled = self.chosen(flat)
-            return part._nested(self.cropped(pytree.tree_leaves(part(*filled)), flat))
-        flat = list(pytree.tree_leaves(self.as_taken(tuple(flat))))
+            return part._nested(self.cropped(trees.leaves(part(*filled)), flat))
+        flat = list(self.as_taken(tuple(flat)))
         count = self.record.batch(flat)
         if count == 1:
             return self._nested(self.host(*flat))
@@ -334,6 +334,8 @@ class Program:
         """Return the flat outputs in the structure that the model returns."""
         structure = self.description.structure
         if structure is not None and structure[1]:
+            from torch.utils import _pytree as pytree
+
             try:
                 return pytree.tree_unflatten(outputs, pytree.treespec_loads(structure[1]))
             except Exception:  # a type that this process does not know, or words of another torch: the outputs stay flat
@@ -380,8 +382,8 @@ class Program:
 
         cases, loaded = [], runtime.load(self.pte, self.method)
         for sample in (self.model.calibration or [self.model.example_inputs])[:_BUNDLED_SAMPLES]:
-            inputs = pytree.tree_leaves(self.as_taken(sample))
-            cases.append((inputs, [x.clone() if isinstance(x, Tensor) else x for x in loaded(*inputs)]))
+            inputs = trees.leaves(self.as_taken(sample))
+            cases.append((inputs, [x.clone() if trees.is_tensor(x) else x for x in loaded(*inputs)]))
         return bundled_program(self.pte, self.method, cases)
 
     # checking ---------------------------------------------------------------------------------------------------------
@@ -408,6 +410,7 @@ class Program:
             EthorchError: the float model is not known, or a sample does not fit.
             HostError: the inputs are not the program's.
         """
+        from ethorch.models.samples import samples as read_samples  # 1 second of torch
         from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
 
         example = inputs if self.model is None else self.model.example_inputs
@@ -420,7 +423,7 @@ class Program:
         if not given or given == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
         if self.selection is not None:
-            chosen = [self.chosen(pytree.tree_leaves(sample)) for sample in given]
+            chosen = [self.chosen(trees.leaves(sample)) for sample in given]
             if len({part.method for part, _ in chosen}) > 1:
                 raise EthorchError("the samples are for several methods; give those of one shape, or compare program['NAME'].")
             return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
@@ -502,7 +505,7 @@ class Program:
         traced = runtime.load(
             self.pte, self.method, etdump=True, machine=lambda payload: runtime.npu_machine(payload, None, by_payload.get(payload))
         )
-        flat = pytree.tree_leaves(self.as_taken(inputs))
+        flat = trees.leaves(self.as_taken(inputs))
         for _ in range(runs):
             traced(*flat)
         return Inspection(traced.inspector(etrecord), cycles_of(sources), cpu_cycles_of(self.layers), self.core_clock_hz)

@@ -8,25 +8,18 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule
-
 from ethorch import figures
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse, uses
 from ethorch.formats import pte
-from ethorch.formats.boundary import boundary_of
+from ethorch.formats.boundary import as_codes, boundary_of
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
-from ethorch.lower.fx.macs import macs_of_graph
-from ethorch.models.load import UserModel
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import State, states_of
 from ethorch.program.facts import TensorInfo, Verification
 from ethorch.program.transfer import DEFERRED, Methods, method_of
-from ethorch.quantization.integer_io import as_codes
 from ethorch.support.metrics import Metric
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import roles
@@ -36,7 +29,10 @@ from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
+    from ethorch.models.load import UserModel  # 1 second of torch
 
     # 2 seconds of torchao and ExecuTorch, which a file needs not
     from ethorch.quantization.config import QuantizationConfig
@@ -157,6 +153,8 @@ class Record:
             return [example for name in self.selection.shapes for example in self[name].examples]
         if self.model is not None:
             return [self.model.example_inputs]
+        import torch
+
         dtypes = [torch.float32 if info.codes is not None else getattr(torch, info.dtype) for info in self.inputs]
         return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
 
@@ -213,7 +211,7 @@ class Record:
             return 1
         counts = set()
         for x, info in zip(flat, wanted, strict=True):
-            if not isinstance(x, Tensor) or not x.dim() or tuple(x.shape[1:]) != info.shape[1:] or not info.shape[0]:
+            if not hasattr(x, "shape") or not x.ndim or tuple(x.shape[1:]) != info.shape[1:] or not info.shape[0]:
                 return 1
             counts.add(x.shape[0] // info.shape[0] if x.shape[0] % info.shape[0] == 0 else 1)
         return max(counts.pop(), 1) if len(counts) == 1 else 1
@@ -300,8 +298,13 @@ class Record:
 
         What the NPU does may be more: channels that are padded, and other operators that it computes as products.
         """
-        if isinstance(self.quantized, GraphModule):
-            return macs_of_graph(self.quantized)
+        if self.quantized is not None:
+            from torch.fx import GraphModule
+
+            from ethorch.lower.fx.macs import macs_of_graph  # 1 second of torch, which a file does not need
+
+            if isinstance(self.quantized, GraphModule):
+                return macs_of_graph(self.quantized)
         return sum(layer.macs for layer in self.layers)
 
     @property

@@ -121,16 +121,6 @@ def _codes(node: Node) -> Codes:
     return Codes(float(scale), int(zero), int(low), int(high), str(dtype).removeprefix("torch."))  # type: ignore[arg-type]
 
 
-def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Inputs with the floats that ``codes`` has an entry for as codes."""
-    leaves, spec = pytree.tree_flatten(inputs)
-    for number, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point and (one := codes.get(f"input{number}")):
-            leaves[number] = one.quantize(leaf)
-    made: tuple[Any, ...] = pytree.tree_unflatten(leaves, spec)
-    return made
-
-
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
     """The .pte with a constant method for each figure of ``codes``; firmware and ``boundary_of`` read them."""
     parsed = pte.read(program)

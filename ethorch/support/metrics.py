@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from ethorch.support import trees
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: (outputs of the float model, outputs of the quantized one), an entry for each sample -> a number, larger is better.
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
@@ -43,4 +45,4 @@ def sqnr_db(reference: Any, other: Any) -> float:
 
 def _tensors(outputs: Any) -> list[Tensor]:
     """The tensors in any nest of outputs, in order."""
-    return [leaf.detach() for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [leaf.detach() for leaf in trees.leaves(outputs) if trees.is_tensor(leaf)]

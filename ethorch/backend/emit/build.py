@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ethorch.lower.fx.states import StateBuffer
 from ethorch.lower.partition_report import PartitionReport
+from ethorch.lower.state_buffer import StateBuffer
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.lowered import Lowered
 

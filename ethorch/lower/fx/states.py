@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ethorch.lower.fx.node import CASTS, attribute, changes_in_place, op_name, overload_of, tensor_of
+from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support.errors import Reason
 
 _PER_TENSOR = ("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.default")
@@ -34,26 +34,6 @@ READ_AS_FLOAT = Reason(
     "Let it begin with zeros, or quantize the module that reads it.",
 )
 NOT_BY_ROWS = Reason("state.strided", "it does not lie in memory row by row", "Register its contiguous() copy as the buffer.")
-
-
-@dataclass(frozen=True)
-class StateBuffer:
-    """A buffer that a program changes, and what became of it.
-
-    Attributes:
-        name: its fully qualified name.
-        shape: its extents.
-        dtype: torch's name of what it holds in the program.
-        scale, zero_point: of its codes; None where it holds no codes.
-        reason: why it stays in float; None where it is of codes, or of integers as in the model.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scale: float | None = None
-    zero_point: int | None = None
-    reason: Reason | None = None
 
 
 def writes_of(graph: Graph) -> dict[str, Node]:

@@ -1,0 +1,45 @@
+"""Nests of values, and tensors among them, in a process that may not have imported torch.
+
+Without torch there are no tensors, and no types that users registered with its pytree: lists, tuples and dicts are the only nests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True if the value is a ``torch.Tensor``. Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Return the leaves of a nest in order, and a function that makes the nest of other leaves."""
+    if "torch" in sys.modules:
+        from torch.utils import _pytree as pytree
+
+        leaves, spec = pytree.tree_flatten(nest)
+        return leaves, lambda values: pytree.tree_unflatten(list(values), spec)
+    leaves = []
+    build = _builder(nest, leaves)
+    return leaves, lambda values: build(iter(values))
+
+
+def leaves(nest: Any) -> list[Any]:
+    """Return the leaves of a nest in order."""
+    return flatten(nest)[0]
+
+
+def _builder(nest: Any, found: list[Any]) -> Callable[[Any], Any]:
+    """Append the leaves to ``found``; return a function that takes as many of an iterator and makes the nest."""
+    if type(nest) is dict:
+        parts = {key: _builder(value, found) for key, value in nest.items()}
+        return lambda values: {key: part(values) for key, part in parts.items()}
+    if type(nest) in (list, tuple):
+        kind, builders = type(nest), [_builder(value, found) for value in nest]
+        return lambda values: kind([build(values) for build in builders])
+    found.append(nest)
+    return next

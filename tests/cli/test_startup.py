@@ -1,0 +1,69 @@
+"""The heavy modules that each command loads: commands of finished programs, of tables and of boards do without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ethorch
+
+pytestmark = pytest.mark.core
+
+#: Top-level packages that take 0.1 s or more to import, alone or with what they import themselves.
+HEAVY = {
+    "IPython", "bokeh", "elftools", "ethosu", "executorch", "jinja2", "matplotlib", "networkx", "numpy", "pandas", "plotly", "rich",
+    "scipy", "sympy", "torch", "torchao", "torchvision", "transformers", "unicorn",
+}  # fmt: skip
+PROGRAM = "net.pte"
+FOLDER = "net"
+#: Command -> the heavy packages that it uses. None of them may load torch, torchao or executorch.
+COMMANDS = {
+    "targets": {"rich"},
+    "targets --diff ethos-u55-128 ethos-u85-256": {"rich"},
+    "boards": {"numpy", "rich"},
+    f"dis {PROGRAM}": {"numpy"},
+    f"dis {FOLDER} --json": {"numpy"},
+    f"explain {PROGRAM}": {"numpy", "rich"},
+    f"explain {FOLDER}": {"numpy", "rich"},
+    f"report {FOLDER} -o report.html": {"jinja2", "numpy", "plotly"},
+    f"report {FOLDER} --markdown": {"jinja2", "numpy"},
+}
+
+_RUN = """
+import json, sys
+import ethorch.cli
+status = ethorch.cli.main(json.loads(sys.argv[1]))
+print(json.dumps([status, sorted({name.partition(".")[0] for name in sys.modules})]), file=sys.stderr)
+"""
+
+
+def loaded(folder: Path, *arguments: str) -> set[str]:
+    """Return the heavy packages that the command loaded in a process of its own; it has to succeed."""
+    words = [sys.executable, "-c", _RUN, json.dumps(arguments)]
+    child = subprocess.run(words, capture_output=True, text=True, cwd=folder, check=True)
+    status, modules = json.loads(child.stderr.splitlines()[-1])
+    assert status == 0, child.stderr
+    return HEAVY & set(modules)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program, as a file and as a saved folder."""
+    folder = tmp_path_factory.mktemp("startup")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    program = ethorch.compile(model, (torch.randn(1, 3, 8, 8),), verify=False)
+    program.save(folder / PROGRAM)
+    program.save(folder / FOLDER)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_finished_programs_load_no_torch(command: str, folder: Path) -> None:
+    found = loaded(folder, *command.split())
+    assert not found & {"torch", "torchao", "executorch"}, sorted(found)
+    assert found <= COMMANDS[command], sorted(found - COMMANDS[command])
