@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from ethorch.backend.emit import NotWhole, lower_whole, program_of
 from ethorch.backend.emit.build import Build
+from ethorch.backend.emit.program import program_of
+from ethorch.backend.emit.whole import NotWhole, lower_whole
 from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.outputs import with_serializable_outputs
 from ethorch.lower.fx.states import with_codes

@@ -31,18 +31,18 @@ def run(
     if output is not None:
         check_folder(output)
     from ethorch.cli.model_options import inputs_for
-    from ethorch.models import load
+    from ethorch.models import arrays
 
     loaded = options.load_program(program, method, dump)
-    taken = inputs_for(loaded, inputs) if inputs else load.random_inputs(loaded.description, seed)
+    taken = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(loaded.description, seed)
     chosen, filled = loaded.chosen(taken)
-    runs = chosen.host
+    host = chosen.host
     started = time.perf_counter()
-    outputs = loaded.cropped(runs(*filled), taken)
+    outputs = loaded.cropped(host.arrays(*filled), taken)
     seconds = time.perf_counter() - started
     if output is not None:
-        load.save_outputs(str(output), outputs)
-    found = [load.describe(x) for x in outputs]
+        arrays.save_outputs(str(output), outputs)
+    found = [arrays.describe(x) for x in outputs]
     data = {
         "outputs": found,
         "seconds": seconds,

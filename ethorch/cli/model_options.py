@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import ml_dtypes
+import numpy as np
 
-from ethorch.models.load import UserMethods, UserModel, load_model
 from ethorch.models.samples import samples
 from ethorch.program.program import Program
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.wording import counted
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ethorch.models.load import UserMethods, UserModel
 
 
 def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
@@ -26,6 +31,8 @@ def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMetho
         SpecError: weights are given for several methods.
         EthorchError: the weights do not fit.
     """
+    from ethorch.models.load import UserMethods, load_model
+
     user = load_model(reference)
     if weights is not None:
         if isinstance(user, UserMethods):
@@ -34,7 +41,9 @@ def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMetho
     return user
 
 
-def _load_weights(module: torch.nn.Module, path: Path) -> None:
+def _load_weights(module: nn.Module, path: Path) -> None:
+    import torch
+
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -91,8 +100,8 @@ def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     Raises:
         EthorchError: they do not fit.
     """
-    exact = tuple(torch.empty(info.shape, dtype=getattr(torch, info.dtype)) for info in program.inputs)
-    floats = tuple(x if info.codes is None else x.float() for x, info in zip(exact, program.inputs, strict=True))
+    exact = tuple(np.empty(info.shape, ml_dtypes.bfloat16 if info.dtype == "bfloat16" else info.dtype) for info in program.inputs)
+    floats = tuple(x if info.codes is None else x.astype(np.float32) for x, info in zip(exact, program.inputs, strict=True))
     try:
         return inputs_from(paths, exact, program.open_dims)
     except EthorchError:

@@ -6,8 +6,8 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from ethorch.backend.emit.build import Build
 from ethorch.figures.cpu_rates import base_name, estimate, library_of, macs_of, rate_of
 from ethorch.figures.layer import CPU, NPU, Layer
 from ethorch.figures.stream_layers import stream_layers
@@ -16,9 +16,6 @@ from ethorch.formats.pte_types import Call, Value
 from ethorch.npu import Sources
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Origin
-
-if TYPE_CHECKING:
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 #: Where a CPU operator's traffic goes: the plan of ExecuTorch's runtime does not say in which memory it lies.
 RAM = "Ram"

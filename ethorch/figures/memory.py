@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from ethorch.backend.emit.build import Build
 from ethorch.figures.layers import Run, ends_of, runs
 from ethorch.figures.memory_report import DRAM, FLASH, RAM, SRAM, Component, MemoryReport, TensorPlace
 from ethorch.figures.method_pool import (
@@ -25,9 +25,6 @@ from ethorch.figures.subject import REGIONS, Part, Subject, subject
 from ethorch.formats.payload import SCRATCH_REGION
 from ethorch.npu.staging import STAGING_REGION
 from ethorch.targets.compile_spec import EthosUCompileSpec
-
-if TYPE_CHECKING:
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 
 def memory(

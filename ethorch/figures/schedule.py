@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ethorch.figures.layer import COMPUTE, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Origin
 from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp
-
-if TYPE_CHECKING:
-    from ethorch.vela.lowered import Lowered  # 2 seconds of torch, for a type
+from ethorch.vela.lowered import Lowered
 
 _KINDS = ("FeatureMap", "Weights", "Scales", "Lut")
 _QUANTIZE = ("quantized_decomposed.",)  # operators that the quantizer put there, not the user

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from ethorch.backend.emit.build import Build
 from ethorch.figures.schedule import Schedule
 from ethorch.figures.stream_tensors import highest
 from ethorch.formats import pte
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
 from ethorch.formats.pte_types import Method, Move, Program, Value
+from ethorch.lower.partition_report import PartitionReport
 from ethorch.npu import Program as NpuProgram
 from ethorch.npu import Sources
 from ethorch.npu.staging import STAGING_REGION
@@ -20,11 +21,7 @@ from ethorch.support.errors import SpecError
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.npus import TARGETS, Target
 from ethorch.targets.vela_ini import MemorySystem
-
-if TYPE_CHECKING:  # their types; a file is read without them
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
-    from ethorch.lower.partition_report import PartitionReport  # 2 seconds of torch, by its package
-    from ethorch.vela.lowered import Lowered  # 2 seconds of torch
+from ethorch.vela.lowered import Lowered
 
 #: Regions of an NPU by number: constants, feature maps, staging memory.
 REGIONS: Mapping[int, str] = {0: "constants", SCRATCH_REGION: "scratch", STAGING_REGION: "staging"}

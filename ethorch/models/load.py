@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import io
 import logging
 import os
 import sys
@@ -22,8 +21,6 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ethorch.formats.files import write_whole
-from ethorch.formats.pte_types import Method
 from ethorch.models import zoos
 from ethorch.models.exported_program import load_exported_program
 from ethorch.models.open_sizes import dynamic_shapes_of
@@ -370,42 +367,3 @@ def load_inputs(paths: Iterable[str]) -> Inputs:
             wrong = "it is no .npy, .npz or .pt file of tensors." if "pickle" in str(error) else first_sentence(error)
             raise EthorchError(f"cannot read tensors from {path}: {wrong}") from error
     return tuple(tensors)
-
-
-def random_inputs(method: Method, seed: int = 0) -> Inputs:
-    """Inputs of the types and shapes that a method takes: floats from a normal distribution, integers over their range."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs: list[Any] = []
-    for index in method.inputs:
-        value = method.values[index]
-        if value.kind != "tensor":
-            inputs.append(0)
-            continue
-        dtype = getattr(torch, value.dtype)
-        if dtype.is_floating_point:
-            inputs.append(torch.randn(value.shape, generator=generator).to(dtype))
-        elif dtype == torch.bool or dtype.itemsize > 2:  # indices and flags: only small values are safe to guess
-            inputs.append(torch.randint(0, 2, value.shape, generator=generator).to(dtype))
-        else:
-            info = torch.iinfo(dtype)
-            inputs.append(torch.randint(info.min, info.max + 1, value.shape, generator=generator).to(dtype))
-    return tuple(inputs)
-
-
-def save_outputs(path: str, outputs: Sequence[Any]) -> None:
-    """Write the tensors to an .npz file as output_0, output_1, ..."""
-    content = io.BytesIO()
-    np.savez(content, **{f"output_{number}": x.numpy() for number, x in enumerate(outputs)})
-    write_whole(path, content.getvalue())
-
-
-def describe(output: Any) -> dict[str, Any]:
-    """An output as plain data: dtype, shape, range, and its first values as text."""
-    if not isinstance(output, torch.Tensor):
-        return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
-    values = output.flatten()
-    shown = ", ".join(f"{complex(x) if x.is_complex() else float(x):.4g}" for x in values[:8])
-    found: dict[str, Any] = {"dtype": str(output.dtype).removeprefix("torch."), "shape": list(output.shape)}
-    if values.numel() and not values.is_complex():
-        found |= {"minimum": float(values.min()), "maximum": float(values.max())}
-    return {**found, "text": f"{shown}, ..." if values.numel() > 8 else shown}

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from ethorch.support.errors import EthorchError
 
@@ -63,6 +61,8 @@ def _numpy(path: Path, shapes: Shapes) -> Any:
 
 
 def _torch(path: Path, shapes: Shapes) -> Any:
+    import torch
+
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
@@ -81,18 +81,18 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _wav(path: Path, shapes: Shapes) -> Tensor:
+def _wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     with wave.open(str(path), "rb") as file:
         width, channels, data = file.getsampwidth(), file.getnchannels(), file.readframes(file.getnframes())
     if width not in (1, 2, 4):
         raise EthorchError(f"{path} has samples of {8 * width} bits; 8, 16 and 32 can be read.")
     codes = np.frombuffer(data, {1: "u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float64)
     values = (codes - 128) / 128 if width == 1 else codes / 2.0 ** (8 * width - 1)
-    sound = torch.from_numpy(values.astype(np.float32)).reshape(-1, channels).T
+    sound = values.astype(np.float32).reshape(-1, channels).T
     return sound[0] if channels == 1 else sound
 
 
-def _image(path: Path, shapes: Shapes) -> Tensor:
+def _image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     from PIL import Image
 
     shape = next((shape for shape in shapes if len(shape) in (3, 4)), None)
@@ -104,10 +104,12 @@ def _image(path: Path, shapes: Shapes) -> Tensor:
         raise EthorchError(f"{path} is a picture; the model's input {list(shape)} has {channels} channels, not 1 or 3.")
     with Image.open(path) as picture:
         ready = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
-    values = torch.from_numpy(np.asarray(ready, np.float32) / 255).reshape(height, width, channels)
-    return values if channels_last else values.permute(2, 0, 1).contiguous()
+    values = (np.asarray(ready, np.float32) / 255).reshape(height, width, channels)
+    return values if channels_last else np.ascontiguousarray(values.transpose(2, 0, 1))
 
 
+#: Ends of the names of pictures and sounds.
+MEDIA = (".wav", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
 #: How a file is read, by the end of its name.
 FORMATS: dict[str, Callable[[Path, Shapes], Any]] = {
     ".npy": _numpy,

@@ -9,15 +9,17 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ethorch.models.sample_files import FORMATS, read
+from ethorch.models.sample_files import FORMATS, MEDIA, read
+from ethorch.support import trees
 from ethorch.support.errors import EthorchError
+from ethorch.support.trees import is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Inputs = tuple[Any, ...]
 
@@ -57,7 +59,7 @@ def samples(
     Args:
         source: an iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples;
             a file or folder, or several (see ``ethorch.models.sample_files``).
-        example_inputs: the model's input tuple; it fixes number, shapes and dtypes.
+        example_inputs: the model's input tuple; it fixes number, shapes and dtypes; if it is of NumPy's arrays, so are the samples.
         keywords: names of the last of these, for items that are dicts.
         open_dims: axes of each example tensor that may have another size.
         others: example inputs of other shapes that samples may have instead.
@@ -106,7 +108,7 @@ def _items(source: Any, expected: Expected, what: str) -> Iterator[tuple[str, An
     if isinstance(source, (list, tuple)) and source and all(isinstance(entry, (str, os.PathLike)) for entry in source):
         yield from _from_files([Path(entry) for entry in source], expected)
         return
-    if isinstance(source, (Tensor, np.ndarray, Mapping)):
+    if _is_array(source) or isinstance(source, Mapping):
         yield "the batch", source
         return
     if isinstance(source, Iterable):
@@ -130,10 +132,10 @@ def _from_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str
                 raise EthorchError(f"the folder {path} has no file of samples; they end in {', '.join(FORMATS)}.")
             folders = sorted({file.parent.name for file in files if file.parent != path})
             for file in files:
-                item = read(file, expected.shapes)
+                item = expected.read(file)
                 yield str(file), (item, folders.index(file.parent.name)) if file.parent != path else item
         elif path.is_file():
-            yield str(path), read(path, expected.shapes)
+            yield str(path), expected.read(path)
         else:
             raise EthorchError(f"there is no file or folder {path}.")
 
@@ -143,20 +145,28 @@ class Expected:
 
     def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = (), open_dims: Sequence[Collection[int]] | None = None):
         self.example, self.keywords, self.open_dims = example_inputs, keywords, open_dims
-        leaves = pytree.tree_leaves(self.example)
+        leaves = trees.leaves(self.example)
         self.leaves = len(leaves)
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.tensors = [leaf for leaf in leaves if is_tensor(leaf)]
+        self.of_arrays = not self.tensors and any(isinstance(leaf, np.ndarray) for leaf in leaves)
+        if self.of_arrays:
+            self.tensors = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
         self.shapes = [tuple(tensor.shape) for tensor in self.tensors]
 
     def __str__(self) -> str:
         return _described(self.tensors)
 
+    def read(self, path: Path) -> Any:
+        """Read a file of samples. Pictures and sounds become tensors, as torchvision makes them, if the example is of tensors."""
+        item = read(path, self.shapes)
+        return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
+
     def samples(self, item: Any, name: str) -> Iterator[Sample]:
         """The samples that an item holds: one, or as many as its batch has."""
         for given, label in _readings(item):
             inputs = self._by_position(given)
-            leaves = pytree.tree_leaves(inputs)
-            found = [_tensor(leaf) for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray))]
+            leaves = trees.leaves(inputs)
+            found: list[Any] = [_array(leaf) if self.of_arrays else _tensor(leaf) for leaf in leaves if _is_array(leaf)]
             if len(found) != len(self.tensors) or len(leaves) not in (len(found), self.leaves):
                 continue
             count = self._batch(found)
@@ -168,7 +178,7 @@ class Expected:
                 yield Sample(part, one, name if count == 1 else f"{name}, number {number} of its batch")
             return
         several, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-        if isinstance(several, list) and len(several) > 1 and all(isinstance(x, (Tensor, np.ndarray, tuple)) for x in several):
+        if isinstance(several, list) and len(several) > 1 and all(_is_array(x) or isinstance(x, tuple) for x in several):
             for number, entry in enumerate(several):
                 yield from self.samples(entry if label is None else (entry, label), f"{name}, entry {number}")
             return
@@ -178,7 +188,7 @@ class Expected:
                 f"{', '.join(self.keywords)}."
             )
         raise EthorchError(
-            f"{name} is {_described(pytree.tree_leaves(item))}; the example inputs are {self}. Give samples of these shapes, "
+            f"{name} is {_described(trees.leaves(item))}; the example inputs are {self}. Give samples of these shapes, "
             "without the first dimension, or batches of them."
         )
 
@@ -217,17 +227,32 @@ class Expected:
                 for x, wanted in zip(found, self.shapes, strict=True)
             ]
 
-    def _converted(self, x: Tensor, index: int, name: str) -> Tensor:
+    def _converted(self, x: Any, index: int, name: str) -> Any:
         wanted = self.tensors[index].dtype
         if x.dtype == wanted:
             return x
+        if self.of_arrays:
+            return self._converted_array(x, wanted, index, name)
+        import torch  # is there: these are tensors
+
         if x.dtype.is_floating_point and wanted.is_floating_point:
             return x.to(wanted)
         integers = not (x.dtype.is_floating_point or wanted.is_floating_point or torch.bool in (x.dtype, wanted))
         if integers and torch.equal(x.to(wanted).to(torch.int64), x.to(torch.int64)):
             return x.to(wanted)
-        raise EthorchError(
-            f"input {index} of {name} is {str(x.dtype).removeprefix('torch.')}; the example input is "
+        raise self._wrong_dtype(x.dtype, wanted, index, name)
+
+    def _converted_array(self, x: Any, wanted: Any, index: int, name: str) -> Any:
+        kinds = [np.dtype(dtype).kind if np.dtype(dtype).name != "bfloat16" else "f" for dtype in (x.dtype, wanted)]
+        converted = x.astype(wanted)
+        if kinds == ["f", "f"] or ({*kinds} <= {"i", "u"} and np.array_equal(converted.astype(object), x.astype(object))):
+            return converted
+        raise self._wrong_dtype(x.dtype, wanted, index, name)
+
+    @staticmethod
+    def _wrong_dtype(found: Any, wanted: Any, index: int, name: str) -> EthorchError:
+        return EthorchError(
+            f"input {index} of {name} is {str(found).removeprefix('torch.')}; the example input is "
             f"{str(wanted).removeprefix('torch.')}. Convert it as the model's own data is, e.g. image.float() / 255."
         )
 
@@ -240,8 +265,10 @@ class Expected:
     def _nested(self, tensors: list[Tensor]) -> Inputs:
         """The tensors as the example has them nested; what is no tensor comes from the example."""
         taken = iter(tensors)
-        leaves, spec = pytree.tree_flatten(self.example)
-        nested: Inputs = pytree.tree_unflatten([next(taken) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        leaves, nest = trees.flatten(self.example)
+        nested: Inputs = nest(
+            [next(taken) if (isinstance(leaf, np.ndarray) if self.of_arrays else is_tensor(leaf)) else leaf for leaf in leaves]
+        )
         return nested
 
 
@@ -257,22 +284,32 @@ def _readings(item: Any) -> Iterator[tuple[Any, Any]]:
 def _labels(label: Any, count: int) -> list[Any]:
     """The label of each sample of a batch."""
     if count == 1:
-        one = isinstance(label, (Tensor, np.ndarray)) and label.ndim == 1 and len(label) == 1
+        one = _is_array(label) and label.ndim == 1 and len(label) == 1
         return [label[0] if one else label]
-    if isinstance(label, (Tensor, np.ndarray, list, tuple)) and len(label) == count:
+    if (_is_array(label) or isinstance(label, (list, tuple))) and len(label) == count:
         return list(label)
     return [None] * count
 
 
-def _tensor(leaf: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(leaf)) if isinstance(leaf, np.ndarray) else leaf.detach()
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def _tensor(leaf: Any) -> Tensor:
+    if not isinstance(leaf, np.ndarray):
+        detached: Tensor = leaf.detach()
+        return detached
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(leaf))
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, np.ndarray) else leaf.detach().cpu().numpy()
 
 
 def _described(leaves: Sequence[Any]) -> str:
     texts = [
-        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
-        if isinstance(leaf, (Tensor, np.ndarray))
-        else type(leaf).__name__
-        for leaf in leaves
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
     ]
     return ", ".join(texts) or "empty"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ethorch import figures, runtime
+from ethorch.backend.emit.build import Build
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse
 from ethorch.formats import pte
@@ -43,7 +44,6 @@ from ethorch.vela import artifacts
 if TYPE_CHECKING:
     from torch import nn
 
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
     from ethorch.models.load import UserModel  # 1 second of torch
 
     # 2 seconds of torchao and ExecuTorch

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ethorch import figures
+from ethorch.backend.emit.build import Build
 from ethorch.figures import Estimate, Layer, MemoryReport
 from ethorch.figures.memory_use import MemoryUse, uses
 from ethorch.formats import pte
@@ -31,7 +32,6 @@ from ethorch.vela import artifacts
 if TYPE_CHECKING:
     from torch import nn
 
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
     from ethorch.models.load import UserModel  # 1 second of torch
 
     # 2 seconds of torchao and ExecuTorch, which a file needs not

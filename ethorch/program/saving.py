@@ -7,17 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ethorch.backend.emit.build import Build
 from ethorch.formats.files import write_folder, write_whole
 from ethorch.support.errors import EthorchError
 from ethorch.support.wording import counted
 from ethorch.targets.boards.loading import FOLDER
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
-
-if TYPE_CHECKING:
-    from ethorch.backend.emit.build import Build  # 1 second of torch, for a type
 
 ENDINGS = (".pte", ".bpte", ".tosa")
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
-from ethorch.formats.pte_types import Method, Value
+from ethorch.formats.pte_types import ITEM_BYTES, Method, Value
+from ethorch.runtime.elements import Elements, dtype_name
+from ethorch.support import trees
 from ethorch.support.errors import HostError, ProgramError
 from ethorch.support.wording import counted
-
-if TYPE_CHECKING:
-    import torch
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
@@ -40,15 +45,10 @@ def _sides(payload: DelegatePayload) -> tuple[tuple[tuple[IoTensor, ...], str], 
 
 
 def _check_delegate_argument(what: str, value: Value, tensor: IoTensor) -> None:
-    import torch
-
     if value.kind != "tensor" or value.dtype.startswith(("float", "bfloat")):
         raise ProgramError(f"{what} is {value}; an NPU takes integer and bool tensors only.")
-    dtype: torch.dtype = getattr(torch, value.dtype)
-    elements = 1
-    for size in value.shape:
-        elements *= size
-    if dtype.itemsize != tensor.element_size or (elements * dtype.itemsize != tensor.nbytes and not value.dynamism):
+    item_bytes = ITEM_BYTES[value.dtype]
+    if item_bytes != tensor.element_size or (math.prod(value.shape) * item_bytes != tensor.nbytes and not value.dynamism):
         raise ProgramError(
             f"{what} is {value}, but the payload expects {tensor.nbytes} bytes in elements of {tensor.element_size}."
         )
@@ -93,21 +93,36 @@ def check_kernel_calls(description: Method) -> None:
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """For each argument, the kinds it may be (empty: anything); None for an operator that torch does not know."""
-    import torch
-
-    name, _, overload = operator.partition(".")
-    try:
-        schema = torch._C._get_schema(name, overload)
-    except RuntimeError:
-        return None
+    """For each argument, the kinds it may be (empty: anything); None for an operator whose schema is unknown."""
     kinds = []
-    for argument in schema.arguments:
-        text = str(argument.type)
+    types = _schemas().get(operator) or _schema_of_torch(operator)
+    if types is None:
+        return None
+    for text in types.split():
         optional = text.startswith("Optional[")
         admitted = _ADMITS.get(text.removeprefix("Optional[").removesuffix("]") if optional else text, set())
         kinds.append(frozenset(admitted | ({"none"} if optional and admitted else set())))
     return tuple(kinds)
+
+
+@lru_cache(maxsize=1)
+def _schemas() -> dict[str, str]:
+    """Operator -> the types of its arguments, of those that ExecuTorch has kernels for: ``python -m tools.kernel_schemas``."""
+    found: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _schema_of_torch(operator: str) -> str | None:
+    """The same of an operator that the user registered with torch; None in a process without torch."""
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    name, _, overload = operator.partition(".")
+    try:
+        return " ".join(str(argument.type) for argument in torch._C._get_schema(name, overload).arguments)
+    except RuntimeError:
+        return None
 
 
 def _short(value: Any) -> str:
@@ -124,29 +139,26 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_input(index: int, value: Any, spec: Value) -> Any:
-    """The input as the runtime takes it: laid out in the program's dimension order. HostError for any other."""
-    import torch
-
+    """The input as the runtime takes it: its elements in the program's order of axes. HostError for any other."""
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))
         if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)):
             raise HostError(f"input {index} is {_short(value)}; the program takes {spec}.")
         return float(value) if isinstance(value, int) and spec.kind == "double" else value
-    if not isinstance(value, torch.Tensor):
+    is_tensor = trees.is_tensor(value)
+    if not is_tensor and not isinstance(value, np.ndarray):
         raise HostError(f"input {index} is {_short(value)}; the program takes a tensor, {spec}.")
-    dtype = getattr(torch, spec.dtype)
-    found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.dtype != dtype:
-        raise HostError(f"input {index} is {found}; the program takes {spec}. Convert it: x.to(torch.{spec.dtype}).")
+    dtype = dtype_name(value)
+    found = f"{dtype}{list(value.shape)}"
+    if dtype != spec.dtype:
+        convert = f"x.to(torch.{spec.dtype})" if is_tensor else f'x.astype("{spec.dtype}")'
+        raise HostError(f"input {index} is {found}; the program takes {spec}. Convert it: {convert}.")
     fits = len(value.shape) == len(spec.shape) and all(
         size == most or (spec.dynamism and size <= most) for size, most in zip(value.shape, spec.shape, strict=True)
     )
     if not fits:
         limit = "at most " if spec.dynamism else ""
         raise HostError(f"input {index} is {found}; the program was exported for {limit}{spec}, no other shape.")
-    if value.device.type != "cpu" or value.layout != torch.strided:
+    if is_tensor and (value.device.type != "cpu" or str(value.layout) != "torch.strided"):
         raise HostError(f"input {index} is on {value.device} with layout {value.layout}; pass a dense CPU tensor.")
-    value = value.detach()
-    order = spec.dim_order
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return value.permute(order).contiguous().permute(inverse)
+    return Elements.of(value, spec.dim_order)

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from ethorch.formats.payload import BACKEND_ID, SCRATCH_REGION, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.runtime.executor import backend_names, operator_names
 from ethorch.runtime.in_place import Buffers
-from ethorch.runtime.library import executorch_copies, load_library
+from ethorch.runtime.library import executorch_copies, load_backends, load_library
 from ethorch.runtime.many import Recording
 from ethorch.support.errors import HostError
 from ethorch.support.redirect import COUT_LOCK
@@ -113,7 +114,7 @@ class HostBackend:
         self.delegates: dict[int, Delegate] = {}
         self._next = 1
         self._lock = threading.Lock()
-        copies = executorch_copies()
+        self._copies = copies = executorch_copies()
         self.library = load_library()
         self._callbacks = (
             self._OPEN(self._open),
@@ -128,7 +129,6 @@ class HostBackend:
         results = []
         for core in copies:
             results.append(self.library.ethorch_register(ctypes.c_void_p(core.register_backend)))
-            self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
             if core.register_kernels and core.get_registered_kernels:
                 kernels = (ctypes.c_void_p(core.get_registered_kernels), ctypes.c_void_p(core.register_kernels))
                 self.library.ethorch_register_kernels(*kernels)
@@ -171,6 +171,8 @@ class HostBackend:
         try:
             calls.depth, calls.machine, calls.named, calls.buffers = calls.depth + 1, machine, named, buffers
             calls.error, calls.messages = None, []
+            for core in self._copies:
+                self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
             self.library.ethorch_guard(1)
             yield
             if calls.error is not None:  # raised in a callback whose failure ExecuTorch does not learn of
@@ -211,15 +213,15 @@ class HostBackend:
 
     def check_registered(self, description: Method) -> None:
         """HostError when the program needs a backend or operator that this runtime does not have."""
-        from executorch.runtime import Runtime
-
-        runtime = Runtime.get()
-        known = {*runtime.backend_registry.registered_backend_names, BACKEND_ID}
+        known = {*backend_names(), BACKEND_ID}
+        if any(delegate.id not in known for delegate in description.delegates):
+            load_backends()
+            known |= backend_names()
         for delegate in description.delegates:
             if delegate.id not in known:
                 have = ", ".join(sorted(known))
                 raise HostError(f"the program needs backend {delegate.id!r}; this runtime has {have}.")
-        missing = sorted(set(description.operators) - runtime.operator_registry.operator_names)
+        missing = sorted(set(description.operators) - operator_names())
         if missing:
             raise HostError(f"the program needs operators that ExecuTorch's runtime has no CPU kernel for: {', '.join(missing)}.")
 

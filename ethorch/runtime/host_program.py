@@ -25,7 +25,9 @@ from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.runtime import many
 from ethorch.runtime.checks import check_input, payloads
 from ethorch.runtime.delegate import MachineFactory
+from ethorch.runtime.elements import Elements
 from ethorch.runtime.session import Session, together
+from ethorch.support import trees
 from ethorch.support.errors import HostError
 from ethorch.support.quiet import quiet
 from ethorch.support.redirect import COUT_LOCK
@@ -70,13 +72,20 @@ class HostProgram:
         self._session.reset()
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run once. Inputs may be nested as the exported model's were; outputs come flat, as the runtime gives them.
+        """Run once. Inputs may be nested as the exported model's were; outputs come flat, as tensors of PyTorch.
+
+        Args:
+            inputs: tensors, or arrays of NumPy.
 
         Raises:
             HostError: another number of inputs, or one of another type, dtype or shape; or a CPU kernel failed.
             MachineFault: the simulator stopped.
         """
-        return self._execute(self._ready(inputs))
+        return _tensors(self._execute(self._ready(inputs)))
+
+    def arrays(self, *inputs: Any) -> list[Any]:
+        """Run once, as a call does; outputs are arrays of NumPy. Does not import torch."""
+        return [x.array() if isinstance(x, Elements) else x for x in self._execute(self._ready(inputs))]
 
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
         """Run once for each sample, several at a time on the simulated NPU: the results of calling it with one after the other.
@@ -95,7 +104,7 @@ class HostProgram:
         ready = [self._ready(sample) for sample in samples]
         machine = self._batch_machine
         if machine is None or not self._pays_to_batch:
-            return [self._execute(inputs) for inputs in ready]
+            return [_tensors(self._execute(inputs)) for inputs in ready]
         kept = sum(tensor.nbytes for payload in self.delegates for tensor in (*payload.inputs, *payload.outputs))
         at_once = max(1, min(many.MOST_INPUTS, many.BATCH_BYTES // max(kept, 1)))
         results: list[list[Any]] = []
@@ -104,7 +113,7 @@ class HostProgram:
             many.run_batch(recordings, self._record, lambda number: self._backend.delegates[number].payload, machine, threads)
             for recording in recordings:
                 assert recording.result is not None
-                results.append(recording.result)
+                results.append(_tensors(recording.result))
         return results
 
     @cached_property
@@ -122,7 +131,7 @@ class HostProgram:
 
     def _ready(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs of a call as the runtime takes them."""
-        flat = _flatten(inputs)
+        flat = trees.leaves(inputs)
         wanted = [self.description.values[index] for index in self.description.inputs]
         if len(flat) != len(wanted):
             raise HostError(
@@ -151,7 +160,7 @@ class HostProgram:
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         with COUT_LOCK:
-            if not self._session.program._program.has_etdump():
+            if self._session.program is None:
                 raise HostError("the program was loaded without etdump=True.")
             try:
                 with self._backend.calling("write an ETDump"):
@@ -251,9 +260,5 @@ def _npu_program(payload: DelegatePayload, parsed: npu.Program | None = None) ->
         return _programs[key]
 
 
-def _flatten(inputs: Sequence[Any]) -> list[Any]:
-    if not any(isinstance(value, (list, tuple, dict)) for value in inputs):
-        return list(inputs)
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(tuple(inputs))
+def _tensors(outputs: Sequence[Any]) -> list[Any]:
+    return [x.tensor() if isinstance(x, Elements) else x for x in outputs]

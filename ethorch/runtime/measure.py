@@ -17,7 +17,7 @@ from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
 from ethorch.runtime.checks import check_kernel_calls, payloads
 from ethorch.runtime.delegate import host_backend
-from ethorch.runtime.library import load_measure
+from ethorch.runtime.library import load_executor
 
 _AMPLE = 1 << 26  # for an allocator whose size the caller leaves open; pages that are not touched cost nothing
 _STAGES = ("read the program", "load method {}", "set the inputs of method {}", "run method {}")
@@ -77,7 +77,7 @@ def measure(
     check_kernel_calls(description)
     backend = host_backend()
     backend.check_registered(description)
-    library = load_measure()
+    library = load_executor()
     planned = description.memories[1:]
     used, stage = (ctypes.c_uint64 * 3)(), ctypes.c_int()
     named = {key: data for delegate in description.delegates for key, data in delegate.named.items()}

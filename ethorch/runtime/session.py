@@ -10,7 +10,9 @@ from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method
 from ethorch.runtime.checks import check_kernel_calls, payloads
 from ethorch.runtime.delegate import MachineFactory, host_backend
+from ethorch.runtime.executor import Executor
 from ethorch.runtime.in_place import Buffers, MachineOver, kept_inputs
+from ethorch.runtime.traced import Traced
 from ethorch.support.errors import HostError
 
 
@@ -44,7 +46,7 @@ class Session:
     Attributes:
         descriptions: the methods, by name.
         backend: the delegates' side of the runtime.
-        program: ``executorch.runtime.Program``.
+        program: ``executorch.runtime.Program``, with ``etdump``; None without.
     """
 
     def __init__(
@@ -73,15 +75,16 @@ class Session:
         return None if kept is None or self._over is None else Buffers(payload, kept, self._over)
 
     def _load(self) -> None:
-        from executorch.runtime import Runtime, Verification
-
         names = ", ".join(map(repr, self.descriptions))
         with self.backend.calling(
             f"load method{'s' * (len(self.descriptions) > 1)} {names}", self._machine, self._named, self._buffers
         ):
-            verification = Verification.InternalConsistency
-            self.program = Runtime.get().load_program(self._data, verification=verification, enable_etdump=self._etdump)
-            self._methods = {name: self.program.load_method(name) for name in self.descriptions}
+            self.program: Any = None
+            if self._etdump:
+                self._executor: Executor | Traced = Traced(self._data, self.descriptions)
+                self.program = self._executor.program
+            else:
+                self._executor = Executor(self._data, self.descriptions)
 
     def reset(self) -> None:
         """Load everything anew: buffers get their initial contents.
@@ -94,7 +97,7 @@ class Session:
         self._load()
 
     def execute(self, method: str, inputs: list[Any]) -> list[Any]:
-        """Run a method; inputs are as the runtime takes them. Call it within ``backend.calling``.
+        """Run a method; inputs and outputs are as ``Executor.execute`` has them. Call it within ``backend.calling``.
 
         Raises:
             HostError: from inside a run of the same session: methods share memory.
@@ -103,6 +106,6 @@ class Session:
             raise HostError(f"method {method!r} was called from inside a run of {self._running!r}; load it once more for that.")
         self._running = method
         try:
-            return list(self._methods[method].execute(inputs))
+            return self._executor.execute(method, inputs)
         finally:
             self._running = None

@@ -102,7 +102,8 @@ class Selection:
         found = []
         for x, wanted in zip(inputs, self.shapes[method], strict=True):
             if hasattr(x, "shape") and tuple(x.shape) != wanted:
-                whole = x.new_zeros(wanted)
+                whole = x.new_empty(wanted) if hasattr(x, "new_empty") else type(x)(wanted, x.dtype)  # a tensor or an array
+                whole[...] = 0
                 whole[tuple(map(slice, x.shape))] = x
                 x = whole
             found.append(x)
@@ -115,7 +116,7 @@ class Selection:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))
             for number, axis, step in padding.outputs:
                 if found[number].shape[axis] > size * step:
-                    found[number] = found[number].narrow(axis, 0, size * step)
+                    found[number] = found[number][(*[slice(None)] * axis, slice(size * step))]
         return found
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -28,6 +29,10 @@ COMMANDS = {
     "boards": {"numpy", "rich"},
     f"dis {PROGRAM}": {"numpy"},
     f"dis {FOLDER} --json": {"numpy"},
+    f"run {PROGRAM}": {"numpy"},
+    f"run {FOLDER} -i input.npy -o output.npz": {"numpy"},
+    f"firmware {PROGRAM} -o project": {"jinja2", "numpy"},
+    f"firmware {PROGRAM} -o tested -i input.npy": {"jinja2", "numpy"},
     f"explain {PROGRAM}": {"numpy", "rich"},
     f"explain {FOLDER}": {"numpy", "rich"},
     f"report {FOLDER} -o report.html": {"jinja2", "numpy", "plotly"},
@@ -58,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
     program = ethorch.compile(model, (torch.randn(1, 3, 8, 8),), verify=False)
     program.save(folder / PROGRAM)
+    numpy.save(folder / "input.npy", numpy.ones((1, 3, 8, 8), numpy.float32))
     program.save(folder / FOLDER)
     return folder
 

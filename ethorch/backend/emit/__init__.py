@@ -4,8 +4,3 @@ ExecuTorch's way exports the graph anew, traces it several times and throws it a
 what Vela takes. It serves the programs that are quantize nodes, one delegate, dequantize nodes; ``ethorch.backend.reduced`` those
 with operators on the CPU. Both give the payloads that ExecuTorch's way gives.
 """
-
-from ethorch.backend.emit.program import program_of
-from ethorch.backend.emit.whole import NotWhole, Whole, lower_whole
-
-__all__ = ["NotWhole", "Whole", "lower_whole", "program_of"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ethorch import runtime
 from ethorch.formats.pte_types import Method, Value
+from ethorch.runtime.elements import Elements
+from ethorch.support import trees
 from ethorch.support.errors import HostError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
             for one in loaded.values():
                 one.reset()
         method = methods[call.method]
-        outputs = loaded[call.method](*call.inputs)
+        inputs, outputs = trees.leaves(tuple(call.inputs)), loaded[call.method].arrays(*call.inputs)
         found.append(
             Case(
                 call,
-                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(_flat(call.inputs), method.inputs, strict=True)),
+                tuple(tensor_bytes(x, method.values[i]) for x, i in zip(inputs, method.inputs, strict=True)),
                 tuple(tensor_bytes(x, method.values[i]) for x, i in zip(outputs, method.outputs, strict=True)),
             )
         )
@@ -85,16 +84,6 @@ def placed(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
     return bytes(data), places
 
 
-def _flat(sample: Sequence[Any]) -> list[Any]:
-    from torch.utils import _pytree
-
-    leaves: list[Any] = _pytree.tree_leaves(tuple(sample))
-    return leaves
-
-
-def tensor_bytes(tensor: torch.Tensor, value: Value) -> bytes:
-    """The bytes of a tensor in the order of dimensions that the program has it in."""
-    import torch
-
-    laid = tensor.detach().permute(value.dim_order).contiguous()
-    return bytes(laid.reshape(-1).view(torch.uint8).numpy().tobytes())
+def tensor_bytes(tensor: Any, value: Value) -> bytes:
+    """The bytes of a tensor or an array in the order of dimensions that the program has it in."""
+    return Elements.of(tensor, value.dim_order).data.tobytes()

@@ -6,16 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ethorch.backend.emit.build import Build
 from ethorch.deploy.firmware.cases import Call
 from ethorch.figures.layer import Layer
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats import pte
-from ethorch.models import load
-from ethorch.models.load import UserModel
+from ethorch.models import arrays
 from ethorch.support.errors import EthorchError
+
+if TYPE_CHECKING:
+    from ethorch.models.load import UserModel  # 1 second of torch, for a type
 
 STATEFUL_RUNS = 3  # of each method in the self-test of one that keeps state: the first, one after it, and one more
 
@@ -119,7 +121,7 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
         session = _recorded(record, methods)
         called = {name for name, _ in session}
         session += [
-            (name, load.random_inputs(methods[name].subject.method, seed))
+            (name, arrays.random_inputs(methods[name].subject.method, seed))
             for name in methods
             if name not in called
             for seed in range(1 if name == next(iter(methods)) else STATEFUL_RUNS)
@@ -147,7 +149,7 @@ def _samples(record: Compiled | None, found: Subject, name: str, inputs: Sequenc
     if record is not None and (model := record[name].model) is not None:
         calibrated = model.calibration or [model.example_inputs]
         return [record[name].as_taken(sample) for sample in calibrated[:STATEFUL_RUNS]]
-    return [load.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
+    return [arrays.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
 def _checked(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:

@@ -13,6 +13,7 @@ from ethorch.figures.commands import CommandMap, command_maps
 from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.profile_files import Measurements, read
 from ethorch.figures.subject import subject
+from ethorch.program.record import Record
 from ethorch.support import tables
 from ethorch.support.errors import FormatError, SpecError
 from ethorch.support.rendering import as_text
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from ethorch.program.record import Record  # the 2 seconds of torch, for a type
 
 _SHOWN = 30  # layers that the text lists; JSON has all
 

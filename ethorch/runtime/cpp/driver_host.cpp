@@ -134,18 +134,16 @@ __attribute__((visibility("default"))) uint32_t ethorch_register(void* register_
 
 // Replaces abort and log of one copy of ExecuTorch's platform layer, for as long as ethorch.runtime's calls last.
 //
-// Written into the table itself: register_pal() does the same, and warns on stderr that it was called before.
+// Written into the table itself: register_pal() does the same, and warns on stderr that it was called before. The Python bindings
+// of 1.5 put their own log there when they are imported, which may be at any time: each call of ethorch.runtime's looks.
 __attribute__((visibility("default"))) void ethorch_set_platform(void* get_pal_impl) {
   using Get = const executorch::runtime::PalImpl* (*)();
   auto* platform = const_cast<executorch::runtime::PalImpl*>(reinterpret_cast<Get>(get_pal_impl)());
-  if (platform->abort == ethorch::abort_or_throw) {
-    return;
-  }
-  if (ethorch::log_before == nullptr) {
-    ethorch::log_before = platform->emit_log_message;
-  }
   platform->abort = ethorch::abort_or_throw;
-  platform->emit_log_message = ethorch::emit_log;
+  if (platform->emit_log_message != ethorch::emit_log) {
+    ethorch::log_before = platform->emit_log_message;
+    platform->emit_log_message = ethorch::emit_log;
+  }
 }
 
 __attribute__((visibility("default"))) void ethorch_guard(int on) {

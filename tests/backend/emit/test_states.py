@@ -21,8 +21,8 @@ from ethorch import (
     runtime,
 )
 from ethorch.backend.build import build_pte
-from ethorch.backend.emit import lower_whole
 from ethorch.backend.emit.build import Build
+from ethorch.backend.emit.whole import lower_whole
 from ethorch.backend.through_executorch import built_by_executorch, built_reduced
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Value

@@ -14,7 +14,8 @@ from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
 from ethorch.backend import build as build_module
 from ethorch.backend import through_executorch
 from ethorch.backend.build import build_pte
-from ethorch.backend.emit import NotWhole, lower_whole, program_of
+from ethorch.backend.emit.program import program_of
+from ethorch.backend.emit.whole import NotWhole, lower_whole
 from ethorch.formats import pte
 from ethorch.formats.pte_writer import write
 from ethorch.support.errors import VelaError

@@ -29,8 +29,8 @@ from torch.fx import GraphModule
 from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend import reduced as reduced_module
 from ethorch.backend.build import build_pte
-from ethorch.backend.emit import NotWhole
 from ethorch.backend.emit import whole as whole_module
+from ethorch.backend.emit.whole import NotWhole
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel

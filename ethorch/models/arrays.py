@@ -1,0 +1,53 @@
+"""Inputs to make up for a program, and its outputs to save and to show, as arrays of NumPy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ethorch.formats.files import write_whole
+from ethorch.formats.pte_types import Method
+
+
+def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
+    """Inputs of the types and shapes that a method takes: floats from a normal distribution, integers over their range."""
+    generator = np.random.default_rng(seed)
+    inputs: list[Any] = []
+    for index in method.inputs:
+        value = method.values[index]
+        if value.kind != "tensor":
+            inputs.append(0)
+        elif value.dtype.startswith(("float", "bfloat", "complex")):
+            dtype = ml_dtypes.bfloat16 if value.dtype == "bfloat16" else value.dtype
+            inputs.append(generator.standard_normal(value.shape).astype(dtype))
+        elif value.dtype == "bool" or np.dtype(value.dtype).itemsize > 2:  # indices and flags: only small values are safe to guess
+            inputs.append(generator.integers(0, 2, value.shape).astype(value.dtype))
+        else:
+            info = np.iinfo(value.dtype)
+            inputs.append(generator.integers(info.min, info.max + 1, value.shape).astype(value.dtype))
+    return tuple(inputs)
+
+
+def save_outputs(path: str, outputs: Sequence[Any]) -> None:
+    """Write arrays to an .npz file as output_0, output_1, ...; bfloat16, which NumPy does not have, as float32."""
+    content = io.BytesIO()
+    found = [x.astype(np.float32) if getattr(x, "dtype", None) == ml_dtypes.bfloat16 else x for x in outputs]
+    np.savez(content, **{f"output_{number}": x for number, x in enumerate(found)})
+    write_whole(path, content.getvalue())
+
+
+def describe(output: Any) -> dict[str, Any]:
+    """An output as plain data: dtype, shape, range, and its first values as text."""
+    if not isinstance(output, np.ndarray):
+        return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
+    values = output.reshape(-1)
+    is_complex = np.iscomplexobj(values)
+    shown = ", ".join(f"{complex(x) if is_complex else float(x):.4g}" for x in values[:8])
+    found: dict[str, Any] = {"dtype": output.dtype.name, "shape": list(output.shape)}
+    if values.size and not is_complex:
+        found |= {"minimum": float(values.min()), "maximum": float(values.max())}
+    return {**found, "text": f"{shown}, ..." if values.size > 8 else shown}

@@ -1,0 +1,72 @@
+"""``Elements``: a tensor as bytes, between the runtime and its callers' tensors or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.support import trees
+
+#: torch's names of dtypes whose NumPy dtype has another name, or is not NumPy's.
+_DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "complex32": np.dtype((np.void, 4))}
+
+
+def dtype_name(value: Any) -> str:
+    """Return torch's name of the dtype of a tensor or an array."""
+    return str(value.dtype).removeprefix("torch.") if trees.is_tensor(value) else np.dtype(value.dtype).name
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of a tensor, as they are stored.
+
+    Attributes:
+        dtype: torch's name of their type.
+        shape: extents.
+        order: axes in the order in which they are stored, the outermost first.
+        data: the bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, value: Any, order: Sequence[int]) -> Elements:
+        """Return the elements of a tensor or an array in an order of axes, without a copy if they are stored so."""
+        name, shape = dtype_name(value), tuple(value.shape)
+        if trees.is_tensor(value):
+            import torch  # is there: the value is a tensor
+
+            stored = value.detach().resolve_conj().resolve_neg().permute(tuple(order)).contiguous()
+            return cls(name, shape, tuple(order), stored.reshape(-1).view(torch.uint8).numpy())
+        stored = np.ascontiguousarray(value.transpose(order), value.dtype.newbyteorder("="))
+        return cls(name, shape, tuple(order), stored.reshape(-1).view(np.uint8))
+
+    def array(self) -> npt.NDArray[Any]:
+        """Return an array over the bytes."""
+        dtype = np.dtype(_DTYPES.get(self.dtype, self.dtype))
+        return self.data.view(dtype).reshape(self._stored_shape).transpose(self._axes)
+
+    def tensor(self) -> Any:
+        """Return a tensor over the bytes."""
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        elements = torch.from_numpy(self.data).view(dtype) if self.data.size else torch.empty(0, dtype=dtype)
+        return elements.reshape(self._stored_shape).permute(self._axes)
+
+    @property
+    def _stored_shape(self) -> list[int]:
+        return [self.shape[axis] for axis in self.order]
+
+    @property
+    def _axes(self) -> list[int]:
+        """For each axis, its number in the order of storage."""
+        return sorted(range(len(self.order)), key=self.order.__getitem__)

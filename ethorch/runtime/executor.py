@@ -1,0 +1,119 @@
+"""``Executor``: methods of a .pte in ExecuTorch's C++ runtime, without PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ethorch.formats.pte_types import DTYPES, Method
+from ethorch.runtime.elements import Elements
+from ethorch.runtime.library import load_executor
+
+_NONE, _INT, _DOUBLE, _BOOL, _TENSOR, _STRING, _OTHER = range(7)
+_CODES = {name: code for code, (name, _) in DTYPES.items()}
+
+
+class _Item(ctypes.Structure):
+    """An input or output, as ``cpp/executor.cpp`` has it."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("integer", ctypes.c_int64),
+        ("real", ctypes.c_double),
+        ("sizes", ctypes.POINTER(ctypes.c_int32)),
+        ("order", ctypes.POINTER(ctypes.c_uint8)),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+    )
+
+
+class Executor:
+    """Methods of one program, which share memories as large as the largest of them needs.
+
+    A call that ExecuTorch refuses raises RuntimeError with its error code. Make calls inside ``HostBackend.calling``, which adds
+    ExecuTorch's messages.
+
+    Args:
+        data: The file.
+        methods: Descriptions of the methods, by name.
+    """
+
+    def __init__(self, data: bytes, methods: Mapping[str, Method]):
+        self._library = load_executor()
+        sizes = [method.memories[1:] for method in methods.values()]
+        planned = [max(size[k] for size in sizes if k < len(size)) for k in range(max(map(len, sizes)))]
+        error = ctypes.c_int()
+        self._handle = self._library.ethorch_executor_load(
+            data, len(data), len(planned), (ctypes.c_uint64 * max(len(planned), 1))(*planned), ctypes.byref(error)
+        )
+        weakref.finalize(self, self._library.ethorch_executor_free, self._handle)
+        _check("load the program", error.value)
+        self._outputs = {name: len(method.outputs) for name, method in methods.items()}
+        for name in methods:
+            _check(f"load method {name!r}", self._library.ethorch_executor_load_method(self._handle, name.encode()))
+        self._inputs: list[Any] = []
+
+    def execute(self, method: str, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method.
+
+        Args:
+            inputs: Elements in the program's order of axes, numbers, bools and None.
+
+        Returns:
+            The outputs, of the same types, or str.
+        """
+        self._inputs = list(inputs)  # the runtime may have them where they are until the next call
+        given = (_Item * max(len(inputs), 1))(*map(_item, inputs))
+        found = (_Item * max(self._outputs[method], 1))()
+        _check("execute", self._library.ethorch_executor_run(self._handle, method.encode(), given, len(inputs), found))
+        return [_value(item) for item in found[: self._outputs[method]]]
+
+
+def operator_names() -> set[str]:
+    """Return the names of the operators that the runtime has a kernel for."""
+    return set(load_executor().ethorch_executor_operators().decode().split())
+
+
+def backend_names() -> set[str]:
+    """Return the names of the registered backends."""
+    return set(load_executor().ethorch_executor_backends().decode().split())
+
+
+def _check(what: str, error: int) -> None:
+    if error:
+        raise RuntimeError(f"could not {what}, " + (f"error {error:#x}" if error > 0 else "a check failed"))
+
+
+def _item(value: Any) -> _Item:
+    if isinstance(value, Elements):
+        rank = len(value.shape)
+        return _Item(
+            _TENSOR,
+            _CODES[value.dtype],
+            rank,
+            sizes=(ctypes.c_int32 * max(rank, 1))(*value.shape),
+            order=(ctypes.c_uint8 * max(rank, 1))(*value.order),
+            data=value.data.ctypes.data,
+            bytes=value.data.nbytes,
+        )
+    if isinstance(value, bool):
+        return _Item(_BOOL, integer=value)
+    if isinstance(value, int):
+        return _Item(_INT, integer=value)
+    return _Item(_DOUBLE, real=value) if isinstance(value, float) else _Item(_NONE)
+
+
+def _value(item: _Item) -> Any:
+    if item.kind == _TENSOR:
+        data = np.frombuffer(ctypes.string_at(item.data, item.bytes) if item.bytes else b"", np.uint8).copy()
+        return Elements(DTYPES[item.dtype][0], tuple(item.sizes[: item.rank]), tuple(item.order[: item.rank]), data)
+    if item.kind == _STRING:
+        return ctypes.string_at(item.data, item.bytes).decode(errors="replace")
+    return {_INT: item.integer, _DOUBLE: item.real, _BOOL: bool(item.integer)}.get(item.kind)

@@ -1,0 +1,37 @@
+"""``Traced``: methods of a .pte in ExecuTorch's Python bindings, which record events. They need torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ethorch.runtime.elements import Elements
+from ethorch.support import trees
+from ethorch.support.garbage import collected_later
+
+
+class Traced:
+    """Methods of one program that are profiled.
+
+    Attributes:
+        program: ``executorch.runtime.Program``.
+    """
+
+    def __init__(self, data: bytes, methods: Iterable[str]):
+        with warnings.catch_warnings(), collected_later():
+            warnings.simplefilter("ignore")  # "this API is experimental"
+            from executorch.runtime import Runtime, Verification
+
+        self.program: Any = Runtime.get().load_program(data, verification=Verification.InternalConsistency, enable_etdump=True)
+        self._methods = {name: self.program.load_method(name) for name in methods}
+
+    def execute(self, method: str, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method, as ``Executor.execute`` does."""
+        given = [value.tensor() if isinstance(value, Elements) else value for value in inputs]
+        return [_elements(value) if trees.is_tensor(value) else value for value in self._methods[method].execute(given)]
+
+
+def _elements(tensor: Any) -> Elements:
+    order = sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+    return Elements.of(tensor, order)
