@@ -8,7 +8,7 @@ from pathlib import Path
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, PARSE_ERROR, RULES
 from ethorch.formats.files import write_whole
 from ethorch.lower.rewrite.vela_bugs import VELA_BUGS
-from ethorch.report import listings
+from ethorch.report import listings, operators
 from ethorch.report.limit_words import feature_words
 from ethorch.report.support import FAMILIES
 from ethorch.targets.npus import TARGETS, TUNING, Target
@@ -163,7 +163,8 @@ def _cell(text: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the pages."""
+    """Write the pages, and before them the facts about operators that ``ethorch ops`` reads."""
+    operators.write()
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "ops.md", operators_page().encode())
     write_whole(folder / "targets.md", targets_page().encode())

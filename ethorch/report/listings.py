@@ -9,6 +9,7 @@ from typing import Any
 
 from ethorch.report import support
 from ethorch.report.limit_words import limits_of, words
+from ethorch.report.operators import OperatorFacts, operator_facts
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.npus import TARGETS, Target, lookup
 from ethorch.targets.tuning import Tuning
@@ -24,39 +25,28 @@ def operators(pattern: str = "*") -> list[Row]:
 
     A pattern may be PyTorch's name of it: ``torch.softmax``, ``nn.Softmax``, ``F.softmax``.
     """
-    from ethorch.lower.ops.spec import OPS  # `ethorch targets` does without it and so without 2 seconds of torch
-    from ethorch.report import pytorch_names  # 2 seconds of torch
-
-    specs = list({id(spec): spec for spec in OPS.values()}.values())
-    known = {spec.name: pytorch_names.names([*spec.names, *spec.adapters]) for spec in specs}
     wanted = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
     found = [
-        spec
-        for spec in specs
-        if pattern.removeprefix("torch.") in [name.removeprefix("torch.") for name in known[spec.name]]
-        or any(fnmatch.fnmatch(name, wanted) for name in (*spec.names, *spec.adapters))
+        facts
+        for facts in operator_facts()
+        if pattern.removeprefix("torch.") in [name.removeprefix("torch.") for name in facts.pytorch]
+        or any(fnmatch.fnmatch(name, wanted) for name in (*facts.names, *facts.adapters))
     ]
-    return [_operator(spec, known[spec.name]) for spec in sorted(found, key=lambda spec: spec.name)]
+    return [_operator(facts) for facts in found]
 
 
 def operator_names() -> list[str]:
     """What an operator may be asked for by: PyTorch's names of it and those in graphs, and their parts without a module."""
-    from ethorch.lower.ops.spec import OPS  # 2 seconds of torch
-    from ethorch.report import pytorch_names  # 2 seconds of torch
-
     found: dict[str, None] = {}
-    for spec in {id(spec): spec for spec in OPS.values()}.values():
-        for name in (*pytorch_names.names([*spec.names, *spec.adapters]), *spec.names, *spec.adapters):
+    for facts in operator_facts():
+        for name in (*facts.pytorch, *facts.names, *facts.adapters):
             found |= dict.fromkeys((name, name.split(".")[1] if "." in name else name))
     return list(found)
 
 
-def _operator(spec: Any, names: list[str]) -> Row:
-    from ethorch.report import pytorch_names  # 2 seconds of torch
-
+def _operator(spec: OperatorFacts) -> Row:
     tried = support.table()[spec.name]
     emitted = [name for operators in tried.tosa.values() for name in operators]
-    call, tensors = pytorch_names.example(spec.name, spec.samples[0])
     refused: dict[tuple[str, str], Row] = {}
     for case, calls in tried.refused.items():
         for one in calls:
@@ -64,7 +54,7 @@ def _operator(spec: Any, names: list[str]) -> Row:
             row = refused.setdefault((one.reason.id, text), {"id": one.reason.id, "reason": text, "way_out": one.reason.way_out})
             if case not in row.setdefault("cases", []):
                 row["cases"].append(case)
-            shown = pytorch_names.example(spec.name, spec.samples[one.call])[0]
+            shown = spec.calls[one.call]
             if shown not in row.setdefault("calls", []):
                 row["calls"].append(shown)
             row["refused"] = sorted({*row.get("refused", []), one.call})
@@ -73,7 +63,7 @@ def _operator(spec: Any, names: list[str]) -> Row:
     return {
         "name": spec.name,
         "also": [*spec.names[1:], *spec.adapters],
-        "pytorch": names,
+        "pytorch": list(spec.pytorch),
         "source": spec.source,
         "what": " ".join(spec.doc.partition("\n\n")[0].split()),
         "doc": spec.doc,
@@ -84,7 +74,7 @@ def _operator(spec: Any, names: list[str]) -> Row:
         "refused": list(refused.values()),
         "limits": [{"families": families, "limits": phrases} for families, phrases in limits_of(emitted, _has_window(spec.name))],
         "cost": _cost(spec, tried),
-        "example": {"call": call, "tensors": tensors},
+        "example": {"call": spec.calls[0], "tensors": spec.tensors},
     }
 
 
@@ -93,7 +83,7 @@ def _has_window(name: str) -> bool:
     return any(part in name for part in ("conv", "pool", "im2col", "unfold"))
 
 
-def _cost(spec: Any, tried: support.Support) -> str:
+def _cost(spec: OperatorFacts, tried: support.Support) -> str:
     """What it costs, in a sentence."""
     if spec.absorbs:
         return "nothing behind an operator that has an output scale of its own: it is a part of it; else one pass over the tensor."

@@ -24,6 +24,8 @@ PROGRAM = "net.pte"
 FOLDER = "net"
 #: Command -> the heavy packages that it uses. None of them may load torch, torchao or executorch.
 COMMANDS = {
+    "ops": set(),
+    "ops softmax": set(),
     "targets": {"rich"},
     "targets --diff ethos-u55-128 ethos-u85-256": {"rich"},
     "boards": {"numpy", "rich"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ethorch.cli import reference
+from ethorch.report import operators
 from tools import docs
 from tools.messages import messages
 
@@ -17,6 +18,7 @@ FOLDER = Path(__file__).parent.parent.parent / "docs"
 
 def test_pages_are_current() -> None:
     hint = "run `python -m tools.docs`"
+    assert list(operators.operator_facts()) == operators.collect(), hint
     assert (FOLDER / "ops.md").read_text() == docs.operators_page(), hint
     assert (FOLDER / "targets.md").read_text() == docs.targets_page(), hint
     assert (FOLDER / "boards.md").read_text() == docs.boards_page(), hint

@@ -1,0 +1,109 @@
+"""Facts about each operator, kept in ``operators.json``: a listing needs neither torch nor the lowerings.
+
+``python -m tools.docs`` writes the file from the table ``OPS``, before the page that is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ethorch.formats.files import write_whole
+from ethorch.report import support
+
+PATH = Path(__file__).with_name("operators.json")
+
+
+@dataclass(frozen=True)
+class OperatorFacts:
+    """What a listing shows of an ``OpSpec``.
+
+    Attributes:
+        names, kind, doc, absorbs, moves: As of ``OpSpec``.
+        adapters: Other spellings that are lowered as this operator.
+        pytorch: Names of public functions, methods and modules of PyTorch.
+        file: File of the definition, below ``ethorch/``.
+        takes_floats: True if it has a form of floats.
+        calls: Number of a sample -> the call as text: the first, and those that some NPU refuses.
+        tensors: Tensors of the first call, as text.
+    """
+
+    names: tuple[str, ...]
+    adapters: tuple[str, ...]
+    pytorch: tuple[str, ...]
+    kind: str
+    file: str
+    doc: str
+    takes_floats: bool
+    absorbs: bool
+    moves: bool
+    calls: dict[int, str]
+    tensors: str
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return self.names[0]
+
+    @property
+    def source(self) -> str:
+        """``lower/ops/conv.py:60``: file and first line with the name; the file alone if the name is composed there."""
+        lines = _lines(self.file)
+        found = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
+        return self.file if found is None else f"{self.file}:{found}"
+
+
+@cache
+def operator_facts() -> tuple[OperatorFacts, ...]:
+    """All operators by name, as ``operators.json`` has them."""
+    rows = json.loads(PATH.read_text(encoding="utf-8"))
+    return tuple(_fact(row) for row in rows)
+
+
+def _fact(row: dict[str, Any]) -> OperatorFacts:
+    for key in ("names", "adapters", "pytorch"):
+        row[key] = tuple(row[key])
+    return OperatorFacts(**{**row, "calls": {int(number): call for number, call in row["calls"].items()}})
+
+
+@cache
+def _lines(file: str) -> Sequence[str]:
+    return (PATH.parent.parent / file).read_text(encoding="utf-8").splitlines()
+
+
+def collect() -> list[OperatorFacts]:
+    """The same from the table ``OPS``."""
+    from ethorch.lower.ops.spec import OPS  # 2 seconds of torch
+    from ethorch.report import pytorch_names  # 2 seconds of torch
+
+    found = []
+    for spec in sorted({id(spec): spec for spec in OPS.values()}.values(), key=lambda spec: spec.name):
+        refused = {one.call for calls in support.table()[spec.name].refused.values() for one in calls}
+        calls = {number: pytorch_names.example(spec.name, spec.samples[number]) for number in sorted({0, *refused})}
+        found.append(
+            OperatorFacts(
+                tuple(spec.names),
+                tuple(spec.adapters),
+                tuple(pytorch_names.names([*spec.names, *spec.adapters])),
+                spec.kind,
+                spec.source.partition(":")[0],
+                spec.doc,
+                spec.takes_floats,
+                spec.absorbs,
+                spec.moves,
+                {number: call for number, (call, _) in calls.items()},
+                calls[0][1],
+            )
+        )
+    return found
+
+
+def write() -> None:
+    """Write ``operators.json``, a line for each operator."""
+    rows = [json.dumps(asdict(facts)) for facts in collect()]
+    write_whole(PATH, ("[\n" + ",\n".join(rows) + "\n]\n").encode())
+    operator_facts.cache_clear()
