@@ -8,11 +8,11 @@ from pathlib import Path
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, PARSE_ERROR, RULES
 from ethorch.formats.files import write_whole
 from ethorch.lower.rewrite.vela_bugs import VELA_BUGS
-from ethorch.report import listings, operators
+from ethorch.report import listings
 from ethorch.report.limit_words import feature_words
 from ethorch.report.support import FAMILIES
 from ethorch.targets.npus import TARGETS, TUNING, Target
-from tools import board_page, messages
+from tools import board_page, messages, operators
 
 _WRITTEN = "<!-- Written by `python -m tools.docs`; the tests compare it with the listings. -->"
 

@@ -1,19 +1,16 @@
 """Facts about each operator, kept in ``operators.json``: a listing needs neither torch nor the lowerings.
 
-``python -m tools.docs`` writes the file from the table ``OPS``, before the page that is made of it.
+``python -m tools.docs`` writes the file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from ethorch.formats.files import write_whole
-from ethorch.report import support
 
 PATH = Path(__file__).with_name("operators.json")
 
@@ -73,37 +70,3 @@ def _fact(row: dict[str, Any]) -> OperatorFacts:
 @cache
 def _lines(file: str) -> Sequence[str]:
     return (PATH.parent.parent / file).read_text(encoding="utf-8").splitlines()
-
-
-def collect() -> list[OperatorFacts]:
-    """The same from the table ``OPS``."""
-    from ethorch.lower.ops.spec import OPS  # 2 seconds of torch
-    from ethorch.report import pytorch_names  # 2 seconds of torch
-
-    found = []
-    for spec in sorted({id(spec): spec for spec in OPS.values()}.values(), key=lambda spec: spec.name):
-        refused = {one.call for calls in support.table()[spec.name].refused.values() for one in calls}
-        calls = {number: pytorch_names.example(spec.name, spec.samples[number]) for number in sorted({0, *refused})}
-        found.append(
-            OperatorFacts(
-                tuple(spec.names),
-                tuple(spec.adapters),
-                tuple(pytorch_names.names([*spec.names, *spec.adapters])),
-                spec.kind,
-                spec.source.partition(":")[0],
-                spec.doc,
-                spec.takes_floats,
-                spec.absorbs,
-                spec.moves,
-                {number: call for number, (call, _) in calls.items()},
-                calls[0][1],
-            )
-        )
-    return found
-
-
-def write() -> None:
-    """Write ``operators.json``, a line for each operator."""
-    rows = [json.dumps(asdict(facts)) for facts in collect()]
-    write_whole(PATH, ("[\n" + ",\n".join(rows) + "\n]\n").encode())
-    operator_facts.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 import ethorch
 
 pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 #: Top-level packages that take 0.1 s or more to import, alone or with what they import themselves.
 HEAVY = {
@@ -56,6 +59,30 @@ def loaded(folder: Path, *arguments: str) -> set[str]:
     status, modules = json.loads(child.stderr.splitlines()[-1])
     assert status == 0, child.stderr
     return HEAVY & set(modules)
+
+
+#: Packages whose modules may use torch in functions alone: those that pyproject.toml's contract about PyTorch lists.
+WITHOUT_TORCH = (
+    "deploy", "figures", "formats", "lower.builder", "lower.rewrite", "npu", "report", "runtime", "support", "targets", "tosa",
+    "vela",
+)  # fmt: skip
+
+_IMPORT = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print("torch" in sys.modules)
+"""
+
+
+def test_no_module_of_these_packages_imports_torch() -> None:
+    names = []
+    for package in WITHOUT_TORCH:
+        path = str(ROOT / "ethorch" / package.replace(".", "/"))
+        names += [module.name for module in pkgutil.walk_packages([path], f"ethorch.{package}.")]
+    names = [name for name in names if not name.endswith(".__main__")]
+    child = subprocess.run([sys.executable, "-c", _IMPORT, json.dumps(names)], capture_output=True, text=True, check=True)
+    assert len(names) > 150 and child.stdout.splitlines()[-1] == "False"
 
 
 @pytest.fixture(scope="module")

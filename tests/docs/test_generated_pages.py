@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ethorch.cli import reference
-from ethorch.report import operators
-from tools import docs
+from ethorch.report.operators import operator_facts
+from tools import docs, operators
 from tools.messages import messages
 
 pytestmark = pytest.mark.core
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent.parent.parent / "docs"
 
 def test_pages_are_current() -> None:
     hint = "run `python -m tools.docs`"
-    assert list(operators.operator_facts()) == operators.collect(), hint
+    assert list(operator_facts()) == operators.collect(), hint
     assert (FOLDER / "ops.md").read_text() == docs.operators_page(), hint
     assert (FOLDER / "targets.md").read_text() == docs.targets_page(), hint
     assert (FOLDER / "boards.md").read_text() == docs.boards_page(), hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ethorch.lower.ops import OPS
@@ -9,29 +11,30 @@ from ethorch.report import support
 from ethorch.report.limit_words import feature_words, limits_of, words
 from ethorch.report.listings import operators
 from ethorch.targets.npus import FAMILIES
+from tools import support as trying
 
 SPECS = {spec.name: spec for spec in OPS.values()}
-HINT = "run `python -m ethorch.report.support`, then `python -m tools.docs`"
+HINT = "run `python -m tools.support`, then `python -m tools.docs`"
 #: What limits decide on, and what every family runs.
 SOME = ("aten.bitwise_and.Tensor", "aten.argmax.default", "aten.relu.default", "aten.gather.default", "aten.digamma.default")
 
 
 @pytest.mark.core
 def test_every_operator_was_tried_with_its_samples() -> None:
-    rows = support.json.loads(support.PATH.read_text())
+    rows = json.loads(support.PATH.read_text())
     assert list(rows) == sorted(SPECS), HINT
-    assert [name for name, row in rows.items() if row["samples"] != support.fingerprint(SPECS[name])] == [], HINT
+    assert [name for name, row in rows.items() if row["samples"] != trying.fingerprint(SPECS[name])] == [], HINT
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_some_are_tried_again(name: str) -> None:
-    assert support.json.loads(support.PATH.read_text())[name] == support.tried(SPECS[name]), HINT
+    assert json.loads(support.PATH.read_text())[name] == trying.tried(SPECS[name]), HINT
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
 def test_all_are_tried_again(name: str) -> None:
-    assert support.json.loads(support.PATH.read_text())[name] == support.tried(SPECS[name]), HINT
+    assert json.loads(support.PATH.read_text())[name] == trying.tried(SPECS[name]), HINT
 
 
 def test_verdicts_count_calls() -> None:
