@@ -157,7 +157,7 @@ def _progress(quietly: bool) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from ethorch.support.progress_bar import shown
+    from ethorch.support.progress_display import shown
 
     with shown(True):
         yield

@@ -40,7 +40,7 @@ from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
-from ethorch.support.progress_bar import shown
+from ethorch.support.progress_display import shown
 from ethorch.targets.settings import FLOAT, Settings, Shapes, latency_of, shapes_from
 from ethorch.vela.arena import arena_bytes
 

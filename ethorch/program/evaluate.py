@@ -27,7 +27,7 @@ from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.metrics import sqnr_db
 from ethorch.support.progress import stage
-from ethorch.support.progress_bar import shown
+from ethorch.support.progress_display import shown
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.wording import counted

@@ -33,7 +33,7 @@ from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.progress import stage
-from ethorch.support.progress_bar import shown
+from ethorch.support.progress_display import shown
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.versions import versions

@@ -1,6 +1,8 @@
-"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and the NPU simulator."""
+"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and the NPU simulator.
 
-from ethorch.runtime.host_program import HostProgram, load, npu_machine
-from ethorch.runtime.measure import Allocated, measure
+``__init__.pyi`` beside this file lists the public names. Each is loaded on first use.
+"""
 
-__all__ = ["Allocated", "HostProgram", "load", "measure", "npu_machine"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,13 +9,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Inside, Python looks for no garbage: for imports, and for work of a second whose results live on."""
+    """Inside, Python looks for no garbage: for imports, and for work of a second whose results live on.
+
+    Afterwards all objects count as old, so that the next collections do not look through those that were made inside.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # else it would end what the user froze
+                gc.freeze()
+                gc.unfreeze()  # all objects are in the oldest generation now
             gc.enable()
 
 

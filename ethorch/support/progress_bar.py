@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from ethorch.support.progress import heard, listening
 from ethorch.support.tables import NARROW
 
 
@@ -60,19 +55,3 @@ class ProgressBar:
     def ended(self, name: str) -> None:
         """See Listener."""
         self._bars.remove_task(self._tasks.pop())
-
-
-@contextmanager
-def shown(wanted: bool | None = None) -> Iterator[None]:
-    """Draw the stages inside on stderr, and take the drawing away at the end.
-
-    Args:
-        wanted: None draws where stderr is a terminal and nobody listens yet.
-    """
-    if wanted is None:
-        wanted = sys.stderr.isatty() and not heard()
-    if not wanted:
-        yield
-        return
-    with ProgressBar() as bar, listening(bar):
-        yield

@@ -31,7 +31,7 @@ COMMANDS = {
     "ops softmax": set(),
     "targets": {"rich"},
     "targets --diff ethos-u55-128 ethos-u85-256": {"rich"},
-    "boards": {"numpy", "rich"},
+    "boards": {"rich"},
     f"dis {PROGRAM}": {"numpy"},
     f"dis {FOLDER} --json": {"numpy"},
     f"run {PROGRAM}": {"numpy"},

@@ -17,7 +17,7 @@ from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, looked_up_
 from ethorch.formats import pte
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
-from ethorch.runtime.measure import measure
+from ethorch.runtime.allocations import measure
 from ethorch.support.errors import EthorchError, FormatError, HostError
 from ethorch.targets.vela_ini import shipped_root
 from tests.figures.programs import CASES, built

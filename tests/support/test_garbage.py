@@ -38,3 +38,23 @@ def test_thresholds_come_back_after_an_error() -> None:
         assert gc.get_threshold() == (700, 10, 10)
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_was_made_meanwhile_is_in_the_oldest_generation() -> None:
+    """Else the next collections of the young generations would look through all of it."""
+    gc.unfreeze()  # tests/conftest.py froze what it imported
+    try:
+        with collected_later():
+            made: list[list[int]] = [[] for _ in range(1000)]
+        young = {id(value) for generation in (0, 1) for value in gc.get_objects(generation)}
+        assert not young & {id(value) for value in made}
+    finally:
+        gc.freeze()
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with collected_later():
+        pass
+    assert gc.get_freeze_count() == frozen > 0
