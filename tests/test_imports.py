@@ -61,3 +61,15 @@ def test_no_import_is_hidden_without_a_reason() -> None:
         if not name.startswith(LAZY):
             found += [f"{name}:{line}" for line in hidden_imports(path.read_text())]
     assert not found, "\n".join(found)
+
+
+def test_imports_in_functions_stand_in_modules_that_the_documentation_names() -> None:
+    section = (ROOT / "docs" / "architecture.md").read_text().partition("## Start-up")[2].partition("\n## ")[0]
+    named = {f"ethorch/{name}" for name in re.findall(r"`([\w/]+\.py)`", section)}
+    found = set()
+    for path in (ROOT / "ethorch").rglob("*.py"):
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        imports = [node.module or "" for function in functions for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
+        if any(name.split(".")[0] == "ethorch" for name in imports):
+            found.add(str(path.relative_to(ROOT)))
+    assert {name for name in found if not name.startswith(LAZY)} <= named

@@ -104,8 +104,11 @@ def _library() -> str:
 
 @lru_cache(maxsize=2)
 def _packed(text: str) -> str:
-    """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in.
+
+    Level 9 makes 4 % less of it, and takes 0.1 s longer.
+    """
+    return base64.b64encode(gzip.compress(text.encode(), 4, mtime=0)).decode()
 
 
 def _hash(script: str) -> str:
