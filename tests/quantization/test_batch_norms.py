@@ -124,6 +124,52 @@ def test_a_batch_norm_stays_where_others_read_its_convolution(normalized: bool) 
         assert ethorch.sqnr_db([model(*x) for x in data], [program(*x) for x in data]) > 25
 
 
+@pytest.mark.parametrize("groups, outputs, bias", [(2, 2, False), (2, 6, True), (4, 4, False), (1, 3, True)])
+def test_batch_norms_of_transposed_convolutions_in_groups(groups: int, outputs: int, bias: bool) -> None:
+    """PyTorch scales such a weight as if there were one group, and it no longer fits its bias."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(4, outputs, 3, groups=groups, bias=bias), nn.BatchNorm2d(outputs)).eval()
+    model[1].running_mean.uniform_(-1, 1)
+    model[1].running_var.uniform_(0.1, 2)
+    data = [(torch.randn(1, 4, 6, 5),) for _ in range(4)]
+    folded = torch.export.export(model, data[0]).module(check_guards=False)
+    fold_batch_norms(folded)
+    assert "batch_norm" not in folded.code
+    torch.testing.assert_close(folded(*data[0]), model(*data[0]))
+    program = ethorch.compile(model, data[0], calibration=data, progress=False)
+    with torch.no_grad():
+        assert ethorch.sqnr_db([model(*x) for x in data], [program(*x) for x in data]) > 25
+
+
+class Computed(nn.Module):
+    """A batch norm of a convolution by a weight that is an input, or is computed from one."""
+
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.norm, self.scaled = nn.BatchNorm2d(4), scaled
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = self.norm(nn.functional.conv2d(x, weight * 2 if self.scaled else weight))
+        return out
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_batch_norm_stays_behind_a_weight_that_is_no_constant(scaled: bool) -> None:
+    model, data = Computed(scaled).eval(), [(torch.randn(1, 2, 6, 6), torch.randn(4, 2, 3, 3)) for _ in range(4)]
+    program = ethorch.compile(model, data[0], calibration=data, progress=False)
+    with torch.no_grad():
+        assert ethorch.sqnr_db([model(*x) for x in data], [program(*x) for x in data]) > 25
+
+
+def test_a_batch_norm_behind_a_parametrized_weight() -> None:
+    torch.manual_seed(0)
+    conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+    model, data = nn.Sequential(conv, nn.BatchNorm2d(4)).eval(), [(torch.randn(1, 3, 6, 6),) for _ in range(4)]
+    program = ethorch.compile(model, data[0], calibration=data, progress=False)
+    with torch.no_grad():
+        assert ethorch.sqnr_db([model(*x) for x in data], [program(*x) for x in data]) > 25
+
+
 def test_convolutions_that_share_a_weight_train_with_their_own_batch_norms() -> None:
     """torchao scales the weight by each of them, and failed where the products were observed as one. It stays one parameter.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
-from torchao.quantization.pt2e.utils import _fuse_conv_bn_
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torchao.quantization.pt2e import utils as torchao_utils
 
 from ethorch.lower.fx.node import op_name, tensor_of
 from ethorch.quantization.passes.context import PassContext
@@ -24,12 +27,12 @@ def fold_batch_norms(graph: GraphModule) -> None:
     preparing; here that is done once. Convolutions that share a weight and have different batch norms behind them, as the heads of
     detectors for several levels, get a weight for each: torchao would fold the first one into all. And a batch norm stays where
     others read its convolution, too, as in front of a residual branch that begins with one: torchao would let them read the
-    normalized values.
+    normalized values. So does one whose convolution has a computed weight, which torchao refuses.
     """
-    settle_batch_norms(graph, _shares_convolution)
+    settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
-    with _without_search(graph.graph):
-        _fuse_conv_bn_(graph)
+    with _without_search(graph.graph), patch.object(torchao_utils, "fuse_conv_bn_weights", _fuse_weights):
+        torchao_utils._fuse_conv_bn_(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
@@ -93,6 +96,14 @@ def _shares_convolution(norm: Node) -> bool:
     return shared and source.op == "call_function" and op_name(source.target).startswith("aten.conv")
 
 
+def _has_computed_weight(norm: Node) -> bool:
+    """Return True if a batch norm follows a convolution whose weight or bias is an input or a result."""
+    source = norm.args[0] if _is_norm(norm) else None
+    if not (isinstance(source, Node) and source.op == "call_function" and op_name(source.target).startswith("aten.conv")):
+        return False
+    return any(isinstance(arg, Node) and arg.op != "get_attr" for arg in source.args[1:3])
+
+
 def _is_norm(node: Node) -> bool:
     return node.op == "call_function" and op_name(node.target) in _NORMS
 
@@ -140,6 +151,20 @@ def _give_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
     bias.meta = dict(mean.meta)
     for convolution in convolutions:
         convolution.args = (*convolution.args[:2], bias, *convolution.args[3:])
+
+
+def _fuse_weights(weight: Tensor, bias: Tensor | None, mean: Tensor, *norm: Any, transpose: bool = False) -> tuple[Tensor, Tensor]:
+    """Return what ``fuse_conv_bn_weights`` returns, also for transposed convolutions in groups.
+
+    Their weight is [inputs, outputs / groups, ...], and PyTorch scales the second axis as if it were all outputs.
+    """
+    groups = mean.numel() // weight.shape[1] if transpose else 1
+    by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)
+    fused, fused_bias = fuse_conv_bn_weights(by_output if groups > 1 else weight, bias, mean, *norm, transpose=transpose)
+    if groups > 1:
+        in_groups = fused.detach().unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+        fused = nn.Parameter(in_groups, fused.requires_grad)
+    return fused, fused_bias
 
 
 @contextmanager
