@@ -133,11 +133,12 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     Exponentials have 15 bits, so has the reciprocal of the sum of a row (16 of int16). Sums are exact. The bound of int16: the
     result has 16 bits where the exponentials have 15.
 
-    A quotient beyond four times the range of ``out`` is cut off, and saturates.
+    A quotient beyond four times the range of ``out`` is cut off, and saturates. A comparison with a negative number can give
+    ``out`` a range that ends at 0: then all quotients saturate.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"
-    if count == 1:
+    if count == 1 or q.zp == q.qmax:
         return QTensor(_always(b, value, int(q.quantize([1.0])[0]), q), dims, q)
     e = _exponentials(b, x, dim)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)

@@ -50,7 +50,8 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
     """sqrt(square * unit) in codes of ``out``, by tables that reach down to half of its step. ``largest``: of square * unit."""
-    largest = min(largest, ((out.qmax - out.zp) * out.step * 1.01) ** 2)  # above it all is the highest code
+    highest = largest / unit
+    largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # above it all is the highest code
     largest = max(largest, 16 * unit)  # each piece of ``tabulated`` ends a step after the one before, and its roots must fit
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
     # Lines between 511 entries over v to v * ratio are off by ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
@@ -58,7 +59,7 @@ def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) 
     bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
     int16 = out.dtype == "INT16"  # whose step may be that of a table of all roots
-    root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16)
+    root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
     return b.requantize(root, fraction, out)
 
 
