@@ -134,9 +134,14 @@ SEEN = {
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),
             (("y", "self.l(x)[0]"),), ("y",)),
         "ethos-u85-256", "16x8"),
+    "pools of six axes that become four": (
+        Network(
+            14468, (("x", "torch.randn(1, 1, 1, 1, 1, 1)"),), (), (("y", "F.adaptive_max_pool2d(x.flatten(0, 2), 2)"),), ("y",)),
+        "ethos-u85-512", "int8"),
     "a softmax compared with a negative number": (
         Network(
-            18508, (("x", "torch.randn(1, 1, 2, 6)"),), (), (("y", "torch.softmax(x, 3) < -1.0"), ("z", "y.float().sum(0)")), ("z",)),
+            18508, (("x", "torch.randn(1, 1, 2, 6)"),), (),
+            (("y", "torch.softmax(x, 3) < -1.0"), ("z", "y.float().sum(0)")), ("z",)),
         "ethos-u85-2048", "int8"),
     "a norm compared with a negative number": (
         Network(1, (("x", "torch.randn(1, 1, 3, 6)"),), (), (("y", "x.norm(dim=3) > -20.0"), ("z", "y.float().sum(0)")), ("z",)),

@@ -136,9 +136,13 @@ class MovementBuilder(Emitter):
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
         if x.shape[dim] == 1:
-            value = self.reshape(x.value, (*x.value.shape, 1))
-            axis = x.value.rank
-            return value, axis, tuple((axis,) if k == dim else axes for k, axes in enumerate(x.dims))
+            value, axis = x.value, x.value.rank
+            if axis >= MAX_RANK:  # one that no other dim has, if there is one
+                others = {axis for k, axes in enumerate(x.dims) if k != dim for axis in axes}
+                axis = next((k for k, extent in enumerate(value.shape) if extent == 1 and k not in others), axis)
+            if axis < MAX_RANK or x.rank > MAX_RANK:
+                value = value if axis < value.rank else self.reshape(value, (*value.shape, 1))
+                return value, axis, tuple((axis,) if k == dim else axes for k, axes in enumerate(x.dims))
         value = self.logical(x)
         return value, dim, contiguous(x.shape)
 

@@ -2,7 +2,8 @@
 
 A ``Case`` is a network with a target, a scheme and a memory system. ``Subject`` quantizes and lowers a network once for all
 NPUs of a family and computes what the TOSA reference model makes of each delegate, before rewrites; each case then compiles and
-runs these delegates.
+runs these delegates. The reference model refuses arrays of more than ``MAX_RANK`` axes, which a lowering may hold on the way: then
+ethorch's own interpreter takes its place.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.npus import TARGETS
 from ethorch.targets.tuning import Tuning
+from ethorch.tosa import interpreter
 from ethorch.tosa.ir import Graph
+from ethorch.tosa.layout import MAX_RANK
 from ethorch.tosa.serialize import serialize
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.delegate import compile_lowered
@@ -242,7 +245,8 @@ def _delegate(captured: _Captured, values: Sequence[Tensor]) -> Delegate:
         x.astype(np.int32) if value.dtype == "INT32" and x.dtype == np.int64 else x
         for x, value in zip(codes, graph.inputs, strict=True)
     ]
-    return Delegate(graph, codes, reference(captured.tosa, codes))
+    rank = max((value.rank for region in graph.regions() for op in region.ops for value in (*op.operands, *op.results)), default=0)
+    return Delegate(graph, codes, interpreter.run(graph, codes) if rank > MAX_RANK else reference(captured.tosa, codes))
 
 
 class _Runner(torch.fx.Interpreter):

@@ -8,7 +8,7 @@ import pytest
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.lower.builder.reductions import reduced_by
-from ethorch.tosa.layout import contiguous
+from ethorch.tosa.layout import MAX_RANK, Dims, contiguous
 from ethorch.tosa.limits import Limits, Range
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
@@ -47,6 +47,21 @@ def found(build) -> np.ndarray:
 )
 def test_against_numpy(build, wanted: np.ndarray) -> None:
     assert np.array_equal(found(build), wanted)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dims", "dim"),
+    [
+        ((1, 1, 1, 1, 1, 1), ((), (3,), (4,), (5,)), 0),
+        ((2, 3, 1, 1, 1, 2), ((0,), (), (2, 3), (5,)), 2),
+        ((2, 3, 2, 2, 2, 2), ((0, 1), (), (2, 3), (4, 5)), 1),
+    ],
+)
+def test_an_axis_of_a_full_array_is_within_max_rank(stored: tuple[int, ...], dims: Dims, dim: int) -> None:
+    b = Builder()
+    value, axis, found = b.axis_of(x := QTensor(b.input("x", stored, "INT8"), dims, Q), dim)
+    assert value.rank <= MAX_RANK and value.shape[axis] == 1 and found[dim] == (axis,)
+    assert QTensor(value, found, Q).shape == x.shape
 
 
 def test_what_moves_nothing_emits_nothing() -> None:
