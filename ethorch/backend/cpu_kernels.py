@@ -28,6 +28,8 @@ TAKE_COMPLEX = frozenset(
         "squeeze_copy", "sub", "sum", "unsqueeze_copy", "view_as_real_copy", "view_copy", "_clone_dim_order",
     )
 )  # fmt: skip
+#: Batch, channels and spatial axes that ExecuTorch's kernel of aten.convolution takes at most.
+_MOST_AXES_OF_CONVOLUTION = 4
 #: Namespaces of what ExecuTorch itself puts into programs, and of ``products_on_cpu``.
 _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m", "ethorch")
 
@@ -57,6 +59,13 @@ def without_kernel(node: Node) -> Reason | None:
         if base not in TAKE_COMPLEX or (base in ("add", "sub", "mul") and not alike):
             text = f"ExecuTorch's CPU kernel of {name} takes no complex tensors"
             return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
+    if (
+        name == "aten.convolution.default"
+        and (value := node.meta.get("val")) is not None
+        and value.dim() > _MOST_AXES_OF_CONVOLUTION
+    ):
+        text = f"ExecuTorch's CPU kernel of {name} takes maps of one and two axes, not of three"
+        return Reason("cpu.convolution_3d", text, f"{_instead_of(node)} Or compute planes by Conv2d or ConvTranspose2d.")
     if op.namespace == "aten" and (portable := _portable()) and kernel_of(node.target) not in portable:
         return Reason(
             "cpu.not_portable",

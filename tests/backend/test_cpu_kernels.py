@@ -64,6 +64,8 @@ X, Z = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64)
         (lambda z: torch.exp(z).abs(), Z, {"cpu.complex"}),
         (lambda z: (z * 2.0).abs(), Z, {"cpu.complex"}),
         (lambda z: (z - z[0]).abs(), Z, {"cpu.complex"}),
+        (lambda x: torch.conv3d(x[None, None, None], x[None, None, None]), X, {"cpu.convolution_3d"}),
+        (lambda x: torch.conv2d(x[None, None], x[None, None]), X, set()),
     ],
     ids=[
         "topk",
@@ -76,6 +78,8 @@ X, Z = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64)
         "complex exp",
         "complex by a number",
         "complex broadcast",
+        "convolution over three axes",
+        "convolution over two axes",
     ],
 )
 def test_what_executorch_has_no_kernel_for_is_known(function: Callable[..., object], x: Tensor, wanted: set[str]) -> None:

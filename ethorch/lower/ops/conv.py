@@ -14,7 +14,7 @@ from ethorch.lower.fx.aten_builder import value_of
 from ethorch.lower.fx.node import arguments, op_name, tensor_of
 from ethorch.lower.ops.conv2d import conv2d
 from ethorch.lower.ops.conv3d import conv3d
-from ethorch.lower.ops.conv_transpose import conv_transpose
+from ethorch.lower.ops.conv_transpose import conv_transpose, conv_transpose3d
 from ethorch.lower.ops.quant_rules import Layer, QuantRule
 from ethorch.lower.ops.samples import I8, Sample, W
 from ethorch.lower.ops.spec import op
@@ -55,13 +55,7 @@ def check_convolution(
     output_padding: Any,
     groups: int,
 ) -> Reason | None:
-    """The weight is a quantized constant; a transposed convolution has one or two axes."""
-    if transposed and len(w.shape) == 5:
-        return Reason(
-            "convolution.transposed_3d",
-            "transposed convolution over three dimensions, allowed are one and two",
-            "F.interpolate of the last two dimensions and a Conv3d, or a ConvTranspose2d of each slice, run on the NPU.",
-        )
+    """The weight is a quantized constant."""
     if not isinstance(w, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
     if not w.value.is_const:
@@ -130,6 +124,10 @@ def _rule(node: Node) -> QuantRule:
         Sample(I8(1, 6, 4, 2, 3), W(5, 6, 3, 3, 3), W(5), [1, 1, 1], [1, 1, 1], [1, 1, 1], False, [0, 0, 0], 1),
         Sample(I8(1, 4, 7, 6, 6), W(4, 2, 2, 3, 3), W(4), [2, 2, 1], [0, 1, 0], [2, 1, 1], False, [0, 0, 0], 2),
         Sample(I8(1, 4, 4, 6, 6), W(4, 1, 3, 3, 3), W(4), [1, 1, 1], [1, 1, 1], [1, 1, 1], False, [0, 0, 0], 4),
+        Sample(I8(1, 3, 2, 4, 3), W(3, 5, 3, 3, 2), W(5), [1, 1, 1], [2, 1, 0], [2, 1, 1], True, [0, 0, 0], 1),
+        Sample(I8(2, 4, 3, 4, 3), W(4, 3, 3, 2, 3), W(6), [2, 2, 2], [1, 0, 1], [1, 1, 1], True, [1, 0, 1], 2),
+        Sample(I8(1, 2, 3, 3, 4), W(2, 2, 1, 3, 3), None, [3, 2, 1], [0, 1, 1], [1, 1, 1], True, [0, 1, 0], 1),
+        Sample(I8(1, 4, 4, 3, 5), W(4, 1, 2, 4, 4), W(4), [2, 2, 2], [0, 1, 1], [1, 1, 1], True, [0, 0, 0], 4),
         Sample(I8(4, 9, 7), W(6, 4, 3, 3), W(6), [2], [1]).of("aten.conv2d.default"),
         Sample(I8(4, 20), W(6, 2, 3), W(6), groups=2).of("aten.conv1d.default"),
         Sample(I8(4, 5, 4), W(4, 6, 2, 2), W(6), [2]).of("aten.conv_transpose2d.input"),
@@ -165,7 +163,10 @@ def convolution(
 
     if axes == 1:
         filters, window = filters.with_codes(filters.codes[:, :, None]), Window.of((1,)) + window
-    over = conv3d if axes == 3 else conv_transpose if transposed else conv2d
+    if transposed:
+        over = conv_transpose3d if axes == 3 else conv_transpose
+    else:
+        over = conv3d if axes == 3 else conv2d
     shape = as_map(x.shape)
     if shape == x.shape:  # as it is: a view may store a batch of one elsewhere, for 2 % more cycles of resnet18 on U85
         return over(b, x, filters, window, groups, out)

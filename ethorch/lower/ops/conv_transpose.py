@@ -1,8 +1,9 @@
-"""Transposed convolutions over two axes."""
+"""Transposed convolutions over two and three axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,47 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
         return parts[0]
     values, dims = b.alike(parts)
     return QTensor(b.emit("CONCAT", *values, axis=dims[1][0]), dims, out.qparams)
+
+
+def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
+    """Lower out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of x[N,C,D,H,W] with codes [C,O/G,KD,KH,KW] to convolutions of planes.
+
+    The planes z = s*q + r of the result depend on the same taps k of the depth, each of which reads one plane of x. Side by side as
+    channels, these planes are the input of one transposed convolution over two axes, and all z of one r are its batch. The results
+    for each r are interleaved afterwards.
+    """
+    (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
+    depth, plane = window.axes(0), window.axes(1, 2)
+    (stride,), (dilation,), before = depth.stride, depth.dilation, depth.before[0]
+    count, channels = -(-planes // stride), out.shape[1]
+    phases = []
+    for r in range(min(stride, planes)):
+        ahead = {k: r + before - k * dilation for k in range(depth.kernel[0])}
+        firsts = {k: places // stride for k, places in ahead.items() if places % stride == 0 and -count < places // stride < d}
+        if firsts:
+            read = [b.pad_or_crop(x, 2, -first, count) for first in firsts.values()]
+            maps = _beside(b, [b.from_nhwc(b.stored_as(tap, [(0, 2), (3,), (4,), (1,)]), x.q) for tap in read], groups)
+            codes = np.stack([filters.codes[:, :, k].reshape(groups, c // groups, -1, *plane.kernel) for k in firsts], axis=1)
+            own = filters.with_codes(codes.reshape(c * len(firsts), -1, *plane.kernel))
+            result = conv_transpose(b, maps, own, plane, groups, replace(out, shape=(n * count, channels, *extents)))
+        else:
+            bias = filters.bias_in_shape(b, (n * count, *extents, channels), out.qparams)
+            result = b.from_nhwc(bias, out.qparams)
+        by_plane = b.view(result, (n, count, channels, *extents))
+        phases.append(b.permute(by_plane, (0, 2, 1, 3, 4)))
+    if len(phases) == 1:
+        return b.narrow(phases[0], 2, 0, planes)
+    apart = [b.view(phase, (n, channels, count, 1, *extents)) for phase in phases]
+    return b.narrow(b.view(b.concat(apart, 3), (n, channels, count * len(phases), *extents)), 2, 0, planes)
+
+
+def _beside(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
+    """Return maps [N,C,H,W] side by side as channels, those of each group together."""
+    n, c, *extents = maps[0].shape
+    if groups == 1:
+        return b.concat(maps, 1)
+    apart = [b.view(value, (n, groups, 1, c // groups, *extents)) for value in maps]
+    return b.view(b.concat(apart, 2), (n, c * len(maps), *extents))
 
 
 def _spread(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
