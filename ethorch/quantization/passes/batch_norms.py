@@ -153,14 +153,19 @@ def _give_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
         convolution.args = (*convolution.args[:2], bias, *convolution.args[3:])
 
 
-def _fuse_weights(weight: Tensor, bias: Tensor | None, mean: Tensor, *norm: Any, transpose: bool = False) -> tuple[Tensor, Tensor]:
+def _fuse_weights(
+    weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, *norm: Any, transpose: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return what ``fuse_conv_bn_weights`` returns, also for transposed convolutions in groups.
 
     Their weight is [inputs, outputs / groups, ...], and PyTorch scales the second axis as if it were all outputs.
     """
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)
-    fused, fused_bias = fuse_conv_bn_weights(by_output if groups > 1 else weight, bias, mean, *norm, transpose=transpose)
+    eps, gamma, beta = norm
+    fused, fused_bias = fuse_conv_bn_weights(
+        by_output if groups > 1 else weight, bias, mean, variance, eps, gamma, beta, transpose=transpose
+    )
     if groups > 1:
         in_groups = fused.detach().unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1).contiguous()
         fused = nn.Parameter(in_groups, fused.requires_grad)
