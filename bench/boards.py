@@ -86,10 +86,9 @@ def estimate(row: Published) -> ethorch.Program:
         row.target,
         board=row.board,
         scheme=row.scheme,
-        memory_mode=row.memory_mode,
         io=row.io,
-        nhwc_io=row.io != "float32" or None,
         progress=False,
+        settings=ethorch.Settings(memory_mode=row.memory_mode, io_layout="nhwc" if row.io != "float32" or None else "nchw"),
     )
 
 

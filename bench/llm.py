@@ -49,8 +49,8 @@ def ours(model: LanguageModel, texts: list[list[int]], target: str, scheme: str)
 
     half = len(texts) // 2
     program = ethorch.compile(
-        model.modules, model.example_inputs, target, calibration=model.sessions(texts[:half]), scheme=scheme, system_config=SYSTEM,
-        memory_mode=MODE, progress=False,
+        model.modules, model.example_inputs, target, calibration=model.sessions(texts[:half]), scheme=scheme, progress=False,
+        settings=ethorch.Settings(system_config=SYSTEM, memory_mode=MODE),
     )  # fmt: skip
     return {
         "name": f"ethorch, {scheme}",

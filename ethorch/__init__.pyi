@@ -2,10 +2,12 @@ from . import arm, backend, language, npu, runtime, targets, tosa, tuning, vela
 from .backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from .backend.preprocess import EthosUBackend, TOSABackend
 from .deploy.firmware.firmware import firmware
+from .models.samples import samples
 from .program.compile import compile, quantize
 from .program.evaluate import Evaluation, evaluate
 from .program.explore import Exploration, explore
 from .program.program import Program, load
+from .program.tune import tune
 from .quantization.config import (
     QuantizationConfig,
     get_symmetric_a8w4_quantization_config,
@@ -73,11 +75,13 @@ __all__ = [
     "rotate",
     "round_weights",
     "runtime",
+    "samples",
     "sensitivity",
     "smooth",
     "sqnr_db",
     "targets",
     "tosa",
+    "tune",
     "tuning",
     "vela",
 ]

@@ -77,7 +77,12 @@ def train(texts: list[str], folder: Path, steps: int, vocabulary: int, context: 
 def compiled(model: LanguageModel, sessions: list[Session], target: str, scheme: str) -> ethorch.Program:
     """Prefill and decode as the methods of one program."""
     return ethorch.compile(
-        model.modules, model.example_inputs, target, calibration=sessions, scheme=scheme, system_config=SYSTEM, memory_mode=MODE
+        model.modules,
+        model.example_inputs,
+        target,
+        calibration=sessions,
+        scheme=scheme,
+        settings=ethorch.Settings(system_config=SYSTEM, memory_mode=MODE),
     )
 
 

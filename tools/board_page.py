@@ -22,7 +22,7 @@ def page(written_by: str) -> str:
         "published is *assumed*.",
         "",
         "A board of your own is one file: copy `ethorch/targets/boards/generic.toml`, correct it, and give its path. A wrong file",
-        "is refused with line and key. `ethorch calibrate-board my.toml --measured times.csv -o better.toml` fits its",
+        "is refused with line and key. `ethorch boards my.toml --fit times.csv -o better.toml` fits its",
         "bandwidths to times that you measured (columns `program,milliseconds`), and says the error that stays.",
         "",
         "What Vela is told becomes a part of each delegate in the `.pte` (some 600 bytes): a file says for which clock and",
@@ -62,7 +62,8 @@ def _measured() -> list[str]:
         f"the NPU, silicon took **{seen.low:.1f} to {seen.high:.1f} times** the estimate ({seen.count} figures), and the five",
         "networks of the E8's U85 come in the estimate's order; of the other boards one network each is known. Through Linux,",
         "on memory that nobody describes,",
-        "it was some 20 times. Estimates rank networks; they do not predict a board: `ethorch calibrate-board` brings them nearer.",
+        "it was some 20 times. Estimates rank networks; they do not predict a board: `ethorch boards` with `--fit` brings them "
+        "nearer.",
         "",
         "| network | NPU | board | measured, ms | estimate, ms | measured / estimate | estimated by | measured by |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

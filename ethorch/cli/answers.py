@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """Exit status of every subcommand."""
+    """Exit status of every subcommand. ``NO``: it is done, and the answer is no, such as a budget that does not hold."""
 
     DONE = 0
-    COULD_NOT = 1
+    FAILED = 1
     USAGE = 2
+    NO = 3
     INTERRUPTED = 130
 
 
@@ -47,6 +49,23 @@ def give(answer: Answer, as_json: bool) -> None:
             _print(answer.text())
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def stacked(*parts: RenderableType) -> RenderableType:
+    """Return parts one below the other."""
+    from rich.console import Group
+
+    return Group(*parts)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a text to a file; to standard output if the path is ``-``."""
+    if str(path) == "-":
+        print(text, end="", flush=True)
+        return
+    from ethorch.formats.files import write_whole
+
+    write_whole(path, text.encode())
 
 
 def _print(text: RenderableType) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli import options
-from ethorch.cli.answers import Answer
+from ethorch.cli.answers import Answer, stacked
 from ethorch.cli.command import command
 from ethorch.support.errors import SpecError
 
@@ -78,10 +78,10 @@ def aot_arm_compiler(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Accepted; use --verbose.")] = False,
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
-    evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch eval`.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch evaluate`.")] = False,
     evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="What may follow -e.")] = None,
     evaluate_config: Annotated[
-        str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch eval`.")
+        str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch evaluate`.")
     ] = None,
     enable_qdq_fusion_pass: Annotated[
         bool, typer.Option("--enable_qdq_fusion_pass", help="Accepted without effect, as in the script.")
@@ -105,7 +105,9 @@ def aot_arm_compiler(
     if calibration_data is not None and not quantize:
         raise SpecError("--calibration_data is for quantization: add -q, or leave it out.")
     if evaluate or evaluate_config is not None:
-        print("--evaluate and --evaluate_config have no effect, as in ExecuTorch's script; use `ethorch eval`.", file=sys.stderr)
+        print(
+            "--evaluate and --evaluate_config have no effect, as in ExecuTorch's script; use `ethorch evaluate`.", file=sys.stderr
+        )
     if enable_qdq_fusion_pass:
         print("--enable_qdq_fusion_pass has no effect, as in ExecuTorch's script.", file=sys.stderr)
     on_cpu = target.startswith("cortex-m") or not delegate
@@ -119,9 +121,8 @@ def aot_arm_compiler(
     chosen = None
     if target.startswith("ethos-u"):
         flags = ["--enable-debug-db"] if enable_debug_mode else None
-        chosen = options.settings_of(
-            options.Quantization(target=target, scheme=SCHEMES[mode.upper()]),
-            options.Compiler(system_config=system_config, memory_mode=memory_mode, config_ini=config, vela_flag=flags),
+        chosen = options.settings_of(quantization=options.Quantization(target=target, scheme=SCHEMES[mode.upper()])).with_(
+            system_config=system_config, memory_mode=memory_mode, config_ini=config, vela_flags=flags, etrecord=etrecord
         )
     made = path.parent == Path(output) and not path.parent.exists()  # made, as the script does, when there is something to write
     if made:
@@ -130,8 +131,10 @@ def aot_arm_compiler(
         check_writable(path)
     find(name)
     from ethorch.cli.model_options import inputs_from, loaded
+    from ethorch.formats.files import write_folder
     from ethorch.program.compile import compile as compiled
     from ethorch.program.compile import user_model
+    from ethorch.program.saving import delegate_files, save_etrecord
 
     if so_library is not None:
         import torch
@@ -153,10 +156,16 @@ def aot_arm_compiler(
         user = user_model(user, calibration=calibration)
         found = _other(user, target, SCHEMES[mode.upper()], path, record, quantize, delegate, intermediates, explicit_layout)
         return Answer(found, lambda: f"{found['summary']}wrote {path}")
-    program = compiled(user, settings=chosen, calibration=calibration, dump=intermediates or None, etrecord=record)
+    program = compiled(user, settings=chosen, calibration=calibration)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
-    return Answer({"output": str(path), **program.to_json()}, lambda: options.stacked(program.rich(), f"wrote {path}"))
+    build = program.build
+    assert build is not None
+    if intermediates:
+        write_folder(Path(intermediates), delegate_files(build.delegates), obsolete=["delegate_*"])
+    if record is not None:
+        save_etrecord(build.etrecord, record)
+    return Answer({"output": str(path), **program.to_json()}, lambda: stacked(program.rich(), f"wrote {path}"))
 
 
 def _other(

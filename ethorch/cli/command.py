@@ -1,6 +1,7 @@
 """The Typer application and ``command``, the decorator of subcommands: what all of them take, messages and exit statuses.
 
-Exit status: 0 done; 1 it could not be done, the reason is on stderr; 2 wrong usage, unknown names included; 130 interrupted.
+Exit status: 0 done; 1 failed, the reason is on stderr; 2 wrong usage, unknown names included; 3 done, and the answer is no, such as
+a budget that does not hold; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 1 could not, 2 wrong usage, 130 interrupted. Every subcommand takes --json.",
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 the answer is no, 130 interrupted. Every subcommand takes --json.",
 )
 
 #: What every subcommand takes: parameter, flags, help. A flag that the subcommand has for something else is left out.
@@ -46,10 +47,15 @@ Function = Callable[..., Answer]
 COMMANDS: dict[str, Function] = {}
 
 
-def command(name: str, panel: str) -> Callable[[Function], Function]:
+def option(*names: str, help: str, **more: Any) -> Any:
+    """Return a Typer option; the help may have defaults in brackets, which Rich would take for markup."""
+    return typer.Option(*names, help=help.replace("[", "\\["), show_default=False, **more)
+
+
+def command(name: str, panel: str, alias: str | None = None) -> Callable[[Function], Function]:
     """Decorator: the function is the subcommand ``name``; its docstring is the help, its parameters are the arguments.
 
-    A parameter that is a dataclass stands for its fields, each an option of its own.
+    A parameter that is a dataclass stands for its fields, each an option of its own. ``alias`` is a second name, not listed.
     """
 
     def register(function: Function) -> Function:
@@ -67,6 +73,8 @@ def command(name: str, panel: str) -> Callable[[Function], Function]:
         run.__signature__ = inspect.Signature([*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *common])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in (*own, *common)}
         app.command(name, rich_help_panel=panel)(run)
+        if alias is not None:
+            app.command(alias, hidden=True)(run)
         COMMANDS[name] = function
         return function
 
@@ -120,7 +128,7 @@ def _answered(
             print(
                 json.dumps({"error": {"type": type(error).__name__, "id": getattr(error, "id", None), "message": said}}, indent=2)
             )
-        return Status.USAGE if isinstance(error, SpecError) else Status.COULD_NOT
+        return Status.USAGE if isinstance(error, SpecError) else Status.FAILED
     give(answer, as_json)
     return answer.status
 

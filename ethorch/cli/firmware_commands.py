@@ -1,85 +1,87 @@
-"""Subcommands that bring a program onto a board: firmware, scratch."""
+"""Subcommands of firmware: firmware, run-firmware."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ethorch.cli import options
-from ethorch.cli.answers import Answer
-from ethorch.cli.command import command
-from ethorch.cli.model_commands import compiled
+from ethorch.cli import options, sources
+from ethorch.cli.answers import Answer, Status
+from ethorch.cli.command import command, option
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import counted
 
-PANEL = "Firmware"
+if TYPE_CHECKING:
+    from ethorch.deploy.virtual_board import Run
+    from ethorch.program.program import Program
 
-Source = Annotated[
-    str,
-    typer.Argument(metavar="MODEL|FILE", help="A model as `ethorch compile` takes it, a .pte, or a saved folder."),
-]
+PANEL = "Firmware"
+BARE, EXECUTORCH = RUNTIMES = "bare", "executorch"
+CMAKE, CMSIS = BUILD_SYSTEMS = "cmake", "cmsis"
+Board = Annotated[str, option("--board", "-b", help="Name of `ethorch boards`, or a TOML file of your own.", metavar="NAME|FILE")]
 
 
 @command("firmware", PANEL)
 def firmware(
-    model: Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The project's folder.", metavar="DIR")],
-    samples: options.Samples,
-    quantization: options.Quantization,
-    compiler: options.Compiler,
-    name: Annotated[str, typer.Option(help="Stands before each symbol and file of the model.")] = "model",
-    data: Annotated[str, typer.Option(help="incbin (files of bytes) or arrays (C arrays, for any compiler).")] = "incbin",
-    method: Annotated[
-        list[str] | None,
-        typer.Option("--method", metavar="NAME", help="Only this entry point; several may be named. Default: all of the program."),
+    choices: options.Choices,
+    output: Annotated[Path, option("--output", "-o", help="The project's folder.", metavar="DIR")],
+    program: Annotated[
+        str | None, typer.Argument(metavar="[PROGRAM|MODEL]", help="A .pte, a saved folder, or a model, which is compiled.")
     ] = None,
+    board: options.Board = None,
+    name: Annotated[str, option(help="Prefix of symbols and files [model].")] = "model",
+    embed: Annotated[str, option(help="incbin (binary files) or arrays (C) [incbin].")] = "incbin",
+    runtime: Annotated[str, option(help="bare, or executorch: the sources of its delegate [bare].")] = BARE,
+    build_system: Annotated[str, option(help="cmake (also a Zephyr module) or cmsis (AI layer) [cmake].")] = CMAKE,
     inputs: options.Inputs = None,
+    method: Annotated[list[str] | None, option("--method", metavar="NAME", help="An entry point [all]; repeatable.")] = None,
 ) -> Answer:
-    """A C project that runs the model on a Cortex-M with an Ethos-U, without ExecuTorch; `python DIR/run.py` builds and runs it.
+    """Write a C project that runs a program on a Cortex-M with an Ethos-U; `python DIR/run.py` builds and runs it.
 
-    Without --board it is for corstone-300, or of a U85 for corstone-320. A program of several methods becomes one project: a
-    function for each (model_prefill_run, model_decode_run), the state that they share in one place, weights stored once. With
-    --method NAME that method is alone in it, and its function is model_run.
+    Without --board it is for corstone-300, or for a U85 corstone-320. Several methods become one project: a function for each
+    (model_prefill_run, model_decode_run), shared state and weights stored once. One --method becomes model_run.
     """
-    chosen = options.settings_of(quantization, compiler)
-    if model.endswith(".pte") or Path(model).is_dir():
-        given = {**vars(quantization), **vars(compiler)}
-        wrong = [f"--{key.replace('_', '-')}" for key, value in given.items() if value and key not in ("board", "settings")]
-        if wrong:
-            raise SpecError(f"{model} is compiled already, for {_target(model)}: {', '.join(wrong)} would have no effect on it.")
-        program = options.load_program(Path(model), method[0] if method else None)
-    else:
-        program = compiled(chosen, model, samples)
-    from ethorch.deploy.firmware.firmware import firmware as write
+    for flag, value, known in (("--runtime", runtime, RUNTIMES), ("--build-system", build_system, BUILD_SYSTEMS)):
+        if value not in known:
+            raise SpecError(f"{flag} is {value!r}; expected {' or '.join(known)}.")
+    if runtime == EXECUTORCH:
+        return _write_delegate(output)
+    if program is None:
+        raise SpecError("a program or model is missing; only --runtime executorch needs none.")
+    if board is not None and not sources.is_program(program):
+        choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
+    subject = sources.program_of(program, choices, method[0] if method else None)
+    if build_system == CMSIS:
+        return _write_layer(subject, output, choices)
+    from ethorch.deploy.firmware.firmware import firmware as write_project
 
-    samples_given = None
-    if inputs:
-        from ethorch.cli.model_options import inputs_for
-
-        chosen_methods = method or program.methods
-        if len(chosen_methods) > 1:
-            raise SpecError(
-                f"--inputs are of one method, and the project is of {', '.join(chosen_methods)}: say --method NAME, or call "
-                "ethorch.firmware(program, folder, inputs=[(method, inputs), ...])."
-            )
-        samples_given = [inputs_for(program[chosen_methods[0]], inputs)]
-    made = write(program, output, board=quantization.board, name=name, method=method, inputs=samples_given, data=data)
-    others = [name for name in program.methods if name not in made.methods]
+    made = write_project(
+        subject, output, board=board, name=name, method=method, inputs=_self_test(subject, inputs, method), data=embed
+    )
+    others = [name for name in subject.methods if name not in made.methods]
     note = f"\nMethods that are not in it: {', '.join(others)}." if others else ""
     return Answer(made.to_json(), lambda: f"{made}{note}")
 
 
-def _target(model: str) -> str:
-    return options.load_program(Path(model)).target or "the CPU"
+def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | None) -> list[Any] | None:
+    """Return the inputs of the project's self-test; None takes those that the program knows."""
+    if not inputs:
+        return None
+    from ethorch.cli.model_options import inputs_for
+
+    methods = method or program.methods
+    if len(methods) > 1:
+        raise SpecError(
+            f"--inputs are of one method, and the project is of {', '.join(methods)}: say --method NAME, or call "
+            "ethorch.firmware(program, folder, inputs=[(method, inputs), ...])."
+        )
+    return [inputs_for(program[methods[0]], inputs)]
 
 
-@command("delegate", PANEL)
-def delegate(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the sources go.", metavar="DIR")],
-) -> Answer:
-    """Sources of the delegate that runs programs in full ExecuTorch on a Cortex-M, for your own build of ExecuTorch."""
+def _write_delegate(output: Path) -> Answer:
+    """Write the sources of the delegate that runs programs in full ExecuTorch on a Cortex-M."""
     from ethorch.deploy.firmware.delegate import write_delegate
 
     files = write_delegate(output)
@@ -87,10 +89,59 @@ def delegate(
     return Answer(data, lambda: f"wrote {counted(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how")
 
 
-@command("scratch", PANEL)
-def scratch(program: options.Pte) -> Answer:
-    """What full ExecuTorch needs of memory for a program: method pool, temporary pool, planned buffers, for each method."""
-    from ethorch.figures.pools import pools
+def _write_layer(program: Program, output: Path, choices: options.Choices) -> Answer:
+    """Write the program as the AI layer of a CMSIS solution."""
+    from ethorch.deploy.firmware import mlops
 
-    found = pools(options.load_program(program).pte)
-    return Answer([one.to_json() for one in found], lambda: "\n".join(map(str, found)))
+    found = mlops.unnamed(program.target)
+    if choices.settings is not None and choices.settings.suffix in (".yml", ".yaml"):
+        found = mlops.read_mlops(choices.settings)
+    files = mlops.write_ai_layer(program, output, found)
+    return Answer({"output": str(output), "files": list(files)}, lambda: f"wrote {counted(len(files), 'file')} to {output}")
+
+
+@command("run-firmware", PANEL)
+def run_firmware(
+    elf: Annotated[Path, typer.Argument(metavar="FILE.elf", help="What the linker wrote.")],
+    board: Board = "corstone-300",
+    npu: Annotated[str | None, option("--npu", "-n", help="NPU [the first that the board may have].")] = None,
+    backend: Annotated[str, option(help="Emulator: unicorn, qemu (Cortex-M55 with Helium) or fvp [unicorn].")] = "unicorn",
+    timeout: Annotated[float, option(help="Seconds that the run may take on this computer [60].")] = 60.0,
+    arguments: Annotated[str, option(help="The firmware's command line, by semihosting.")] = "",
+    trace: Annotated[Path | None, option(help="Time line of the run, for Perfetto or Chrome.", metavar="FILE.json")] = None,
+) -> Answer:
+    """Run firmware on a virtual board, the NPU simulated bit for bit; what silicon would punish is named."""
+    from ethorch.deploy.virtual_board import run
+
+    if trace is not None:
+        from ethorch.program.saving import check_folder
+
+        check_folder(trace)
+    found = run(elf, board, npu, backend, timeout=timeout, arguments=arguments)
+    if trace is not None:
+        found.trace(trace)
+    return Answer(found.to_json(), lambda: _told(found), Status.DONE if found.ok else Status.NO)
+
+
+def _told(run: Run) -> str:
+    """What it printed, then a line on how it ended, then what was found wrong."""
+    counts = []
+    if run.instructions is not None:
+        counts.append(f"{run.instructions} instructions of the CPU")
+    if run.npu_cycles is not None:
+        by = " and ".join(sorted({inference.estimated_by for inference in run.inferences} - {""}))
+        counts.append(
+            f"{counted(len(run.inferences), 'NPU run')} of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else "")
+        )
+    if run.measured_cycles is not None:
+        counts.append(f"{run.measured_cycles} NPU cycles by the firmware's PMU")
+    code = "" if run.exit_code is None else f" with code {run.exit_code}"
+    lines = [
+        run.text.rstrip(),
+        f"{run.board}, {run.npu}, {run.backend}: ended by {run.ended}{code}; {'; '.join(counts) or 'no counts'}.",
+    ]
+    for region, row in run.bytes_by_region.items():
+        lines.append(f"region {region}: {row['read']} bytes read, {row['written']} written by the NPU")
+    lines += [f"FAULT: {fault}" for fault in run.faults]
+    lines += [f"note: {note}" for note in run.notes]
+    return "\n".join(lines)

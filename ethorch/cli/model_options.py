@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from ethorch.models.samples import samples
+from ethorch.models.samples import read_samples
 from ethorch.program.program import Program
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.wording import counted
@@ -86,7 +86,7 @@ def inputs_from(
 
 
 def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
-    found = list(samples(str(path), example_inputs, open_dims=open_dims, limit=2))
+    found = list(read_samples(str(path), example_inputs, open_dims=open_dims, limit=2))
     if len(found) > 1:
         raise EthorchError(f"{path} holds several samples; give the inputs of one inference.")
     return found[0].inputs

@@ -21,8 +21,9 @@ _HEAD = """# Command line
 | exit status | |
 | --- | --- |
 | 0 | done |
-| 1 | it could not be done, or a budget does not hold; the reason is on stderr |
+| 1 | failed; the reason is on stderr |
 | 2 | wrong usage, unknown names included |
+| 3 | done, and the answer is no: a budget does not hold, a result is not bit-exact, a goal is missed |
 | 130 | interrupted |
 
 Every subcommand takes `--json` (plain data on standard output, an error too), `--verbose`, `--quiet` and `--traceback`. Progress
@@ -51,7 +52,8 @@ def _rows(function: Function) -> Iterator[str]:
         kinds = [getattr(one, "__name__", str(one)) for one in (get_args(kind) or (kind,)) if one is not type(None)]
         value = "" if kinds == ["bool"] or not isinstance(info, typer.models.OptionInfo) else info.metavar or kinds[0].upper()
         needed = " Needed." if parameter.default is inspect.Parameter.empty else ""
-        cells = ", ".join(named), value, f"{' '.join((info.help or '').split())}{needed}"
+        meaning = " ".join((info.help or "").replace("\\[", "[").split())
+        cells = ", ".join(named), value, f"{meaning}{needed}"
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

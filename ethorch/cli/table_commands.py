@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli.answers import Answer, Status
-from ethorch.cli.command import command
+from ethorch.cli.command import command, option
 from ethorch.support import tables
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import did_you_mean
@@ -46,7 +46,7 @@ def ops(
 
 @command("targets", PANEL)
 def targets(
-    diff: Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="What differs between two targets.")] = None,
+    diff: Annotated[tuple[str, str] | None, option(metavar="A B", help="What differs between two targets.")] = None,
 ) -> Answer:
     """The NPUs ethorch knows."""
     from ethorch.report import listings
@@ -107,4 +107,4 @@ def doctor() -> Answer:
         return table
 
     wrong = any(check.state == "wrong" for check in found)
-    return Answer([check.to_json() for check in found], text, Status.COULD_NOT if wrong else Status.DONE)
+    return Answer([check.to_json() for check in found], text, Status.NO if wrong else Status.DONE)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.typed import check_types
+from ethorch.support import tables
 from ethorch.support.errors import EthorchError, FormatError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 RAM, FLASH, SRAM, DRAM = "Ram", "Flash", "Sram", "Dram"
 
@@ -174,6 +178,16 @@ class MemoryReport:
             known = ", ".join(sorted({tensor.region for tensor in self.tensors})) or "none"
             raise EthorchError(f"no tensor of region {region!r} is known; tensors are known of: {known}.")
         return owned
+
+    def rich(self) -> Table:
+        """Return a table of the parts that take RAM and flash, in bytes."""
+        table = tables.table()
+        for name in ("part", "memory", "RAM", "flash"):
+            table.add_column(name, justify="right" if name in ("RAM", "flash") else "left")
+        for part in self.components:
+            table.add_row(part.name, part.memory, f"{part.ram_bytes:,}", f"{part.flash_bytes:,}")
+        table.add_row("all", "", f"{self.ram_bytes:,}", f"{self.flash_bytes:,}")
+        return table
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data: the attributes by their names, and ram_bytes, flash_bytes, arena_bytes, memories, peaks.

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ethorch.models import zoos
 from ethorch.models.exported_program import load_exported_program
 from ethorch.models.open_sizes import dynamic_shapes_of
-from ethorch.models.samples import samples
+from ethorch.models.samples import read_samples
 from ethorch.models.user_code import ZOOS, Reference, explained, find, first_sentence
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError, FormatError, SpecError
@@ -193,6 +193,23 @@ def _imported(reference: Reference) -> ModuleType:
         sys.path.remove(folder)
 
 
+def read_object(name: str) -> Any:
+    """Return what ``FILE.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises:
+        SpecError: There is no such file, module or name.
+        UserCodeError: The file cannot be imported.
+    """
+    reference = find(name)
+    if reference.kind not in ("file", "module"):
+        raise SpecError(f"{name} names no function; expected FILE.py:NAME or package.module:NAME.")
+    module = _imported(reference)
+    if not hasattr(module, reference.name):
+        meant = did_you_mean(reference.name, [key for key in vars(module) if not key.startswith("_")])
+        raise SpecError(f"{reference.place} has no {reference.name!r}.{meant}")
+    return getattr(module, reference.name)
+
+
 def _from_python(module: ModuleType, reference: Reference) -> UserModel | UserMethods:
     path, name = reference.place, reference.name
     made = getattr(module, name, None)
@@ -223,7 +240,7 @@ def _from_python(module: ModuleType, reference: Reference) -> UserModel | UserMe
     if len(made) == 2 or len(made[2]) == 0:
         return user
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
-    found = samples(made[2], user.example_inputs, keywords=names, what="calibration sample")
+    found = read_samples(made[2], user.example_inputs, keywords=names, what="calibration sample")
     return replace(user, calibration=[sample.inputs for sample in found])
 
 
@@ -275,7 +292,7 @@ def _sessions(models: Mapping[str, UserModel], given: Any) -> list[list[tuple[st
                 raise EthorchError(f"{what} is of {name!r}; there are {', '.join(map(repr, models))}.")
             user = models[name]
             names = user.module.names if isinstance(user.module, KeywordInputs) else ()
-            taken = list(samples([inputs], user.example_inputs, keywords=names, what=f"{what}, of {name!r},"))
+            taken = list(read_samples([inputs], user.example_inputs, keywords=names, what=f"{what}, of {name!r},"))
             calls += [(name, sample.inputs) for sample in taken]
         sessions.append(calls)
     return sessions

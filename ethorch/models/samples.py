@@ -5,6 +5,7 @@ Each becomes the input tuple of one inference, checked against the model's examp
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 
 from ethorch.models.sample_files import FORMATS, MEDIA, read
 from ethorch.support import trees
-from ethorch.support.errors import EthorchError
+from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.trees import is_tensor
 
 if TYPE_CHECKING:
@@ -39,14 +40,53 @@ class Sample:
     name: str
 
 
-def samples(
+@dataclass(frozen=True)
+class Samples:
+    """Samples with a transform and a limit; iterating gives the transformed items. ``ethorch.samples`` makes them."""
+
+    source: Any
+    transform: Callable[[Any], Any] | None = None
+    limit: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, item in itertools.islice(self.named_items(Expected(()), "sample"), self.limit):
+            yield item
+
+    def named_items(self, expected: Expected, what: str) -> Iterator[tuple[str, Any]]:
+        """Return (name, transformed item) pairs, without the limit."""
+        for name, item in _items(self.source, expected, what):
+            yield name, item if self.transform is None else self.transform(item)
+
+
+def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit: int | None = None) -> Samples:
+    """Return samples for ``calibration`` and ``data``, each transformed, and at most ``limit`` of them.
+
+    ::
+
+        images = ethorch.samples("images/", transform=lambda x: (x - 0.45) / 0.225, limit=200)
+        program = ethorch.compile(model, torch.zeros(1, 3, 96, 96), "ethos-u55-128", calibration=images)
+
+    Args:
+        source: An iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples; a
+            file or folder, or several: .npy, .npz, .pt, .csv, .wav, images.
+        transform: Called on each item as it comes, before anything is checked. Images are float32 in 0..1.
+        limit: The number of samples to take at most. A batch of several counts as several.
+
+    Raises:
+        SpecError: ``limit`` is not a positive integer.
+    """
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise SpecError(f"limit is {limit!r}; expected the number of samples to take, 1 at least.")
+    return Samples(source, transform, limit)
+
+
+def read_samples(
     source: Any,
     example_inputs: Inputs,
     *,
     keywords: Sequence[str] = (),
     open_dims: Sequence[Collection[int]] | None = None,
     others: Sequence[Inputs] = (),
-    transform: Callable[[Any], Any] | None = None,
     limit: int | None = None,
     what: str = "sample",
 ) -> Iterator[Sample]:
@@ -58,12 +98,11 @@ def samples(
 
     Args:
         source: an iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples;
-            a file or folder, or several (see ``ethorch.models.sample_files``).
+            a file or folder, or several (see ``ethorch.models.sample_files``); or ``Samples`` of these.
         example_inputs: the model's input tuple; it fixes number, shapes and dtypes; if it is of NumPy's arrays, so are the samples.
         keywords: names of the last of these, for items that are dicts.
         open_dims: axes of each example tensor that may have another size.
         others: example inputs of other shapes that samples may have instead.
-        transform: is called on each item as it comes, before anything is checked.
         limit: stop after this many.
         what: what messages call an item.
 
@@ -74,10 +113,11 @@ def samples(
     every = [expected, *(Expected(other, keywords) for other in others)]
     if open_dims is not None:
         every.append(Expected(example_inputs, keywords, open_dims))
+    if isinstance(source, Samples):
+        limit = min((each for each in (limit, source.limit) if each is not None), default=None)
+    items = source.named_items(expected, what) if isinstance(source, Samples) else _items(source, expected, what)
     count = 0
-    for name, item in _items(source, expected, what):
-        if transform is not None:
-            item = transform(item)
+    for name, item in items:
         for sample in _fitting(every, item, name):
             if limit is not None and count >= limit:
                 return

@@ -116,7 +116,7 @@ class Sources:
         return cls((offset, sources[number]) for offset, number in data["ends"])
 
 
-_REMEDY = "Compile with --dump again to write it."
+_REMEDY = "Save the program again to write it."
 _TYPES = {entry.name: {"str": str, "int": int}[str(entry.type)] for entry in fields(Source)}
 
 

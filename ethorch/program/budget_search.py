@@ -8,13 +8,12 @@ from typing import Any
 
 from ethorch.models.load import UserModel
 from ethorch.program.attempt import Attempt
-from ethorch.program.measure.accuracy import accuracy, metric_figure
+from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import said_already
 from ethorch.quantization.schemes import CONFIGS
 from ethorch.support.errors import EthorchError
-from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import FAST, FREE
 from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
@@ -55,11 +54,8 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
         best = search.with_less_ram(best)
     if _missed(best, "latency_ms"):
         best = search.with_fewer_cycles(best)
-    if not user.quantized and "modules" not in fixed:
-        if _missed(best, "min_sqnr_db"):
-            best = search.with_more_bits(best, user, settings.min_sqnr_db)
-        if _missed(best, "min_metric"):
-            best = search.with_more_bits(best, user, settings.min_metric, best.metric)
+    if not user.quantized and "modules" not in fixed and _missed(best, "min_sqnr_db"):
+        best = search.with_more_bits(best, user, settings.min_sqnr_db)
     best.tried = tuple(search.tried)
     return best
 
@@ -166,12 +162,8 @@ class _Search:
                 break
         return best
 
-    def with_more_bits(self, before: Record, user: UserModel, least: float | None, metric: Metric | None = None) -> Record:
-        """16 bits for activations of the modules that lose most, as few as the accuracy asks for.
-
-        Args:
-            least: of ``metric``; None is SQNR in dB.
-        """
+    def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
+        """16 bits for activations of the modules that lose most, as few as the least SQNR in dB asks for."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
@@ -181,7 +173,6 @@ class _Search:
                 settings.spec,
                 list(user.calibration) or [user.example_inputs],
                 target_sqnr_db=least,
-                metric=metric,
                 base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
@@ -190,7 +181,7 @@ class _Search:
         raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
         change = f"16 bits for {', '.join(raised)}"
         made = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
-        return made if _figure(made, metric) > _figure(before, metric) else before
+        return made if _sqnr_db(made) > _sqnr_db(before) else before
 
 
 def _settings(record: Record) -> Settings:
@@ -199,13 +190,10 @@ def _settings(record: Record) -> Settings:
     return record.settings
 
 
-def _figure(record: Record, metric: Metric | None) -> float:
-    """What ``with_more_bits`` raises; the least there is where it is not known."""
-    if metric is not None:
-        figure = metric_figure(record)
-    else:
-        figure = None if (measured := accuracy(record)) is None else measured.sqnr_db
-    return -math.inf if figure is None else figure
+def _sqnr_db(record: Record) -> float:
+    """Return the SQNR against the float model; -inf if it is unknown."""
+    measured = accuracy(record)
+    return -math.inf if measured is None else measured.sqnr_db
 
 
 def _missed(record: Record, name: str) -> bool:

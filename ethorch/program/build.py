@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from torch import nn
 from torch.fx import GraphModule
@@ -24,19 +21,15 @@ from ethorch.lower.fx.states import narrow_counters
 from ethorch.models.layouts import nhwc_inputs, with_nhwc_io
 from ethorch.models.load import UserMethods, UserModel, in_eval_mode
 from ethorch.program.record import Record
-from ethorch.program.saving import save_etrecord
 from ethorch.program.shapes import with_selection
 from ethorch.quantization.calibrate import quantize_methods
-from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.integer_io import boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.passes.state_buffers import state_buffers
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import names_in_whole
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
-from ethorch.support.metrics import Metric
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
-from ethorch.vela import artifacts
 from ethorch.vela.shared_constants import sharing
 
 #: The name of a single method.
@@ -53,11 +46,8 @@ def is_single(methods: UserMethods) -> bool:
     return set(methods.models) == {FORWARD}
 
 
-def quantize(methods: UserMethods, settings: Settings, config: QuantizationConfig | None = None) -> dict[str, GraphModule]:
+def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]:
     """Return each method with quantize and dequantize operators, in the settings' layout.
-
-    Args:
-        config: How to quantize, in place of the settings' scheme.
 
     Raises:
         EthorchError: Some of the models are quantized already and some are not, or as of ``ethorch.compile``.
@@ -82,7 +72,7 @@ def quantize(methods: UserMethods, settings: Settings, config: QuantizationConfi
         known = {module for module, _ in user.module.named_modules()}
         places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
         own = {place: scheme for place, scheme in places.items() if place in known}
-        quantizers[name] = quantizer_for(replace(settings, modules=own), config)
+        quantizers[name] = quantizer_for(replace(settings, modules=own))
     return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
 
 
@@ -90,37 +80,24 @@ def build_program(
     methods: UserMethods,
     settings: Settings,
     quantized: Mapping[str, GraphModule] | None = None,
-    config: QuantizationConfig | None = None,
-    metric: Metric | None = None,
-    dump: str | None = None,
-    etrecord: str | os.PathLike[str] | None = None,
-    share_weights: bool = True,
 ) -> Record:
     """Return the record of the program of these methods. Budgets are compared later, and not searched for.
 
     Args:
         methods: In eval mode, with their channels as the models have them.
         quantized: What ``quantize`` returned for the same methods and settings; None calls it.
-        config: How the models are quantized, in place of the settings' scheme.
-        metric: The user's, which the record keeps.
-        dump: A folder for TOSA graphs and payloads; of several methods, a folder in it for each.
-        etrecord: The file for ExecuTorch's ETRecord, of a single method.
-        share_weights: Constants that delegates of several methods have in common are stored once, as named data of the program, if
-            that saves bytes.
 
     Raises:
         EthorchError: As of ``ethorch.compile``.
     """
     if quantized is None:
-        quantized = quantize(methods, settings, config)
+        quantized = quantize(methods, settings)
     methods = _in_layout(methods, settings)
     if is_single(methods):
-        build = lower_method(methods.models[FORWARD], quantized[FORWARD], settings, dump, etrecord=etrecord is not None)
-        if etrecord is not None:
-            save_etrecord(build.etrecord, Path(etrecord))
+        build = lower_method(methods.models[FORWARD], quantized[FORWARD], settings)
         data, builds = build.pte, {FORWARD: build}
     else:
-        data, builds = _build_several(methods, quantized, settings, dump, share_weights)
+        data, builds = _build_several(methods, quantized, settings)
     first: Record | None = None
     for name, build in builds.items():
         record = Record(
@@ -130,8 +107,6 @@ def build_program(
             build=replace(build, pte=data),
             model=methods.models[name],
             quantized=quantized[name],
-            config=config,
-            metric=metric,
             sessions=methods.sessions,
         )
         first = record if first is None else first.with_method(record)
@@ -140,28 +115,24 @@ def build_program(
 
 
 def _build_several(
-    methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings, dump: str | None, share_weights: bool
+    methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
 ) -> tuple[bytes, dict[str, Build]]:
     """Return the ``.pte`` of several methods in the settings' layout, and what is known of each."""
     if settings.partition == COST:
         raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
+    if settings.etrecord:
+        raise SpecError("etrecord is of one method: compile each alone for that, or give one tuple of shapes.")
     names = names_in_whole(quantized)
     wide = _wide_counters(quantized, names)
     builds = {}
     for name, user in methods.models.items():
-        folder = None if dump is None else str(Path(dump) / name)
-        builds[name] = lower_method(user, quantized[name], settings, folder, shared=True, wide=wide[name])
+        builds[name] = lower_method(user, quantized[name], settings, shared=True, wide=wide[name])
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
-    if share_weights:
-        own = builds
-        parts, builds = _with_shared_constants(parts, own)
-        if dump is not None:
-            for name, build in builds.items():
-                for before, after in zip(own[name].delegates, build.delegates, strict=True):
-                    artifacts.replace_payload(Path(dump) / name, before.payload, after.payload, after.sources)
+    if settings.share_weights:
+        parts, builds = _with_shared_constants(parts, builds)
     whole = merged(parts, names)
     if methods.alternatives:
-        whole = with_selection(whole, list(builds), methods.paddings, settings.nhwc_io)
+        whole = with_selection(whole, list(builds), methods.paddings, settings.channels_last)
     return write(whole), builds
 
 
@@ -203,7 +174,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
     """The models and their calls with channels last, where the settings ask for that."""
     if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
         raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
-    if not settings.nhwc_io:
+    if not settings.channels_last:
         return methods
     sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
     return replace(methods, models={name: with_nhwc_io(user) for name, user in methods.models.items()}, sessions=sessions)
@@ -221,9 +192,7 @@ def lower_method(
     user: UserModel,
     quantized: GraphModule,
     settings: Settings,
-    dump: str | None = None,
     *,
-    etrecord: bool = False,
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
@@ -231,10 +200,8 @@ def lower_method(
 
     Args:
         user: in the settings' layout.
-        dump: a folder for TOSA graphs and payloads.
-        etrecord, shared, wide: as of ``build_pte``.
+        shared, wide: as of ``build_pte``.
     """
-    spec = copy.copy(settings.spec).dump_intermediate_artifacts_to(dump)
     codes = boundary_codes(quantized)
     taken, inputs = quantized, user.example_inputs
     if settings.io != "float32":
@@ -244,7 +211,9 @@ def lower_method(
         from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
 
         taken = on_cpu(taken)
-    made = build_pte(taken, inputs, spec, etrecord=etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes)
+    made = build_pte(
+        taken, inputs, settings.spec, etrecord=settings.etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes
+    )
     return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))
 
 
@@ -257,6 +226,6 @@ def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
             changed = replace(record.settings, arena=settings.arena, constants=settings.constants)
             same = record.model is user and changed == settings and isinstance(record.quantized, GraphModule)
             quantized = {FORWARD: record.quantized} if same and isinstance(record.quantized, GraphModule) else None
-            return build_program(single_method(user), settings, quantized, metric=record.metric)
+            return build_program(single_method(user), settings, quantized)
 
     return once

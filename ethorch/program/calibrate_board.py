@@ -1,4 +1,4 @@
-"""A board's bandwidths from times that were measured on it: ``ethorch calibrate-board``.
+"""A board's bandwidths from times that were measured on it: ``ethorch boards NAME --fit FILE``.
 
 What a program takes is modelled layer by layer: the longer of computing and of moving its bytes from or to each memory. The
 bandwidths that bring the sums nearest to what was measured, by relative least squares, replace those of the board's file.

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ethorch import runtime
 from ethorch.models.load import KeywordInputs, in_eval_mode
-from ethorch.models.samples import Sample, samples
+from ethorch.models.samples import Sample, Samples, read_samples
 from ethorch.program.measure.meters import meter
 from ethorch.program.program import Program, load
 from ethorch.quantization.shared_buffers import at_the_beginning
@@ -106,15 +106,13 @@ def _figure(name: str, value: float | None) -> str:
 
 def evaluate(
     program: Program | str | os.PathLike[str],
-    dataset: Any,
+    data: Any,
     *,
     metric: Any = None,
     postprocess: Callable[[Any], Any] | None = None,
     against: Sequence[str] = (FLOAT, QUANTIZED),
-    transform: Callable[[Any], Any] | None = None,
-    limit: int | None = None,
     batch: int = _BATCH,
-    workers: int | None = None,
+    jobs: int | None = None,
     keep: bool = False,
     progress: bool | None = None,
 ) -> Evaluation:
@@ -126,7 +124,7 @@ def evaluate(
 
     Args:
         program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
-        dataset: samples with labels, in any form of ``ethorch.models.samples``: a Dataset, a DataLoader, a folder of classes, ...
+        data: samples with labels, in any form that ``ethorch.samples`` takes: a Dataset, a DataLoader, a folder of classes, ...
         metric: None takes top-1 and top-5 where there are labels; ``"map"`` is torchmetrics' mean average precision of detections;
             a function of (list of outputs, list of labels) returns a number or a dict of numbers; an object of torchmetrics has
             ``update`` and ``compute``.
@@ -134,43 +132,41 @@ def evaluate(
             a dict of ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]); the labels
             of samples are such dicts, without scores.
         against: columns beside the NPU's.
-        transform: is called on each item of the data set first.
-        limit: take this many samples at most.
         batch: samples that are handed on at once; memory grows with it, results do not change.
-        workers: processes; None runs here, in threads. joblib starts them, so that ``joblib.parallel_config(backend="dask")`` or
+        jobs: processes; None runs here, in threads. joblib starts them, so that ``joblib.parallel_config(backend="dask")`` or
             another backend takes over.
         keep: keep every sample's outputs.
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
-        SpecError: a column is unknown; or workers, for a program that keeps state.
+        SpecError: a column is unknown; or jobs, for a program that keeps state.
         EthorchError: the data set is empty, or a sample does not fit; or a package that ``"map"`` needs is not installed.
     """
     if not isinstance(program, Program):
         program = load(program)
     columns = _columns(program, against)
-    if workers is not None and program.selection is not None:
-        raise SpecError("workers is of programs with one method; leave it out, or evaluate program['NAME'].")
-    if workers is not None and keeps_state(program.description):
+    if jobs is not None and program.selection is not None:
+        raise SpecError("jobs is of programs with one method; leave it out, or evaluate program['NAME'].")
+    if jobs is not None and keeps_state(program.description):
         raise SpecError(
-            f"workers is {workers}, but the program keeps state from call to call: its samples run one after the other, in this "
-            "process. Leave workers out."
+            f"jobs is {jobs}, but the program keeps state from call to call: its samples run one after the other, in this "
+            "process. Leave jobs out."
         )
     user = None if program.model is None else program.model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
     example, *others = program.examples
-    source = samples(dataset, example, keywords=names, others=others, open_dims=program.open_dims, transform=transform, limit=limit)
+    source = read_samples(data, example, keywords=names, others=others, open_dims=program.open_dims)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()
     count, interrupted, started = 0, False, time.perf_counter()
-    total = _length(dataset, limit)
+    total = _length(data)
     beside = {column: _beside(program, column) for column in columns[1:]}
     with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), ExitStack() as states:
         for module in beside.values():
             states.enter_context(at_the_beginning(module))
         try:
-            for part, found in _on_npu(program, source, batch, workers):
+            for part, found in _on_npu(program, source, batch, jobs):
                 for sample, outputs in zip(part, found, strict=True):
                     answers = {NPU: program.floats(outputs)}
                     for column, module in beside.items():
@@ -202,8 +198,11 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
     return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in known)]
 
 
-def _length(dataset: Any, limit: int | None) -> int | None:
-    """How many samples there are, where that is known without reading them."""
+def _length(dataset: Any) -> int | None:
+    """Return the number of samples; None if it is unknown before they are read."""
+    limit = None
+    if isinstance(dataset, Samples):
+        dataset, limit = dataset.source, dataset.limit
     if isinstance(dataset, (str, os.PathLike, Mapping)) or not hasattr(dataset, "__len__"):
         return limit
     count = len(dataset)

@@ -180,34 +180,36 @@ def explore(
     model: Model,
     example_inputs: Any = None,
     *,
+    vary: Mapping[str, Iterable[Any]],
     calibration: Any = None,
     settings: Settings | None = None,
-    workers: int | None = None,
     resume: str | os.PathLike[str] | None = None,
-    accuracy: bool = True,
+    jobs: int | None = None,
     progress: bool | None = None,
-    **axes: Iterable[Any],
 ) -> Exploration:
     """Compile a model in many ways and put them side by side.
 
     Where a variant does not keep a limit of RAM or time, other arenas and weights in SRAM are tried for it as ``ethorch.compile``
     does, but for what is varied; 16 bits for single modules are not: schemes can be varied. ::
 
-        found = ethorch.explore(model, image, calibration=images, target=["u55-64", "u55-128"], scheme=["int8", "a16w8"])
+        found = ethorch.explore(
+            model, image, calibration=images, vary={"target": ["u55-64", "u55-128"], "scheme": ["int8", "a16w8"]}
+        )
         print(found)
         found.save("front.html")
 
-    Every axis is a field of ``Settings`` with several values: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``,
-    ``system_config``, ``constants``, ``arena``. The product of all is compiled; the model is quantized once for each scheme and
-    family of NPUs. All figures are of the whole application, milliseconds at the clock of each variant's own system.
+    The product of all values is compiled; the model is quantized once for each scheme and family of NPUs. All figures are of the
+    whole application, milliseconds at the clock of each variant's own system. SQNR against the float model is measured if there
+    are calibration samples.
 
     Args:
         model, example_inputs, calibration: as of ``ethorch.compile``.
+        vary: Field of ``Settings`` -> its values: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
+            ``constants``, ``arena``.
         settings: of what is not varied, budgets among them.
-        workers: processes; None: one for each CPU, once what is left takes longer than starting them. Inside
+        jobs: processes; None: one for each CPU, once what is left takes longer than starting them. Inside
             ``joblib.parallel_config`` with a cluster's backend (Dask, Ray), that cluster.
         resume: a file of finished variants, a line of JSON for each: those that are there are not made again, new ones are added.
-        accuracy: measure SQNR against the float model on the first samples.
         progress: draw progress on stderr; None: on a terminal.
 
     Raises:
@@ -216,7 +218,7 @@ def explore(
     """
     base = settings or Settings()
     known = [axis for axis in AXES if axis in {entry.name for entry in fields(Settings)}]
-    varied = {axis: list(values) for axis, values in axes.items() if values is not None and list(values)}
+    varied = {axis: list(values) for axis, values in vary.items() if values is not None and list(values)}
     for axis in varied:
         if axis not in known:
             raise unknown_name("axis", axis, known)
@@ -227,13 +229,14 @@ def explore(
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
     with quiet(), shown(progress):
         user = user_model(model, example_inputs, calibration)
+        accuracy = bool(user.calibration) or base.min_sqnr_db is not None
         log = _Log(resume, user, base, accuracy)
         open_points = [point for point in points if log.find(point) is None]
         groups = _groups(open_points, base)
         interrupted = False
         with stage("explore", len(open_points)) as step:
             try:
-                for group in _made(user, base, groups, accuracy, workers):
+                for group in _made(user, base, groups, accuracy, jobs):
                     for variant in group:
                         log.add(variant)
                         step()
@@ -347,7 +350,7 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
 
 def _quantized(user: UserModel, settings: Settings) -> GraphModule:
     """The model quantized by the settings; that of the last variant where it is the same."""
-    layout = settings.io, settings.nhwc_io
+    layout = settings.io, settings.channels_last
     key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
     if not _last or _last[0] != key or _last[2] is not user:
         _last[:] = [key, quantize(single_method(user), settings)[FORWARD], user]

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import Explanation, State, explanation
 from ethorch.program.facts import Accuracy, Budget, TensorInfo, Verification
-from ethorch.program.measure.accuracy import accuracy, metric_figure
+from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.measure.profile import Profile, import_profile
@@ -410,7 +411,7 @@ class Program:
             EthorchError: the float model is not known, or a sample does not fit.
             HostError: the inputs are not the program's.
         """
-        from ethorch.models.samples import samples as read_samples  # 1 second of torch
+        from ethorch.models.samples import read_samples  # 1 second of torch
         from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
 
         example = inputs if self.model is None else self.model.example_inputs
@@ -451,11 +452,6 @@ class Program:
         return accuracy(self.record)
 
     @property
-    def metric_figure(self) -> float | None:
-        """The user's metric on the samples; None without a metric. The first access runs the samples."""
-        return metric_figure(self.record)
-
-    @property
     def budgets(self) -> tuple[Budget, ...]:
         """Budgets of the settings and memories of the board, each with its value."""
         return budgets(self.record)
@@ -465,10 +461,13 @@ class Program:
         """True if no budget is known to be exceeded."""
         return fits(self.record)
 
-    def suggestions(self) -> Suggestions:
+    def suggestions(self, limit: int | None = None) -> Suggestions:
         """What would make it smaller or faster, each change tried: codes and channels last at the ends, arenas, weights in SRAM,
         cheaper schemes, smaller images, fewer channels in what costs most, and in layers just above a multiple of 16. It takes a
         compilation for each.
+
+        Args:
+            limit: Keep the first so many, those that meet all budgets first.
 
         Raises:
             EthorchError: the program is of a file: its model is not known.
@@ -477,7 +476,8 @@ class Program:
         from ethorch.program.build import compile_beside
         from ethorch.program.suggestions import suggestions  # the same 2 seconds
 
-        return suggestions(self.record, compile_beside(self.record))
+        found = suggestions(self.record, compile_beside(self.record))
+        return replace(found, entries=found.entries[:limit])
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts as plain data; docs/json.md describes the keys."""

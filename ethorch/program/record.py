@@ -21,7 +21,6 @@ from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import State, states_of
 from ethorch.program.facts import TensorInfo, Verification
 from ethorch.program.transfer import DEFERRED, Methods, method_of
-from ethorch.support.metrics import Metric
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import roles
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -51,7 +50,6 @@ class Record:
         model: The float model and its samples; None for a file.
         quantized: The quantized model; None for a file.
         config: The user's QuantizationConfig, if one replaced the scheme's.
-        metric: The user's metric, if the settings have a minimum for it.
         sessions: Calibration sessions of a program with several methods.
         sources: A folder that names the operator of each command, if there is one.
         selection: Method for each shape of the inputs; None if the program has one shape.
@@ -70,14 +68,12 @@ class Record:
         build: Build | None = None,
         model: UserModel | None = None,
         quantized: nn.Module | None = None,
-        config: QuantizationConfig | None = None,
-        metric: Metric | None = None,
         sources: str | os.PathLike[str] | None = None,
         sessions: Sequence[Sequence[tuple[str, tuple[Any, ...]]]] = (),
     ):
         self.pte, self.method = data, method
         self.settings, self.build, self.model, self.quantized = settings, build, model, quantized
-        self.config, self.metric = config, metric
+        self.config: QuantizationConfig | None = None if settings is None else settings.config
         self.sessions = sessions
         self.sources = sources
         self.methods_by_name = Methods({method: self})

@@ -16,7 +16,10 @@ from ethorch.support.wording import counted
 from ethorch.targets.boards.loading import FOLDER
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
+from ethorch.vela.lowered import Lowered
 
+#: The file of a saved folder that ExecuTorch's Inspector takes.
+ETRECORD = "etrecord.bin"
 ENDINGS = (".pte", ".bpte", ".tosa")
 
 
@@ -66,7 +69,7 @@ def tosa_of(build: Build | None) -> bytes:
 def write_program(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, builds: Sequence[Build]) -> None:
     """Write a program's folder, which ``load`` reads, completely or not at all.
 
-    It has ``model.pte``, ``program.json`` and, as far as they are known, ``settings.toml`` and ``delegates/``.
+    It has ``model.pte``, ``program.json`` and, as far as they are known, ``settings.toml``, ``delegates/`` and ``etrecord.bin``.
 
     The delegates are those of all methods. A board of the user's is kept as ``board.toml``: the folder says all on any computer.
     """
@@ -78,14 +81,28 @@ def write_program(folder: Path, pte: bytes, data: Mapping[str, Any], settings: S
             board = "board.toml"
             contents[board] = path.read_bytes()
         contents["settings.toml"] = settings.to_toml(board).encode()
-    for number, delegate in enumerate(delegate for build in builds for delegate in build.delegates):
+    delegates = [delegate for build in builds for delegate in build.delegates]
+    contents |= {f"delegates/{name}": content for name, content in delegate_files(delegates).items()}
+    for record in (build.etrecord for build in builds if build.etrecord is not None):
+        contents[ETRECORD] = _etrecord_bytes(record)
+    write_folder(folder, contents, obsolete=["settings.toml", "board.toml", ETRECORD, "delegates/delegate_*"])
+
+
+def delegate_files(delegates: Sequence[Lowered]) -> dict[str, bytes]:
+    """Return the TOSA graph, payload and sources of each delegate by file name."""
+    found: dict[str, bytes] = {}
+    for number, delegate in enumerate(delegates):
         files = artifacts.contents(delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
-        contents |= {f"delegates/delegate_{number}{suffix}": content for suffix, content in files.items()}
-    write_folder(folder, contents, obsolete=["settings.toml", "board.toml", "delegates/delegate_*"])
+        found |= {f"delegate_{number}{suffix}": content for suffix, content in files.items()}
+    return found
 
 
 def save_etrecord(record: Any, path: Path) -> None:
     """Write an ``executorch.devtools.etrecord.ETRecord``, whole or not at all."""
+    write_whole(path, _etrecord_bytes(record))
+
+
+def _etrecord_bytes(record: Any) -> bytes:
     written = BytesIO()
     record.save(written)
-    write_whole(path, written.getvalue())
+    return written.getvalue()

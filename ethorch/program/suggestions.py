@@ -26,7 +26,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.support.rendering import as_text
 from ethorch.targets.compile_spec import FAST
-from ethorch.targets.settings import FLASH, SRAM, Settings
+from ethorch.targets.settings import FLASH, NHWC, SRAM, Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -135,10 +135,10 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
     if settings.io == "float32" and any(info.dtype == "float32" for info in (*record.inputs, *record.outputs)):
         io = "int16" if settings.scheme == "a16w8" else "int8"
         yield f'io="{io}"', "the firmware hands codes over", user, settings.with_(io=io)
-        if not settings.nhwc_io and _has_images(user):
-            yield f'io="{io}", nhwc_io=True', "codes, channels last", user, settings.with_(io=io, nhwc_io=True)
-    if not settings.nhwc_io and _has_images(user):
-        yield "nhwc_io=True", "inputs and outputs have their channels last", user, settings.with_(nhwc_io=True)
+        if not settings.channels_last and _has_images(user):
+            yield f'io="{io}", io_layout="nhwc"', "codes, channels last", user, settings.with_(io=io, io_layout=NHWC)
+    if not settings.channels_last and _has_images(user):
+        yield 'io_layout="nhwc"', "inputs and outputs have their channels last", user, settings.with_(io_layout=NHWC)
     yield "arena=1", "the smallest arena there is", user, settings.with_(arena=1)
     if settings.arena != FAST:
         yield 'arena="fast"', "as much memory as the schedule likes", user, settings.with_(arena=FAST)
@@ -187,7 +187,7 @@ def _weights(module: nn.Module) -> int:
 
 def _as_given(user: UserModel, settings: Settings) -> UserModel:
     """The model as the user has it, with its channels first."""
-    if not settings.nhwc_io:
+    if not settings.channels_last:
         return user
     assert isinstance(user.module, NhwcIo)
     inputs, samples = pytree.tree_map(from_nhwc, user.example_inputs), [pytree.tree_map(from_nhwc, one) for one in user.calibration]
@@ -262,7 +262,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
                 other.weight = nn.Parameter(conv.weight[:channels].detach().clone())
                 other.bias = None if conv.bias is None else nn.Parameter(conv.bias[:channels].detach().clone())
                 user = UserModel(nn.Sequential(other).eval(), (torch.randn(n, c, h, w),))
-                alone = replace(record.settings, modules={}, io="int8", nhwc_io=True, ram=None, flash=None, latency_ms=None)
+                alone = replace(record.settings, modules={}, io="int8", io_layout=NHWC, ram=None, flash=None, latency_ms=None)
                 taken.append(compile_by(user, replace(alone, min_sqnr_db=None)))
         found = _compared(
             f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
@@ -298,9 +298,9 @@ def _in_the_way(record: Record) -> Iterator[str]:
         elif budget.name == "latency_ms":
             yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(record.layers)}."
         else:
-            what = "" if budget.name == "min_metric" else " dB"
+            what = " dB"
             short = f"{budget.found:.4g}{what}, the least is {budget.limit:g}"
-            yield f"Accuracy: {short}. `ethorch sensitivity` says which modules lose it."
+            yield f"Accuracy: {short}. `ethorch tune` says which modules lose it."
 
 
 def _largest(record: Record, size: str) -> str:

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from ethorch.formats import pte
+from ethorch.targets.settings import CUSTOM
 
 #: What is read on first use: modules of the user and what was made of them.
-DEFERRED = ("model", "quantized", "config", "metric", "sessions")
+DEFERRED = ("model", "quantized", "config", "sessions")
 
 
 class Deferred:
@@ -61,7 +62,10 @@ def _state(record: Any) -> dict[str, Any]:
     """All but the models, what belongs to this process, and figures that are cheap to compute again."""
     cached = {name for name in dir(type(record)) if isinstance(getattr(type(record), name), cached_property)}
     dropped = {*DEFERRED, "methods_by_name", "_deferred", "_parsed", *cached}
-    return {name: value for name, value in record.__dict__.items() if name not in dropped}
+    state = {name: value for name, value in record.__dict__.items() if name not in dropped}
+    if record.settings is not None and record.settings.config is not None:  # which is among the deferred
+        state["settings"] = record.settings.with_(scheme=CUSTOM)
+    return state
 
 
 def _restored(kind: type[Any], states: Mapping[str, Mapping[str, Any]], deferred: Deferred | None) -> Methods:

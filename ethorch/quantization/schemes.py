@@ -12,7 +12,8 @@ from ethorch.quantization.config import (
     get_uint8_io_quantization_config,
 )
 from ethorch.quantization.quantizer import EthosUQuantizer
-from ethorch.targets.settings import FLOAT, Settings
+from ethorch.support.errors import SpecError
+from ethorch.targets.settings import CUSTOM, FLOAT, Settings
 
 #: Name of a scheme -> makes its config; the argument says whether it is for training.
 CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
@@ -31,15 +32,23 @@ IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 }
 
 
-def quantizer_for(settings: Settings, config: QuantizationConfig | None = None, is_qat: bool = False) -> EthosUQuantizer:
-    """The quantizer with the settings' schemes.
+def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
+    """Return the quantizer with the settings' schemes.
 
     Args:
-        settings: what the user chose.
-        config: instead of the scheme's, for the model as a whole.
-        is_qat: made for training.
+        settings: What the user chose.
+        is_qat: Made for training.
+
+    Raises:
+        SpecError: The settings are of a file, which does not contain the QuantizationConfig that they were compiled with.
     """
-    quantizer = EthosUQuantizer(settings.spec).set_global(config or CONFIGS[settings.scheme](is_qat))
+    if settings.scheme == CUSTOM:
+        raise SpecError(
+            f"scheme is {CUSTOM}: these settings were compiled with a QuantizationConfig, which a file does not contain. Give the "
+            f"config as scheme, or one of {', '.join(CONFIGS)}."
+        )
+    config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)
+    quantizer = EthosUQuantizer(settings.spec).set_global(config)
     for name, scheme in settings.modules.items():
         quantizer.set_module_name(name, None if scheme == FLOAT else CONFIGS[scheme](is_qat))
     if settings.io in IO_CONFIGS:

@@ -126,13 +126,13 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     figure = f"{_cycles(found):,} cycles ({share:.1%}) in {counted(len(found), 'transpose')}"
     ends = _at_ends(layers)
     settings = data["settings"]
-    if ends and settings is not None and not settings["nhwc_io"]:
+    if ends and settings is not None and settings["io_layout"] != "nhwc":
         yield Advice(
             "transposes.io",
             f"{figure}; of them {_cycles(ends):,} cycles at the ends",
-            "The NPU computes with channels last, and the program's inputs and outputs have them first. io_layout='auto' "
-            "(--io-layout auto) makes channels last the program's layout (nhwc_io, --nhwc-io) where that is faster: the transposes "
-            "at its ends go away, but reading pixels may take longer.",
+            "The NPU computes with channels last, and the program's inputs and outputs have them first. The "
+            "setting io_layout='auto' makes channels last the program's layout if that is faster: the transposes at its ends go "
+            "away, but reading pixels may take longer.",
             share,
         )
     else:
@@ -174,7 +174,7 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         if system is not None and name == system["constants"] and name != system["feature_maps"]:
             way = (
                 f"The weights ({kib(weights)}) are read from {name} in memory mode {system['memory_mode']}. Where they fit into "
-                'SRAM, constants="sram" (--constants sram) ends the waiting; fewer or 4-bit weights (--scheme a8w4) shorten it.'
+                'SRAM, constants="sram" (--set constants=sram) ends the waiting; fewer or 4-bit weights (--scheme a8w4) shorten it.'
             )
         elif name == "Sram":
             way = (

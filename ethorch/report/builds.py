@@ -143,12 +143,16 @@ class BuildComparison:
             parts += [grid, ""]
         return Group(*parts, self._last())
 
-    def to_markdown(self) -> str:
-        """GitHub-flavoured Markdown."""
+    def to_markdown(self, worse: Sequence[str] = ()) -> str:
+        """Return GitHub-flavored Markdown.
+
+        Args:
+            worse: What ``regressions`` returned.
+        """
         lines = ["## What changed", ""]
         for heads, body, right in self._tables():
             lines += [*markdown.table(heads, body, right), ""]
-        return "\n".join([*lines, markdown.text(self._last())])
+        return "\n".join([*lines, markdown.text(self._last()), *(f"- ❌ {markdown.text(line)}" for line in worse)])
 
     def _tables(self) -> Iterator[tuple[Sequence[str], list[list[str]], Sequence[int]]]:
         yield (

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ethorch.targets.settings import Settings
+
 _FLAGS = {
-    "target": "--target", "scheme": "--scheme", "io": "--io", "system_config": "--system-config", "memory_mode": "--memory-mode",
-    "config_ini": "--config-ini", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency-ms", "min_sqnr_db": "--min-sqnr-db",
-    "board": "--board", "arena": "--arena", "constants": "--constants", "partition": "--partition",
+    "target": "--target", "scheme": "--scheme", "io": "--io", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency",
+    "min_sqnr_db": "--min-sqnr-db", "board": "--board",
 }  # fmt: skip
 #: Stands for a model that has no name on a command line: one that Python code made.
 MODEL = "MODEL"
-_DEFAULTS = {"io": "float32", "config_ini": "Arm/vela.ini", "arena": "free", "constants": "flash", "partition": "npu"}
+_DEFAULTS = Settings().to_json()
+_NOT_SET = ("shapes", "modules", "samples")
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
@@ -28,16 +31,16 @@ def options(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, flag in _FLAGS.items():
         value = settings.get(name)
-        if value is not None and value != _DEFAULTS.get(name):
-            words += [flag, os.path.basename(value) if name in ("config_ini", "board") else str(value)]
-    if settings.get("nhwc_io"):
-        words.append("--nhwc-io")
-    elif settings.get("io_layout") == "auto":
-        words += ["--io-layout", "auto"]
+        if value is not None and (value != _DEFAULTS[name] or name in ("target", "scheme")):
+            words += [flag, os.path.basename(value) if name == "board" else str(value)]
+    for name, default in _DEFAULTS.items():
+        value = settings.get(name)
+        if name in _FLAGS or name in _NOT_SET or value in (None, default):
+            continue
+        text = os.path.basename(value) if name == "config_ini" else value if isinstance(value, str) else json.dumps(value)
+        words += ["--set", f"{name}={text}"]
     for module, scheme in settings.get("modules", {}).items():
         words += ["--module", f"{module}={scheme}"]
-    for flag in settings.get("vela_flags", ()):
-        words += ["--vela-flag", flag]
     return words
 
 

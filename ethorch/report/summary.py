@@ -123,8 +123,8 @@ def _layout(data: Data) -> Iterator[tuple[str, str, str]]:
     """
     settings, cycles = data["settings"], data["total_cycles"]
     moved = sum(part["cycles"] for part in data.get("estimate", ()) if part["name"] == END_TRANSPOSES)
-    if settings is not None and not settings["nhwc_io"] and moved >= _LOUD * cycles > 0:
-        note = 'of the NPU\'s cycles are transposes at the ends: io_layout="auto" (--io-layout auto) tries channels last there'
+    if settings is not None and settings["io_layout"] != "nhwc" and moved >= _LOUD * cycles > 0:
+        note = 'of the NPU\'s cycles are transposes at the ends: the setting io_layout="auto" tries channels last there'
         yield "WORTH A TRY", f"{moved / cycles:.1%}", note
 
 

@@ -63,7 +63,7 @@ def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
             f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second.{_measured(data)}"
         )
     if "latency_ms" not in budgets:
-        return Verdict("Is it fast enough?", OPEN, found + _no_limit([], "--latency-ms or --fps sets one"))
+        return Verdict("Is it fast enough?", OPEN, found + _no_limit([], "--latency sets one"))
     limit = budgets["latency_ms"]["limit"]
     return Verdict("Is it fast enough?", _state([budgets["latency_ms"]["holds"]]), f"{found} The limit is {limit:g} ms.")
 
@@ -76,15 +76,11 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         known = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
         figure = f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if known else "are equal to the float model's"
         found = f"The outputs {figure}, over {counted(count, 'sample')}."
-    set_limits = [budgets[name] for name in ("min_sqnr_db", "min_metric") if name in budgets]
+    set_limits = [budgets[name] for name in ("min_sqnr_db",) if name in budgets]
     if not set_limits:
         return Verdict("Is it accurate?", OPEN, found + _no_limit([], "--min-sqnr-db sets one"))
     if "min_sqnr_db" in budgets:
         found += f" The least is {budgets['min_sqnr_db']['limit']:g} dB."
-    if "min_metric" in budgets:
-        row = budgets["min_metric"]
-        figure = "is not known" if row["found"] is None else f"is {row['found']:.4g}"
-        found += f" Your own metric {figure}, and the least is {row['limit']:g}."
     return Verdict("Is it accurate?", _state([row["holds"] for row in set_limits]), found)
 
 

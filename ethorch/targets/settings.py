@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 from os.path import isfile
@@ -37,6 +37,12 @@ DEFAULT_TARGET = "ethos-u55-128"
 Shapes = tuple[tuple[int, ...], ...]
 #: What a module alone may have besides.
 FLOAT = "float"
+#: The scheme of a program that was quantized by a ``QuantizationConfig``, which no file holds.
+CUSTOM = "custom"
+#: Keys of the table ``samples``, and the types of their values.
+SAMPLES: dict[str, tuple[type, ...]] = {
+    "calibrate": (str, list, tuple), "max_samples": (int,), "mean": (list, tuple), "std": (list, tuple), "weights": (str,),
+}  # fmt: skip
 #: Types that a program's float inputs and outputs can have.
 IO_TYPES = ("float32", "int8", "uint8", "int16")
 #: Order of the axes of inputs and outputs of rank 4 and 5: as the model has them, channels last, or whichever takes less time.
@@ -54,11 +60,12 @@ _MOST_BYTES = 2**63 - 1
 _MOST_SIZE = 2**31 - 1  # of an axis
 #: The types of settings that nothing else checks, and how messages call them.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("target", "scheme", "io", "io_layout", "partition"), ((str,), "a text")),
+    **dict.fromkeys(("target", "io", "io_layout", "partition"), ((str,), "a text")),
     **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
     "config_ini": ((str, PathLike), "the path of a file"),
     "board": ((str, PathLike, NoneType), "the name of a board, or the path of its file"),
-    **dict.fromkeys(("nhwc_io", "verify"), ((bool,), "true or false")),
+    **dict.fromkeys(("verify", "share_weights", "etrecord"), ((bool,), "true or false")),
+    "samples": ((Mapping,), "a table, such as calibrate = ['images'] and max_samples = 100"),
 }
 
 
@@ -75,21 +82,6 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     if number > _MOST_BYTES:
         raise SpecError(f"{what} is {shown(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
     return math.floor(number)
-
-
-def latency_of(latency_ms: float | None, fps: float | None) -> float | None:
-    """Milliseconds that one inference may take, said as such or as inferences a second.
-
-    Raises:
-        SpecError: both are given, or ``fps`` is no number above 0.
-    """
-    if fps is None:
-        return latency_ms
-    if not _is_number(fps) or fps <= 0:
-        raise SpecError(f"fps is {shown(fps)}; expected a number above 0.")
-    if latency_ms is not None:
-        raise SpecError("fps and latency_ms say the same in two ways: give one of them.")
-    return 1000 / fps
 
 
 def shapes_from(given: Any) -> tuple[Shapes, ...]:
@@ -150,12 +142,11 @@ class Settings:
 
     Attributes:
         target: name of the NPU, as ``ethorch targets`` lists it; empty takes the board's first, or ``ethos-u55-128``.
-        scheme: one of SCHEMES, for the model as a whole.
+        scheme: one of SCHEMES, for the model as a whole; or a ``QuantizationConfig``, of which files record ``custom``.
         modules: submodule name -> a scheme of its own, or ``float``: it stays on the CPU.
         io: type of the program's inputs and outputs that are float in the model: one of IO_TYPES.
-        nhwc_io: inputs and outputs of rank 4 and 5 have their channels last: as ``io_layout`` ``nhwc``, and kept equal to that.
-        io_layout: of those inputs and outputs: ``nchw``, as the model has them; ``nhwc``; or ``auto``: ``nhwc`` where that saves
-            time. A program's settings say which of both it has.
+        io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw``, as the model has them; ``nhwc``, channels last, as
+            cameras deliver them; or ``auto``: ``nhwc`` if that saves time. A program's settings contain the layout that it has.
         partition: what runs on the NPU: ``npu``, all that it can; ``cpu-matmul``, all but products of two int8 activations, for
             which ExecuTorch's ``cortex_m`` library has a kernel; ``cost``: the faster of both by the estimate. A program's settings
             say which one it is. The kernel's rate is assumed (``ethorch.figures.RATES``).
@@ -172,10 +163,15 @@ class Settings:
         ram, flash: bytes that the whole application may take; None: no limit.
         latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
         min_sqnr_db: least SQNR against the float model; None: no limit.
-        min_metric: least figure of the user's own metric, which is an argument of ``ethorch.compile``; None: no limit.
         board: name of a board of ``ethorch boards``, or a TOML file of yours: it says what the target may be, its clocks and
             memories, and the RAM and flash there are.
         verify: Compare each delegate of the program, run in the simulator on a calibration sample, with the TOSA reference.
+        share_weights: Store constants that delegates of several methods have in common once, as named data of the program.
+            Firmware needs a delegate that reads these: ethorch's, or that of ExecuTorch from 1.5 on.
+        etrecord: Keep ExecuTorch's ETRecord, by which its Inspector maps events to operators; ``Program.save`` writes it into the
+            folder. Only ExecuTorch's own lowering makes the graphs in it, which is some times slower.
+        samples: Inputs that commands read if they compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and
+            ``std`` (by channel, of images in 0..1), and ``weights``, a file with the state dict.
 
     Raises:
         SpecError: a name is unknown, a size or number is none, or the board cannot have the target.
@@ -183,10 +179,9 @@ class Settings:
     """
 
     target: str = ""
-    scheme: str = "int8"
+    scheme: Any = "int8"
     modules: Mapping[str, str] = field(default_factory=dict)
     io: str = "float32"
-    nhwc_io: bool = False
     io_layout: str = NCHW
     partition: str = NPU
     shapes: tuple[Shapes, ...] = ()
@@ -200,24 +195,27 @@ class Settings:
     flash: int | None = None
     latency_ms: float | None = None
     min_sqnr_db: float | None = None
-    min_metric: float | None = None
     board: str | None = None
     verify: bool = True
+    share_weights: bool = True
+    etrecord: bool = False
+    samples: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_types()
         if not self.target:
             object.__setattr__(self, "target", DEFAULT_TARGET if self.described is None else self.described.targets[0])
         object.__setattr__(self, "modules", dict(self.modules))
+        object.__setattr__(self, "samples", dict(self.samples))
         object.__setattr__(self, "vela_flags", tuple(self.vela_flags))
         object.__setattr__(self, "shapes", shapes_from(self.shapes))
         for name in ("ram", "flash"):
             object.__setattr__(self, name, bytes_of(getattr(self, name), name))
-        for name in ("latency_ms", "min_sqnr_db", "min_metric"):
+        for name in ("latency_ms", "min_sqnr_db"):
             value = getattr(self, name)
             if value is not None and not _is_number(value):
                 raise SpecError(f"{name} is {shown(value)}; expected a number.")
-        if self.scheme not in SCHEMES:
+        if self.config is None and self.scheme not in (*SCHEMES, CUSTOM):
             raise unknown_name("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():
             if scheme not in (*SCHEMES, FLOAT):
@@ -228,10 +226,6 @@ class Settings:
             raise unknown_name("layout of inputs and outputs", self.io_layout, IO_LAYOUTS)
         if self.partition not in PARTITIONS:
             raise unknown_name("partition", self.partition, PARTITIONS)
-        if self.nhwc_io and self.io_layout == AUTO_LAYOUT:
-            raise SpecError("nhwc_io asks for channels last, and io_layout='auto' for whichever is faster: leave one of them out.")
-        object.__setattr__(self, "nhwc_io", self.nhwc_io or self.io_layout == NHWC)
-        object.__setattr__(self, "io_layout", NHWC if self.nhwc_io else self.io_layout)
         if self.arena not in (FAST, FREE):
             object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
         if self.constants not in CONSTANTS:
@@ -256,8 +250,25 @@ class Settings:
         if not isinstance(self.modules, Mapping) or not all(isinstance(x, str) for entry in self.modules.items() for x in entry):
             raise SpecError(f"modules is {shown(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'.")
         flags = self.vela_flags
+        if not isinstance(self.scheme, str) and not hasattr(self.scheme, "get_weight_qspec"):
+            raise SpecError(f"scheme is {shown(self.scheme)}; expected one of {', '.join(SCHEMES)}, or a QuantizationConfig.")
+        for name, value in self.samples.items():
+            if name not in SAMPLES:
+                raise unknown_name("entry of samples", str(name), SAMPLES)
+            if not isinstance(value, SAMPLES[name]):
+                raise SpecError(f"samples.{name} is {shown(value)}; expected {' or '.join(t.__name__ for t in SAMPLES[name])}.")
         if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(flag, str) for flag in flags):
             raise SpecError(f"vela_flags is {shown(flags)}; expected a list of texts, such as ['--optimise', 'Size'].")
+
+    @property
+    def config(self) -> Any:
+        """The ``QuantizationConfig`` in place of a scheme's name; None if the scheme is a name."""
+        return None if isinstance(self.scheme, str) else self.scheme
+
+    @property
+    def channels_last(self) -> bool:
+        """True if inputs and outputs of rank 4 and 5 have their channels last."""
+        return self.io_layout == NHWC
 
     @cached_property
     def described(self) -> Board | None:
@@ -310,7 +321,10 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """As plain data; ``from_json`` takes it back."""
         shapes = [[list(shape) for shape in one] for one in self.shapes]
-        return {**asdict(self), "vela_flags": list(self.vela_flags), "shapes": shapes}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        tables = {"modules": dict(self.modules), "samples": dict(self.samples)}
+        scheme = self.scheme if self.config is None else CUSTOM
+        return {**values, **tables, "scheme": scheme, "vela_flags": list(self.vela_flags), "shapes": shapes}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
@@ -332,10 +346,6 @@ class Settings:
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
-        if "io_layout" in changed:
-            changed.setdefault("nhwc_io", changed["io_layout"] == NHWC)
-        elif "nhwc_io" in changed:
-            changed["io_layout"] = NHWC if changed["nhwc_io"] else NCHW
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:

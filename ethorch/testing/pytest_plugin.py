@@ -2,7 +2,7 @@
 
 - ``ethosu_target``: a fixture, the name of an NPU; a test that takes it runs for each of ``--ethorch-targets``.
 - ``ethosu_compile``: a fixture, ``ethorch.compile`` for that NPU, its programs recorded.
-- ``--ethorch-report DIR``: the figures of each recorded program as JSON, for ``ethorch compare-reports``.
+- ``--ethorch-report DIR``: the figures of each recorded program as JSON, for ``ethorch report --baseline``.
 """
 
 from __future__ import annotations

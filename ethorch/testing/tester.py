@@ -22,7 +22,7 @@ from ethorch.formats.files import write_whole
 from ethorch.lower.fx.export import exported
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.partition_report import PartitionReport
-from ethorch.models.samples import samples
+from ethorch.models.samples import read_samples
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
 from ethorch.support.errors import EthorchError
@@ -381,7 +381,7 @@ def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
 
 
 def _samples(calibration: Any, example: Inputs) -> list[Inputs]:
-    return [] if calibration is None else [sample.inputs for sample in samples(calibration, example)]
+    return [] if calibration is None else [sample.inputs for sample in read_samples(calibration, example)]
 
 
 def _name(kind: StageType | None) -> str:

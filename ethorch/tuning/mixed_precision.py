@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.fx import GraphModule
@@ -21,6 +21,7 @@ from ethorch.quantization.config import (
     get_symmetric_quantization_config,
 )
 from ethorch.quantization.quantizer import EthosUQuantizer
+from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, sqnr_db
@@ -28,6 +29,9 @@ from ethorch.support.wording import counted
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
 from ethorch.tuning.sensitivity import sensitivity
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +95,23 @@ class MixedPrecision:
         return "\n".join([*lines, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}"])
 
     __str__ = table
+
+    def rich(self) -> RenderableType:
+        """Return the steps as a table, and which of them was chosen."""
+        from rich.console import Group
+
+        table = tables.table()
+        for name in ("raised", "metric", "cycles", "SRAM bytes", ".pte bytes", "delegates", "CPU operators"):
+            table.add_column(name, justify="left" if name == "raised" else "right")
+        for step in self.steps:
+            figures = (step.cycles, step.sram_bytes, step.constant_bytes, step.delegates, step.cpu_operators)
+            table.add_row(step.module or "(none)", f"{step.metric:.2f}", *(f"{figure:,}" for figure in figures))
+        goal = "the goal is reached" if self.reached else "the goal is NOT reached"
+        return Group(table, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the steps as plain data."""
+        return {"raised": list(self.raised), "reached": self.reached, "steps": [asdict(step) for step in self.steps]}
 
 
 @exclusive()

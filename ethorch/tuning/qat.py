@@ -30,10 +30,9 @@ def prepare(
     model: nn.Module,
     example_inputs: Any,
     *,
-    scheme: str = "int8",
-    target: str = "ethos-u55-128",
+    scheme: str | QuantizationConfig | None = None,
+    target: str | None = None,
     settings: Settings | None = None,
-    config: QuantizationConfig | None = None,
 ) -> GraphModule:
     """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert`` it.
 
@@ -43,22 +42,21 @@ def prepare(
     Args:
         model: trained in float.
         example_inputs: one training batch; its batch size may differ from what ``convert`` is given.
-        scheme: a name in ``ethorch.targets.settings.SCHEMES``.
-        target: name of the NPU.
-        settings: instead of scheme and target, with schemes of single modules.
-        config: a QuantizationConfig made with ``is_qat=True``, instead of the scheme's.
+        scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig that is made with ``is_qat=True``.
+        target: Name of the NPU.
+        settings: All choices, with schemes of single modules; the two above change them.
 
     Raises:
-        QuantizationError: ``config`` is not made for training.
+        QuantizationError: The QuantizationConfig is not made for training.
         UserCodeError: the model does not run with these inputs, or cannot be exported.
     """
-    if config is not None and not config.is_qat:
+    settings = (settings or Settings()).with_(scheme=scheme, target=target)
+    if settings.config is not None and not settings.config.is_qat:
         raise QuantizationError("config.not_qat", "the config is not made for training: make it with is_qat=True")
-    settings = settings or Settings(target=target, scheme=scheme)
     user = UserModel(model, example_inputs)
     graph = exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     rules = take_out(graph)
-    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, config, is_qat=True))
+    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, is_qat=True))
     constrain_prepared(prepared, rules)
     allow_exported_model_train_eval(prepared)
     return prepared

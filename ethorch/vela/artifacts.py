@@ -47,14 +47,6 @@ def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources
     return {**artifacts, ".tosa": tosa}
 
 
-def replace_payload(folder: Path, old: DelegatePayload, new: DelegatePayload, sources: Sources) -> None:
-    """Let a dump in ``folder`` of ``old`` be one of ``new``, which is made of the same TOSA; without such a dump, nothing."""
-    for path in folder.glob("*.payload"):
-        if DelegatePayload.unpack(path.read_bytes()) == old:
-            write_whole(path, new.pack())
-            write_whole(path.with_suffix(".sources.json"), sources.to_json().encode())
-
-
 def next_delegate(folder: Path) -> Path:
     """``folder/delegate_0``, or the first number of which there is no .tosa yet."""
     number = 0

@@ -19,7 +19,10 @@ from ethorch.vela.lowered import Lowered
 Array = npt.NDArray[Any]
 
 _FUSED = ("RESCALE", "CLAMP", "TABLE", "RESHAPE", "CAST")  # what the NPU computes with the operator before it
-_ADVICE = "This is a bug of Vela or of ethorch: please report it. verify=False (--no-verify) returns the program as it is."
+_ADVICE = (
+    "This is a bug of Vela or of ethorch: please report it. The setting verify=False (--set verify=false) returns the program as "
+    "it is."
+)
 
 
 def delegate_arrays(delegate: Lowered, inputs: Sequence[Array]) -> list[Array]:

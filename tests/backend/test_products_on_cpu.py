@@ -41,7 +41,9 @@ def usual(walks: list[Tensor]) -> ethorch.Program:
 
 @pytest.fixture(scope="module")
 def cheaper(walks: list[Tensor]) -> ethorch.Program:
-    return ethorch.compile(Attention().eval(), walks[0], "ethos-u55-128", calibration=walks, partition="cost")
+    return ethorch.compile(
+        Attention().eval(), walks[0], "ethos-u55-128", calibration=walks, settings=ethorch.Settings(partition="cost")
+    )
 
 
 def test_cost_leaves_products_to_the_cpu_of_u55(usual: ethorch.Program, cheaper: ethorch.Program, walks: list[Tensor]) -> None:
@@ -64,7 +66,9 @@ def test_it_is_said(cheaper: ethorch.Program) -> None:
 
 
 def test_the_npu_keeps_what_it_does_faster(walks: list[Tensor]) -> None:
-    found = ethorch.compile(Attention().eval(), walks[0], "ethos-u85-256", calibration=walks, partition="cost")
+    found = ethorch.compile(
+        Attention().eval(), walks[0], "ethos-u85-256", calibration=walks, settings=ethorch.Settings(partition="cost")
+    )
     assert found.settings is not None and found.settings.partition == "npu" and len(found.tried) == 2
     assert all(layer.operator != KERNEL for layer in found.layers if layer.where == CPU)
 
@@ -75,7 +79,7 @@ def test_products_of_other_types_and_models_without(usual: ethorch.Program, walk
     assert not products(sixteen)
     with pytest.raises(EthorchError, match="no product of two int8 activations"):
         on_cpu(sixteen)
-    dense = ethorch.compile(nn.Linear(32, 8).eval(), walks[0], calibration=walks, partition="cost")
+    dense = ethorch.compile(nn.Linear(32, 8).eval(), walks[0], calibration=walks, settings=ethorch.Settings(partition="cost"))
     assert dense.settings is not None and dense.settings.partition == "npu" and len(dense.tried) == 1
     with pytest.raises(SpecError, match="unknown partition 'cots'"):
         Settings(partition="cots")

@@ -37,11 +37,11 @@ def test_a_wrong_board_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_run_firmware(elf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
-    assert cli.main(["run-firmware", str(elf), "--npu", "ethos-u55-256", "--trace", str(trace), "--json"]) == 1
+    assert cli.main(["run-firmware", str(elf), "--npu", "ethos-u55-256", "--trace", str(trace), "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert (found["npu"], found["ok"], found["ended"]) == ("ethos-u55-256", False, "exit")
     assert json.loads(trace.read_text())["traceEvents"]
-    assert cli.main(["run-firmware", str(elf)]) == 1
+    assert cli.main(["run-firmware", str(elf)]) == 3
     assert "ended by exit with code 1" in capsys.readouterr().out
 
 

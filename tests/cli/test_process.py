@@ -128,8 +128,8 @@ def interrupted(command: list[str], folder: Path) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("command", "place", "words"),
     [
-        ("eval", ("ethorch.program.evaluate", "_Closeness", "add", 3), "2 samples in"),
-        ("sensitivity", ("ethorch.tuning.switched_graph", "Switched", "run", 5), "Interrupted: the modules so far."),
+        ("evaluate", ("ethorch.program.evaluate", "_Closeness", "add", 3), "2 samples in"),
+        ("tune", ("ethorch.tuning.switched_graph", "Switched", "run", 5), "Interrupted: the modules so far."),
         ("explore", ("ethorch.program.explore", "_Log", "add", 2), "Interrupted"),
         ("compare", ("ethorch.program.program", "Program", "compare", 1), ""),
     ],
@@ -144,7 +144,7 @@ def test_an_interruption_gives_the_figures_so_far(folder: Path, command: str, pl
         np.save(work / "data" / f"{number}.npy", np.random.default_rng(number).normal(size=(3, 32, 32)))
     module, owner, name, calls = place
     (work / "waiting.py").write_text(WAITING.format(module=module, owner=owner, name=name, calls=calls))
-    options = {"eval": ["--data", "data"], "explore": ["--schemes", "int8,a16w8,int8-per-tensor", "--workers", "1"]}
+    options = {"evaluate": ["--data", "data"], "explore": ["--vary", "scheme=int8,a16w8,int8-per-tensor", "--jobs", "1"]}
     before = sorted(path.name for path in work.iterdir())
     status, out, err = interrupted([*COMMAND, command, "waiting.py:net", *options.get(command, [])], work)
     assert status == 130 and "Traceback" not in err
@@ -196,17 +196,17 @@ REAL = {
     "compile net.py:net -o made.pte": True,
     "explain net.py:net": True,
     "explain made/model.pte": True,
-    "sensitivity net.py:net": True,
-    "compress net.py:net --max-flash 1K": True,
-    "explore net.py:net --schemes int8,a16w8 --workers 1": True,
-    "eval net.py:net --data x.npy": False,
+    "tune net.py:net": True,
+    "tune net.py:net --goal flash --flash 1K": True,
+    "explore net.py:net --vary scheme=int8,a16w8 --jobs 1": True,
+    "evaluate net.py:net --data x.npy": False,
     "compare net.py:net": False,
     "run made/model.pte": False,
-    "dis made/model.pte": False,
-    "scratch made/model.pte": False,
+    "disassemble made/model.pte": False,
+    "explain made/model.pte --memory": True,
     "report made -o made.html": False,
-    "compare-reports made made": True,
-    "trace made -o made.json": False,
+    "report made --baseline made": True,
+    "report made -o made.trace.json": False,
     "doctor": True,
     "ops softmax": False,
     "targets --diff u55-128 u85-256": True,
@@ -225,7 +225,7 @@ def test_every_command_on_terminals_and_without(command: str, tmp_path: Path, mo
     if "made/" in command or " made" in command:
         subprocess.run([*COMMAND, "compile", "net.py:net", "-o", "made"], check=True, capture_output=True)
     words = [*COMMAND, *command.split()]
-    wanted = 1 if "max-flash" in command else 0
+    wanted = 3 if "--flash" in command else 0
     for columns in (40, 80):
         status, shown = on_terminal(words, columns)
         assert status == wanted, shown

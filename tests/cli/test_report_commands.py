@@ -1,4 +1,4 @@
-"""report, trace, compare-reports and --markdown: on a model, on what --json printed, on a saved folder, on a .pte."""
+"""``ethorch report``: of a model, of what --json printed, of a saved folder, of a .pte, and beside an earlier build."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0)
 
 def test_report_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "small.html"
-    said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--ram", "1K", "--limit", "3")
+    said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--set", "ram=1K", "--set", "samples.max_samples=3")
     assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"wrote {out}\n")
     text = out.read_text()
     assert "<title>net.py:small: ethorch report</title>" in text and str(folder) not in text
     assert (
-        "<pre>ethorch compile net.py:small --limit 3 -o model.pte --target ethos-u55-128 --scheme int8 --ram 1024 --arena 1</pre>"
-        in text
+        "<pre>ethorch compile net.py:small -o model.pte --target ethos-u55-128 --scheme int8 --ram 1024 --set arena=1</pre>" in text
     )
-    assert "<code>--latency-ms</code>" in text, "an option is not broken behind its dashes"
+    assert "<code>--min-sqnr-db</code>" in text, "an option is not broken behind its dashes"
 
 
 def test_report_with_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,52 +80,56 @@ def test_explain_of_a_saved_folder(folder: Path, capsys: pytest.CaptureFixture[s
     assert any(row["cycles"] for row in of_folder["operators"] if row["where"] == "NPU"), "the folder knows Vela's cycles"
 
 
-def test_markdown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
-    said = run(capsys, "report", folder / "int8", "--markdown")
+    assert "Does it fit?" in run(capsys, "report", folder / "int8")
+    said = run(capsys, "report", folder / "int8", "-o", "-")
     assert said.startswith("## int8\n") and "| RAM |" in said
-    assert sorted(folder.iterdir()) == before, "no page was asked for"
-    said = run(capsys, "compile", f"{folder}/net.py:small", "-o", folder / "again.pte", "--markdown")
-    assert said.startswith("## net.py:small\n") and "--scheme int8" in said
+    assert json.loads(run(capsys, "report", folder / "int8", "--format", "json", "-o", "-").partition("\n}\n")[0] + "}")["layers"]
+    assert sorted(folder.iterdir()) == before, "no file was asked for"
+    run(capsys, "report", folder / "int8", "-o", "page.md")
+    assert (folder / "page.md").read_text().startswith("## int8\n")
 
 
 def test_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces = []
     for source in (f"{folder}/net.py:small", folder / "int8"):
-        run(capsys, "trace", source, "-o", folder / "trace.json")
-        traces.append(json.loads((folder / "trace.json").read_text()))
+        run(capsys, "report", source, "-o", folder / "net.trace.json")
+        traces.append(json.loads((folder / "net.trace.json").read_text()))
     assert traces[0] == traces[1]
     assert {event["cat"] for event in traces[0]["traceEvents"] if event["ph"] == "X"} == {"NPU", "DMA", "CPU"}
     capsys.readouterr()
-    assert cli.main(["trace", f"{folder}/int8/model.pte", "-o", f"{folder}/none.json"]) == 1
-    assert "cycles of layer" in capsys.readouterr().err and not (folder / "none.json").exists()
+    assert cli.main(["report", f"{folder}/int8/model.pte", "-o", f"{folder}/none.trace.json"]) == 1
+    assert "cycles of layer" in capsys.readouterr().err and not (folder / "none.trace.json").exists()
 
 
-def test_compare_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same = run(capsys, "compare-reports", folder / "int8", folder / "int8", "--fail-on-regression", 0)
+def test_an_earlier_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = run(capsys, "report", folder / "int8", "--baseline", folder / "int8", "--fail-on-regression", 0)
     assert "0 of" in same
-    arguments = ["compare-reports", folder / "int8", folder / "wide" / "program.json"]
+    arguments = ["report", folder / "wide" / "program.json", "--baseline", folder / "int8"]
     said = run(capsys, *arguments)
     assert "total_cycles" in said and "a16w8" in said and "WORSE" not in said
-    assert "WORSE: ram_bytes" in run(capsys, *arguments, "--fail-on-regression", 1, status=1)
+    assert "WORSE: ram_bytes" in run(capsys, *arguments, "--fail-on-regression", 1, status=3)
     run(capsys, *arguments, "--fail-on-regression", 100_000)
-    found: dict[str, Any] = json.loads(run(capsys, *arguments, "--fail-on-regression", 1, "--json", status=1))
+    found: dict[str, Any] = json.loads(run(capsys, *arguments, "--fail-on-regression", 1, "--json", status=3))
     assert found["settings"]["scheme"] == ["int8", "a16w8"] and any(line.startswith("ram_bytes") for line in found["regressions"])
-    said = run(capsys, *arguments, "--markdown")
+    said = run(capsys, *arguments, "-o", "-")
     assert said.startswith("## What changed\n") and "| scheme | int8 | a16w8 |" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
-        (["compare-reports", "{}/net.py", "{}/int8"], "is no build", 2),
-        (["compare-reports", "{}/none.json", "{}/int8"], "cannot read", 1),
-        (["compare-reports", "{}/int8"], "Missing argument", 2),
+        (["report", "{}/int8", "--baseline", "{}/net.py"], "is no build", 2),
+        (["report", "{}/int8", "--baseline", "{}/none.json"], "cannot read", 1),
+        (["report", "{}/int8", "--fail-on-regression", "1"], "give it as --baseline", 2),
+        (["report", "{}/int8", "-o", "{}/x.pdf"], "it has to end in .trace.json, .html", 2),
+        (["report", "{}/int8", "--format", "pdf"], "expected trace, html, md, json", 2),
         (["report", "{}/int8", "-o", "{}/missing/x.html"], "cannot write", 1),
         (["report", "{}/int8", "--inputs", "{}/net.py"], "give the model", 2),
         (["report", "{}/int8/settings.toml"], "FILE.py:NAME", 2),
-        (["trace", "{}/none.pte"], "cannot read", 1),
+        (["report", "{}/none.pte", "-o", "{}/x.trace.json"], "cannot read", 1),
     ],
 )
 def test_wrong_input_is_one_clear_line(

@@ -32,7 +32,7 @@ COMMANDS = {
     "targets": {"rich"},
     "targets --diff ethos-u55-128 ethos-u85-256": {"rich"},
     "boards": {"rich"},
-    f"dis {PROGRAM}": {"numpy"},
+    f"disassemble {PROGRAM}": {"numpy"},
     f"dis {FOLDER} --json": {"numpy"},
     f"run {PROGRAM}": {"numpy"},
     f"run {FOLDER} -i input.npy -o output.npz": {"numpy"},
@@ -41,7 +41,7 @@ COMMANDS = {
     f"explain {PROGRAM}": {"numpy", "rich"},
     f"explain {FOLDER}": {"numpy", "rich"},
     f"report {FOLDER} -o report.html": {"jinja2", "numpy", "plotly"},
-    f"report {FOLDER} --markdown": {"jinja2", "numpy"},
+    f"report {FOLDER} -o -": {"jinja2", "numpy"},
 }
 
 _RUN = """
@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a program, as a file and as a saved folder."""
     folder = tmp_path_factory.mktemp("startup")
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
-    program = ethorch.compile(model, (torch.randn(1, 3, 8, 8),), verify=False)
+    program = ethorch.compile(model, (torch.randn(1, 3, 8, 8),), settings=ethorch.Settings(verify=False))
     program.save(folder / PROGRAM)
     numpy.save(folder / "input.npy", numpy.ones((1, 3, 8, 8), numpy.float32))
     program.save(folder / FOLDER)

@@ -77,7 +77,9 @@ def product_on_cpu() -> bytes:
             return torch.relu(x) @ x.transpose(1, 2)
 
     torch.manual_seed(0)
-    program = ethorch.compile(Product(), torch.randn(1, 6, 8), "ethos-u55-128", partition="cpu-matmul", verify=False)
+    program = ethorch.compile(
+        Product(), torch.randn(1, 6, 8), "ethos-u55-128", settings=ethorch.Settings(partition="cpu-matmul", verify=False)
+    )
     assert [layer.operator for layer in program.layers if "matmul" in layer.operator] == ["cortex_m::quantized_batch_matmul.out"]
     return program.pte
 

@@ -188,9 +188,8 @@ def test_shapes_of_published_models_are_one_delegate_near_the_floor(
         model.example_inputs["decode"],
         "ethos-u85-256",
         calibration=[model.rows([k], k) for k in range(4)],
-        system_config="Ethos_U85_SYS_DRAM_High",
-        memory_mode="Dedicated_Sram_512KB",
         progress=False,
+        settings=ethorch.Settings(system_config="Ethos_U85_SYS_DRAM_High", memory_mode="Dedicated_Sram_512KB"),
     )
     cost = decode_cost(program)
     with capsys.disabled():

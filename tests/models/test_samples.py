@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch.models.samples import samples
+from ethorch.models.samples import read_samples
 from ethorch.support.errors import EthorchError
 
 EXAMPLE = (torch.zeros(1, 3, 4, 6),)
 
 
 def taken(source: Any, example: tuple[Any, ...] = EXAMPLE, **options: Any) -> list[Any]:
-    return list(samples(source, example, **options))
+    return list(read_samples(source, example, **options))
 
 
 def test_items_of_every_form() -> None:

@@ -179,15 +179,15 @@ def test_an_exported_model_in_nhwc(tmp_path: Path, capsys: pytest.CaptureFixture
     conv = nn.Conv2d(3, 4, 3).eval()
     program = torch.export.export(conv, (), {"input": x}) if keywords else torch.export.export(conv, (x,))
     torch.export.save(program, tmp_path / "conv.pt2")
-    command = ["compile", f"{tmp_path}/conv.pt2", "--nhwc-io", "-o", f"{tmp_path}/conv.pte"]
+    command = ["compile", f"{tmp_path}/conv.pt2", "--set", "io_layout=nhwc", "-o", f"{tmp_path}/conv.pte"]
     assert cli.main(command) == 0, capsys.readouterr().err
     assert runtime.load(tmp_path / "conv.pte")(torch.randn(1, 8, 8, 3))[0].shape == (1, 6, 6, 4)
 
 
-def test_a_flag_for_vela_may_be_a_word_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", f"{folder}/nets.py:MODEL", "--vela-flag", "--frobnicate"]) == 2
+def test_flags_for_vela(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", f"{folder}/nets.py:MODEL", "--set", 'vela_flags=["--frobnicate"]']) == 2
     assert "frobnicate" in capsys.readouterr().err
-    assert cli.main(["explain", "no.py:MODEL", "--vela-flag", "--verbose-performance"]) == 2
+    assert cli.main(["explain", "no.py:MODEL", "--set", 'vela_flags=["--verbose-performance"]']) == 2
     assert "the flag --verbose-performance has no effect: " in capsys.readouterr().err
 
 

@@ -51,7 +51,7 @@ def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> N
     path = tmp_path / "small.toml"
     text = (FOLDER / "alif-e8-hp.toml").read_text().replace("size_bytes = 0x800000", "size_bytes = 0x1000")
     path.write_text(text.replace('name = "alif-e8-hp"', 'name = "small"'))
-    small = ethorch.compile(net(), INPUT, board=path, arena="fast")
+    small = ethorch.compile(net(), INPUT, board=path, settings=ethorch.Settings(arena="fast"))
     use = next(use for use in small.memory_uses if use.memory == "sram")
     assert use.needs_bytes > 0x1000 and not small.fits
     small.save(tmp_path / "kept")
@@ -65,7 +65,7 @@ def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> N
 
 
 def test_milliseconds_are_of_two_clocks() -> None:
-    left = ethorch.compile(net(), INPUT, board="renesas-ra8p1", leave_out=["2"])
+    left = ethorch.compile(net(), INPUT, board="renesas-ra8p1", modules={"2": "float"})
     data = left.to_json()
     assert (data["core_clock_hz"], data["cpu_clock_hz"]) == (500e6, 1e9)
     assert data["cpu_cycles"] > 0

@@ -66,7 +66,7 @@ def test_the_command_writes_a_board(programs: Path, tmp_path: Path, capsys: pyte
     table = programs / "measured.csv"
     table.write_text("program,milliseconds\n" + "".join(f"{path.name},{taken_ms}\n" for path, taken_ms in rows))
     out = tmp_path / "Mine.toml"
-    assert cli.main(["calibrate-board", "nuvoton-m55m1", "--measured", str(table), "-o", str(out), "--json"]) == 0
+    assert cli.main(["boards", "nuvoton-m55m1", "--fit", str(table), "-o", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["error"] < 0.02
     made = boards.load(out)
     assert made.name == "mine"

@@ -227,7 +227,7 @@ def test_inputs_that_do_not_fit_are_refused(program: ethorch.Program) -> None:
 def test_what_is_left_in_float_is_not_tried_on_the_npu(images: list[Tensor]) -> None:
     """Its neighbours are quantized, and so are its operands; its weights are not."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)).eval()
-    program = ethorch.compile(model, images[0], calibration=images, leave_out=["1"])
+    program = ethorch.compile(model, images[0], calibration=images, modules={"1": "float"})
     assert program.build is not None
     assert [(x.origin.module, x.reason.id) for x in program.build.partition.refusals] == [("1", "quantize.left_out")]
     found = program.compare(images[0])

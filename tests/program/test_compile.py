@@ -88,19 +88,19 @@ def test_codes_are_refused_where_the_model_has_others(model: nn.Module, images: 
 
 
 def test_a_layer_on_the_cpu_takes_codes_too(model: nn.Module, images: list[Tensor]) -> None:
-    coded = ethorch.compile(model, images[0], calibration=images, io="int8", leave_out=["0"])
+    coded = ethorch.compile(model, images[0], calibration=images, io="int8", modules={"0": "float"})
     assert coded.inputs[0].dtype == "int8" and coded.outputs[0].codes is not None
     assert ethorch.sqnr_db(model(images[1]), coded.outputs[0].codes.dequantize(coded(images[1]))) > 25
 
 
-def test_nhwc_io(program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
-    nhwc = ethorch.compile(model, images[0], calibration=images, nhwc_io=True)
+def test_channels_last(program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
+    nhwc = ethorch.compile(model, images[0], calibration=images, settings=ethorch.Settings(io_layout="nhwc"))
     assert nhwc.inputs[0].shape == (1, 16, 16, 3)
     assert torch.equal(nhwc(images[0].permute(0, 2, 3, 1).contiguous()), program(images[0]))
 
 
 def test_modules_have_schemes_of_their_own(model: nn.Module, images: list[Tensor]) -> None:
-    program = ethorch.compile(model, images[0], calibration=images, modules={"0": "a16w8"}, leave_out=["5"])
+    program = ethorch.compile(model, images[0], calibration=images, modules={"0": "a16w8", "5": "float"})
     assert program.build is not None
     assert [refusal.origin.module for refusal in program.build.partition.refusals] == ["5"]
     assert {op.result.dtype for op in program.build.delegates[0].graph.ops} >= {"INT8", "INT16"}
@@ -111,7 +111,7 @@ def test_unknown_names_are_refused_with_the_known_ones(model: nn.Module, images:
         ({"target": "ethos-u56"}, "ethos-u55-128"),
         ({"scheme": "int4"}, "a8w4"),
         ({"io": "int4"}, "uint8"),
-        ({"leave_out": ["6"]}, "'6'.*Known: 0, 1, 2"),
+        ({"modules": {"6": "float"}}, "'6'.*Known: 0, 1, 2"),
         ({"ram": "lots"}, "256K"),
         ({"latency_ms": "fast"}, "expected a number"),
     ):
@@ -258,11 +258,13 @@ def test_a_saved_folder_knows_its_sources(tmp_path: Path, program: ethorch.Progr
 
 
 def test_an_arena_that_is_too_small_is_said(model: nn.Module, images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
-    program = ethorch.compile(model, images[0], calibration=images, vela_flags=["--arena-cache-size=1024"])
+    program = ethorch.compile(
+        model, images[0], calibration=images, settings=ethorch.Settings(vela_flags=["--arena-cache-size=1024"])
+    )
     scratch = program.payloads[0].scratch_bytes
     assert scratch > 1024
     (said,) = [record.getMessage() for record in caplog.records]
     assert f"takes {scratch:,} bytes, {scratch - 1024:,} more than" in said and "[vela.arena_exceeded]" in said
     caplog.clear()
-    ethorch.compile(model, images[0], calibration=images, vela_flags=["--arena-cache-size=65536"])
+    ethorch.compile(model, images[0], calibration=images, settings=ethorch.Settings(vela_flags=["--arena-cache-size=65536"]))
     assert not caplog.records

@@ -113,7 +113,7 @@ def test_batch_and_a_multiple_of_a_height_stay_open(io_layout):
     model, heights = Maps().eval(), Dim("H", min=2, max=12)
     dims = ({0: Dim("B", min=1, max=4), 2: 2 * heights}, None)
     exported = export(model, (torch.randn(2, 3, 16, 8), torch.randn(2, 8)), dynamic_shapes=dims)
-    program = ethorch.compile(exported, io_layout=io_layout)
+    program = ethorch.compile(exported, settings=ethorch.Settings(io_layout=io_layout))
     laid = to_nhwc if io_layout == "nhwc" else lambda x: x
     for shape in ((1, 3, 4, 8), (3, 3, 16, 8), (4, 3, 24, 8)):
         inputs = torch.randn(shape), torch.randn(2, 8)

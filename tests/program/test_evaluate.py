@@ -40,7 +40,7 @@ def test_three_columns(program: ethorch.Program, labelled: list[tuple[Tensor, in
 
 
 def test_a_file_has_one_column(program: ethorch.Program, labelled: list[tuple[Tensor, int]], tmp_path: Path) -> None:
-    found = ethorch.evaluate(program.save(tmp_path / "x.pte"), labelled, limit=5)
+    found = ethorch.evaluate(program.save(tmp_path / "x.pte"), ethorch.samples(labelled, limit=5))
     assert list(found.results) == ["npu"] and found.samples == 5
 
 
@@ -48,7 +48,7 @@ def test_a_file_has_one_column(program: ethorch.Program, labelled: list[tuple[Te
 def test_processes_give_the_same(program: ethorch.Program, labelled: list[tuple[Tensor, int]], workers: int) -> None:
     here = ethorch.evaluate(program, labelled, keep=True)
     with joblib.parallel_config(backend="threading"):
-        there = ethorch.evaluate(program, labelled, batch=3, workers=workers, keep=True)
+        there = ethorch.evaluate(program, labelled, batch=3, jobs=workers, keep=True)
     assert there.results == here.results
     assert [sample.name for sample in there.kept] == [sample.name for sample in here.kept]
 
@@ -165,7 +165,7 @@ def test_a_dask_cluster_takes_over(program: ethorch.Program, labelled: list[tupl
         distributed.get_task_stream(client) as stream,
         joblib.parallel_config(backend="dask"),
     ):
-        there = ethorch.evaluate(program, labelled, batch=2, workers=2, keep=True)
+        there = ethorch.evaluate(program, labelled, batch=2, jobs=2, keep=True)
     assert there.results == here.results and len(stream.data) >= 4, "the cluster's workers ran no parts"
     assert [sample.name for sample in there.kept] == [sample.name for sample in here.kept]
 

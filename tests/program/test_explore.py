@@ -25,8 +25,11 @@ TARGETS = ["ethos-u55-64", "ethos-u55-128"]
 
 
 def explored(model: nn.Module, images: list[Tensor], **more: Any) -> Exploration:
-    more = {"target": TARGETS, "scheme": ["int8", "a16w8"], "workers": 1, **more}
-    return ethorch.explore(model, images[0], calibration=images, **more)
+    options = {name: more.pop(name) for name in ("settings", "resume", "calibration") if name in more}
+    jobs = more.pop("jobs", 1)
+    axes = {"target": TARGETS, "scheme": ["int8", "a16w8"], **more}
+    vary = {name: values for name, values in axes.items() if values is not None}
+    return ethorch.explore(model, images[0], vary=vary, jobs=jobs, **{"calibration": images, **options})
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def test_what_one_variant_cannot_do_is_said_in_its_row(model: nn.Module, images:
 
 
 def test_boards_bring_their_own_npu_and_memories(model: nn.Module, images: list[Tensor]) -> None:
-    found = explored(model, images, target=None, scheme=None, board=["alif-e7-hp", "himax-we2"], accuracy=False)
+    found = explored(model, images, target=None, scheme=None, board=["alif-e7-hp", "himax-we2"], calibration=None)
     assert [one.settings for one in found.variants] == [{"board": "alif-e7-hp"}, {"board": "himax-we2"}]
     assert all(one.fits for one in found.variants) and found.cheapest is found.variants[1], "an ethos-u55-64"
     assert "the boards' memories" in " ".join(str(found).split())
@@ -75,12 +78,12 @@ def test_boards_bring_their_own_npu_and_memories(model: nn.Module, images: list[
 
 def test_wrong_axes_are_refused(model: nn.Module, images: list[Tensor]) -> None:
     with pytest.raises(SpecError, match="nothing is varied"):
-        ethorch.explore(model, images[0])
+        ethorch.explore(model, images[0], vary={})
     for wrong in ({"target": ["ethos-u55-129"]}, {"scheme": ["int8", "int9"]}, {"arena": ["-5"]}, {"board": ["nobody"]}):
         with pytest.raises(SpecError):
-            ethorch.explore(model, images[0], **wrong)
+            ethorch.explore(model, images[0], vary=wrong)
     with pytest.raises(SpecError, match="axis 'colour'"):
-        ethorch.explore(model, images[0], colour=["red"])
+        ethorch.explore(model, images[0], vary={"colour": ["red"]})
 
 
 def test_an_exploration_goes_on_where_it_was_stopped(
@@ -136,18 +139,18 @@ def test_the_command_line_prints_the_table(
         "model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()\n"
         "example_inputs = (torch.rand(1, 3, 8, 8),)\n"
     )
-    command = ["explore", "net.py:model", "--targets", "u55-128,u85-256", "--no-accuracy", "--workers", "1", "--ram", "1K"]
-    assert cli.main([*command, "-o", "front.html", "--json"]) == 1  # nobody keeps 1 KiB
+    command = ["explore", "net.py:model", "--vary", "target=u55-128,u85-256", "--jobs", "1", "--ram", "1K"]
+    assert cli.main([*command, "-o", "front.html", "--json"]) == 3  # nobody keeps 1 KiB
     data = json.loads(capsys.readouterr().out)
     assert [one["settings"] for one in data["variants"]] == [{"target": "u55-128"}, {"target": "u85-256"}]
     assert data["cheapest"] is None and data["variants"][0]["sqnr_db"] is None and (tmp_path / "front.html").exists()
     assert cli.main(command[:2]) == 2
-    assert "nothing is varied: give --targets" in capsys.readouterr().err
+    assert "--vary" in capsys.readouterr().err
 
 
 def test_ends_of_another_type_are_quantized_for_it(model: nn.Module, images: list[Tensor]) -> None:
     """int8 ends of a model in 16 bits are no ends of the model that was quantized just before, for float ends."""
-    found = explored(model, images, target=TARGETS[:1], scheme=["a16w8"], io=["float32", "int8"], accuracy=False)
+    found = explored(model, images, target=TARGETS[:1], scheme=["a16w8"], io=["float32", "int8"], calibration=None)
     assert [one.error for one in found.variants] == ["", ""]
 
 
@@ -169,8 +172,16 @@ def test_workers_know_the_users_file(tmp_path: Path) -> None:
         "model = Net(Layer(3, 8, 3), torch.nn.ReLU()).eval()\n"
         "example_inputs = (torch.rand(1, 3, 8, 8),)\n"
     )
-    command = [sys.executable, "-m", "ethorch.cli", "explore", f"{tmp_path}/net.py:model", "--targets", "u55-64,u55-128,u55-256"]
-    command += ["--schemes", "int8,a16w8", "--no-accuracy", "--workers", "2", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ethorch.cli",
+        "explore",
+        f"{tmp_path}/net.py:model",
+        "--vary",
+        "target=u55-64,u55-128,u55-256",
+    ]
+    command += ["--vary", "scheme=int8,a16w8", "--jobs", "2", "--json"]
     done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and len(json.loads(done.stdout)["variants"]) == 6, done.stderr
     lines = done.stderr.splitlines()
@@ -181,6 +192,6 @@ def test_workers_know_the_users_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_workers_give_the_same(model: nn.Module, images: list[Tensor], found: Exploration, backend: str) -> None:
     with joblib.parallel_config(backend=backend):
-        parallel = explored(model, images, settings=Settings(ram="1M", latency_ms=100.0), workers=2, io=["float32", "int8"])
+        parallel = explored(model, images, settings=Settings(ram="1M", latency_ms=100.0), jobs=2, io=["float32", "int8"])
     alone = explored(model, images, settings=Settings(ram="1M", latency_ms=100.0), io=["float32", "int8"])
     assert parallel.variants == alone.variants and len(alone.variants) == 8

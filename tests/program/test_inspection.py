@@ -59,20 +59,17 @@ def test_wrong_inputs_are_refused(program: Program) -> None:
 
 
 def test_an_etrecord_maps_npu_and_cpu_events_to_operators_and_modules(tmp_path: Path) -> None:
-    record = tmp_path / "topk_etrecord.bin"
-    found = ethorch.compile(Topk(), image(), "ethos-u55-128", etrecord=record)
-    rows = found.inspect(*image(), etrecord=record).to_dataframe(include_units=False).set_index("event_name")
+    found = ethorch.compile(Topk(), image(), "ethos-u55-128", settings=ethorch.Settings(etrecord=True))
+    rows = (
+        found.inspect(*image(), etrecord=found.save(tmp_path / "topk") / "etrecord.bin")
+        .to_dataframe(include_units=False)
+        .set_index("event_name")
+    )
     on_npu = rows[rows["is_delegated_op"] == True]  # noqa: E712 (a column)
     conv = on_npu[on_npu.index.str.contains("aten.conv2d.default at stem")]
     assert len(conv) >= 1
     for operators, modules in zip(conv["op_types"], conv["module_hierarchy"], strict=True):
         assert "aten.conv2d.default" in operators
         assert any("stem" in path for names in modules.values() for path in names)
-    assert found.pte == ethorch.compile(Topk(), image(), "ethos-u55-128", etrecord=tmp_path / "again.bin").pte
-
-
-def test_an_etrecord_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(ethorch.EthorchError, match="not a directory"):
-        ethorch.compile(Topk(), image(), etrecord=tmp_path / "missing" / "record")
-    with pytest.raises(ethorch.EthorchError, match="it is a folder"):
-        ethorch.compile(Topk(), image(), etrecord=tmp_path)
+    again = ethorch.compile(Topk(), image(), "ethos-u55-128", settings=ethorch.Settings(etrecord=True))
+    assert found.pte == again.pte

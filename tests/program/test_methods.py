@@ -213,13 +213,6 @@ def test_a_saved_folder_knows_the_operators_of_both(both: tuple[dict[str, nn.Mod
         knows_its_operators(ethorch.load(tmp_path / "folder", name), program[name])
 
 
-def test_a_dump_is_of_the_payloads_in_the_file(tmp_path: Path) -> None:
-    program = ethorch.compile(models(), INPUTS, TARGET, calibration=session(1), dump=str(tmp_path))
-    program.save(tmp_path / "model.pte")
-    for name in program.methods:
-        knows_its_operators(ethorch.load(tmp_path / "model.pte", name, sources=tmp_path), program[name])
-
-
 def test_firmware_is_of_one_method_where_one_is_named(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
     program = both[1]
     made = {name: ethorch.firmware(program, tmp_path / name, method=name) for name in program.methods}
@@ -250,7 +243,9 @@ def test_inputs_and_outputs_can_be_codes() -> None:
 def test_weights_are_stored_once(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
     """As named data, which the runtime finds; apart, on request. The results are the same."""
     models, shared = both
-    apart = ethorch.compile(models, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)], share_weights=False)
+    apart = ethorch.compile(
+        models, INPUTS, TARGET, calibration=[session(seed) for seed in range(6)], settings=ethorch.Settings(share_weights=False)
+    )
     parsed = pte.read(shared.pte)
     (weights,) = parsed.named.values()
     assert [p.weights for name in ("steps", "step") for p in shared[name].payloads] == [weights, weights]
@@ -299,7 +294,7 @@ def test_what_is_wrong_is_named(inputs: object, calibration: object, words: str)
 
 def test_an_unknown_module_is_named() -> None:
     with pytest.raises(SpecError, match="cells"):
-        ethorch.compile(models(), INPUTS, TARGET, leave_out=["cells"])
+        ethorch.compile(models(), INPUTS, TARGET, modules={"cells": "float"})
 
 
 MODELS = """
@@ -345,13 +340,13 @@ def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path, capsys: pyt
     program["add"](x)
     assert torch.allclose(program(x), torch.full((1, 8), 2.0), atol=0.05)
     assert len(program.payloads[0].outputs) == 1  # what it only reads, it does not give back
-    status, out, err = run("explain", f"{tmp_path}/net.py:methods", "--method", "read", "-t", TARGET)
+    status, out, err = run("explain", f"{tmp_path}/net.py:methods", "--method", "read", "--set", f"target={TARGET}")
     assert status == 0 and "count.sum" in out, err
     status, _, err = run("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
     assert status == 2
     assert "--calibrate is of one" in err
-    _, _, err = run("sensitivity", f"{tmp_path}/net.py:methods")
-    assert "several methods, 'add', 'read'" in err
+    _, _, err = run("tune", f"{tmp_path}/net.py:methods")
+    assert "has the methods add, read, and this command is for one" in err
 
 
 class Written(nn.Module):

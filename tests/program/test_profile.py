@@ -127,11 +127,11 @@ def test_files_that_are_not_there(program: ethorch.Program, tmp_path: Path) -> N
         program.import_profile()
 
 
-def test_import_profile_on_the_command_line(program: ethorch.Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_on_the_command_line(program: ethorch.Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program.save(tmp_path / "net")
-    command = ["import-profile", str(tmp_path / "net"), str(_file(tmp_path, RUNNER))]
+    command = ["report", str(tmp_path / "net"), "--profile", str(_file(tmp_path, RUNNER))]
     assert cli.main([*command, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["figures"][0]["measured"] == 20000 and data["counters"]["NPU_IDLE"] == 10
     assert cli.main(command) == 0 and "cycles of the NPU" in capsys.readouterr().out
-    assert cli.main(["import-profile", str(tmp_path / "net"), str(_file(tmp_path, "nothing"))]) == 1
+    assert cli.main(["report", str(tmp_path / "net"), "--profile", str(_file(tmp_path, "nothing"))]) == 1

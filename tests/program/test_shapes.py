@@ -177,7 +177,9 @@ def maps() -> tuple[nn.Module, Program]:
     model = Maps().eval()
     samples = [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 8, 8), torch.randn(1, 3, 12, 8)]
     shapes = [(1, 3, 8, 8), (4, 3, 8, 8), (1, 3, 12, 8)]
-    return model, ethorch.compile(model, samples[0], calibration=samples, shapes=shapes, io="int8", io_layout="nhwc")
+    return model, ethorch.compile(
+        model, samples[0], calibration=samples, shapes=shapes, io="int8", settings=ethorch.Settings(io_layout="nhwc")
+    )
 
 
 def test_a_batch_is_filled_up_and_a_height_is_not(maps):
@@ -205,11 +207,11 @@ def test_the_command_line_makes_and_runs_it(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["run", out, "--inputs", str(tmp_path / "x.npy"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [1, 5, 4]
-    assert cli.main(["eval", out, "--data", str(tmp_path / "x.npy")]) == 0
-    assert cli.main(["compare", net, "--shape", "1x4x8", "--shape", "1x6x8", "--inputs", str(tmp_path / "x.npy")]) == 0
+    assert cli.main(["evaluate", out, "--data", str(tmp_path / "x.npy")]) == 0
+    assert cli.main(["compare", net, "--set", 'shapes=["1x4x8", "1x6x8"]', "--inputs", str(tmp_path / "x.npy")]) == 0
     for wrong in (["--shape", "1x4x8,1x4"], ["--shape", "1x4"], ["--shape", "1x4x8", "--shape", "1x4x8"], ["--shape", "1xax8"]):
         assert cli.main(["compile", net, *wrong, "-o", out]) == 2
-    assert cli.main(["sensitivity", net, "--shape", "1x4x8", "--shape", "1x6x8"]) == 2
+    assert cli.main(["tune", net, "--shape", "1x4x8", "--shape", "1x6x8"]) == 2
 
 
 class Attention(nn.Module):

@@ -109,7 +109,7 @@ def test_a_stateful_program_is_evaluated_in_order_from_its_beginning(mixed: Prog
     again = ethorch.evaluate(mixed, steps)
     assert again.results == found.results
     with pytest.raises(SpecError, match="keeps state from call to call"):
-        ethorch.evaluate(mixed, steps, workers=2)
+        ethorch.evaluate(mixed, steps, jobs=2)
 
 
 def test_accuracy_follows_the_samples_in_order() -> None:

@@ -58,8 +58,8 @@ def test_twelve_threads_do_different_things() -> None:
     work = [
         lambda model: ethorch.compile(model, X, "ethos-u85-256", calibration=[X], scheme="a16w8"),
         lambda model: ethorch.quantize(model, X, calibration=[X]),
-        lambda model: ethorch.explore(model, X, calibration=[X], target=["ethos-u55-64", "ethos-u65-256"]),
-        lambda model: ethorch.evaluate(program, [(X, 0)] * 4, workers=1),
+        lambda model: ethorch.explore(model, X, calibration=[X], vary={"target": ["ethos-u55-64", "ethos-u65-256"]}),
+        lambda model: ethorch.evaluate(program, [(X, 0)] * 4, jobs=1),
         lambda model: ethorch.sensitivity(model, SPEC, [(X,)]),
         lambda model: program.compare(X),
         lambda model: program.suggestions(),

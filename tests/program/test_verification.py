@@ -112,7 +112,10 @@ def test_a_changed_command_is_found_and_its_operator_named(small: nn.Module, tar
     error = refused(small, target)
     assert error.operator.startswith(MIDDLE) and f"{__file__.rpartition('/')[2]}:" in error.operator
     assert "as the command stream computes it" in str(error) and "verify=False" in str(error)
-    assert ethorch.compile(small, SAMPLES[0], target, calibration=SAMPLES, verify=False).verification is None
+    assert (
+        ethorch.compile(small, SAMPLES[0], target, calibration=SAMPLES, settings=ethorch.Settings(verify=False)).verification
+        is None
+    )
 
 
 @pytest.mark.core
@@ -182,7 +185,7 @@ KINDS = {
     "int8 at the ends": (Small, (PICTURE,), {"io": "int8"}),
     "uint8 at the ends": (Small, (PICTURE,), {"io": "uint8"}),
     "int16 at the ends": (Small, (PICTURE,), {"io": "int16", "scheme": "a16w8"}),
-    "channels last": (Small, (PICTURE,), {"nhwc_io": True}),
+    "channels last": (Small, (PICTURE,), {"settings": ethorch.Settings(io_layout="nhwc")}),
     "a budget": (Small, (PICTURE,), {"arena": 4000}),
     "weights that are copied": (Small, (PICTURE,), {"constants": "2K"}),
     "branches": (Branches, (PICTURE,), {}),

@@ -38,7 +38,7 @@ def program() -> ethorch.Program:
         ram="64K",
         latency_ms=0.001,
         min_sqnr_db=10,
-        memory_mode="Shared_Sram",
+        settings=ethorch.Settings(memory_mode="Shared_Sram"),
     )
     assert program.accuracy is not None
     return program

@@ -113,7 +113,7 @@ def test_advice_on_memories_and_multipliers(data: dict[str, Any]) -> None:
     for layer in npu:
         layer |= {"bound": "OffChipFlash", "op_cycles": 1_000_000, "npu_cycles": 1000}
     (waits,) = [one for one in advice(data) if one.id == "waits.off_chip_flash"]
-    assert f"{999_000 * len(npu):,} cycles" in waits.figure and "Shared_Sram" in waits.text and "--constants sram" in waits.text
+    assert f"{999_000 * len(npu):,} cycles" in waits.figure and "Shared_Sram" in waits.text and "constants=sram" in waits.text
     for layer in npu:
         layer |= {"bound": "compute", "npu_cycles": 1_000_000, "mac_count": 1_280_000, "util_mac_percentage": 1.0}
     (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
@@ -121,8 +121,8 @@ def test_advice_on_memories_and_multipliers(data: dict[str, Any]) -> None:
     for layer in npu:
         layer |= {"bound": "transposes"}
     (ends,) = [one for one in advice(data) if one.id == "transposes.io"]
-    assert "--nhwc-io" in ends.text
-    data["settings"]["nhwc_io"] = True
+    assert "io_layout" in ends.text
+    data["settings"]["io_layout"] = "nhwc"
     assert [one.id for one in advice(data) if one.id.startswith("transposes")] == ["transposes"]
 
 
@@ -170,7 +170,7 @@ def test_markdown_is_escaped_and_complete(data: dict[str, Any]) -> None:
             "a16w8",
             {"head": "float", "stem": "int8"},
             "int16",
-            True,
+            "nhwc",
             memory_mode="Sram_Only",
             vela_flags=("--optimise=Size",),
             ram=65536,
@@ -182,24 +182,19 @@ def test_markdown_is_escaped_and_complete(data: dict[str, Any]) -> None:
 )
 def test_the_options_give_the_settings_back(settings: Settings) -> None:
     words = iter(words_of(settings.to_json()))
-    lists: dict[str, Any] = {"module": [], "vela_flag": []}
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"module": [], "set": []}
     for word in words:
         name = word.removeprefix("--").replace("-", "_")
-        if name in lists:
-            lists[name].append(next(words))
+        if name in ("module", "set"):
+            given[name].append(next(words))
         else:
-            given[name] = True if name == "nhwc_io" else next(words)
-    for name in ("latency_ms", "min_sqnr_db"):
-        if name in given:
-            given[name] = float(given[name])
-    given |= lists
+            given[name] = float(next(words)) if name == "min_sqnr_db" else next(words)
 
     def bundle(kind: type) -> Any:
         return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
 
-    found = options.settings_of(bundle(options.Quantization), bundle(options.Compiler), bundle(options.Budget))
-    assert found == settings and not given
+    choices, quantization, budget = (bundle(kind) for kind in (options.Choices, options.Quantization, options.Budget))
+    assert options.settings_of(choices, quantization=quantization, budget=budget) == settings and not given
 
 
 def test_files(data: dict[str, Any], program: ethorch.Program, tmp_path: Path) -> None:
@@ -227,7 +222,7 @@ def test_every_key_is_documented(data: dict[str, Any]) -> None:
     assert keys("memory_system") == data["memory_system"].keys()
     assert keys("layers") == data["layers"][0].keys()
     assert keys("memory") == data["memory"].keys()
-    assert keys("compare-reports") == {*compare_builds(data, data).to_json(), "regressions"}
+    assert keys("report --baseline") == {*compare_builds(data, data).to_json(), "regressions"}
     for row, words in (
         (data["memory"]["tensors"][0], sections["memory"]),
         (data["memory"]["components"][0], sections["memory"]),
@@ -235,7 +230,7 @@ def test_every_key_is_documented(data: dict[str, Any]) -> None:
         (data["accuracy"], sections["The program"]),
         (data["budgets"][0], sections["The program"]),
         (data["inputs"][0], sections["The program"]),
-        (advice(data)[0].to_json(), sections["compare-reports"]),
-        (compare_builds(data, data).to_json()["layers"][0], sections["compare-reports"]),
+        (advice(data)[0].to_json(), sections["report --baseline"]),
+        (compare_builds(data, data).to_json()["layers"][0], sections["report --baseline"]),
     ):
         assert [key for key in row if f"`{key}`" not in words] == []

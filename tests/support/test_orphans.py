@@ -131,17 +131,17 @@ def descendants(pid: int) -> set[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["explore", "eval", "compile"])
+@pytest.mark.parametrize("command", ["explore", "evaluate", "compile"])
 def test_subcommands_end_with_all_their_processes(command: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     words = {
-        "explore": ["explore", "net.py:model", "--targets", "all", "--workers", "2"],
-        "eval": ["eval", "net.pte", "--data", "data.npz", "--workers", "2", "--batch", "1"],
+        "explore": ["explore", "net.py:model", "--vary", "target=all", "--jobs", "2"],
+        "evaluate": ["evaluate", "net.pte", "--data", "data.npz", "--jobs", "2", "--batch", "1"],
         "compile": ["compile", "net.py:model", "-o", "net.pte"],
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = {"cwd": tmp_path, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    if command == "eval":
+    if command == "evaluate":
         subprocess.run([sys.executable, "-m", "ethorch.cli", *words["compile"]], **started, check=True)
         generator = np.random.default_rng(0)
         images, labels = generator.random((4000, 3, 16, 16), np.float32), generator.integers(0, 4, 4000)

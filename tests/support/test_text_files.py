@@ -25,10 +25,11 @@ VALUES: tuple[Any, ...] = (
     "9" * 400 + "G", "../" * 3000, "--optimise", "head", [], [[]], ["a"], [1, [2, {}]], {}, {"a": 1}, {"a": {"b": [1]}},
 )  # fmt: skip
 SETTINGS = {
-    "target": "ethos-u55-128", "scheme": "int8", "modules": {"head": "a16w8"}, "io": "int8", "nhwc_io": False, "io_layout": "nchw",
+    "target": "ethos-u55-128", "scheme": "int8", "modules": {"head": "a16w8"}, "io": "int8", "io_layout": "nchw",
     "partition": "npu", "shapes": [[[1, 3, 8, 8]]], "system_config": "Ethos_U55_High_End_Embedded", "memory_mode": "Shared_Sram",
     "config_ini": "Arm/vela.ini", "vela_flags": ["--optimise", "Size"], "arena": "64K", "constants": "flash", "ram": 1000,
-    "flash": "1M", "latency_ms": 1.5, "min_sqnr_db": 20, "min_metric": 0.5, "board": "corstone-300", "verify": True,
+    "flash": "1M", "latency_ms": 1.5, "min_sqnr_db": 20, "board": "corstone-300", "verify": True, "etrecord": False,
+    "share_weights": True, "samples": {"calibrate": ["images"], "max_samples": 9, "mean": [0.5], "std": [0.5], "weights": "w.pth"},
 }  # fmt: skip
 SOURCES = {
     "sources": [{"name": "y", "operator": "Conv2D", "op_cycles": 9, "npu_cycles": 8, "macs": 7, "origin": "aten.conv2d"}] * 3,
@@ -70,7 +71,7 @@ def check(read: Callable[[], Any], file: str) -> bool:
         read()
     except EthorchError as error:
         said = str(error)
-        assert file in said and len(said) < 1200 and said.endswith((".", "]", "--dump again to write it.)")), said
+        assert file in said and len(said) < 1200 and said.endswith((".", "]", "Save the program again to write it.)")), said
         return False
     return True
 

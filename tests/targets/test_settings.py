@@ -14,7 +14,7 @@ def test_round_trip() -> None:
         "a16w8",
         {"head.fc": "float", 'odd "name"': "int8"},
         "int8",
-        True,
+        "nhwc",
         vela_flags=("--optimise=Size",),
         ram="256K",
     )

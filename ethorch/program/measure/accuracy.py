@@ -20,18 +20,3 @@ def accuracy(record: Record) -> Accuracy | None:
         record.measured["accuracy"] = accuracy_in_sessions(record) if len(record.methods) > 1 else accuracy_of_samples(record)
     result: Accuracy | None = record.measured["accuracy"]
     return result
-
-
-def metric_figure(record: Record) -> float | None:
-    """Return the user's metric of the program on the samples, compared with the float model; None without a metric.
-
-    The first call runs the samples.
-    """
-    if record.metric is None or record.model is None:
-        return None
-    if "metric_figure" not in record.measured:
-        from ethorch.program.measure.sample_accuracy import figure_of_samples  # 1 second of torch
-
-        record.measured["metric_figure"] = figure_of_samples(record, record.metric)
-    result: float = record.measured["metric_figure"]
-    return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ethorch.figures.memory_use import MEMORY
 from ethorch.program.facts import Budget
-from ethorch.program.measure.accuracy import accuracy, metric_figure
+from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.record import Record
 
 
@@ -27,16 +27,11 @@ def budgets(record: Record) -> tuple[Budget, ...]:
         rows.append(Budget("latency_ms", settings.latency_ms, time, None if time is None else time <= settings.latency_ms))
     if settings.min_sqnr_db is not None:
         measured = accuracy(record)
-        rows.append(_at_least("min_sqnr_db", settings.min_sqnr_db, None if measured is None else measured.sqnr_db))
-    if settings.min_metric is not None:
-        rows.append(_at_least("min_metric", settings.min_metric, metric_figure(record)))
+        figure = None if measured is None else measured.sqnr_db
+        rows.append(Budget("min_sqnr_db", settings.min_sqnr_db, figure, None if figure is None else figure >= settings.min_sqnr_db))
     return tuple(rows)
 
 
 def fits(record: Record) -> bool:
     """Return True if every budget holds, as far as that can be known."""
     return all(budget.holds is not False for budget in budgets(record))
-
-
-def _at_least(name: str, least: float, figure: float | None) -> Budget:
-    return Budget(name, least, figure, None if figure is None else figure >= least)

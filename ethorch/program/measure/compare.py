@@ -19,7 +19,6 @@ from ethorch.program.measure.ladder import Comparison, Recorder, compare_delegat
 from ethorch.program.measure.layers import CompareLayers
 from ethorch.program.measure.nodes_on_npu import NodesOnNpu
 from ethorch.program.record import Record
-from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.support.errors import EthorchError
@@ -109,8 +108,8 @@ def _layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None,
 def _prepared(record: Record, reference: nn.Module) -> GraphModule | None:
     """The float model's operators as the quantized model has them."""
     assert record.settings is not None and record.model is not None
-    config: QuantizationConfig | None = record.config
+    settings = record.settings.with_(scheme=record.config)
     with stage("prepare the float model"):
         graph = exported(reference, record.model.example_inputs).module(check_guards=False)
-        prepared: GraphModule = prepare_pt2e(graph, quantizer_for(record.settings, config))
+        prepared: GraphModule = prepare_pt2e(graph, quantizer_for(settings))
     return prepared

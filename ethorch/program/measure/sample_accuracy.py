@@ -15,7 +15,7 @@ from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 from ethorch.program.record import Record
 from ethorch.quantization.shared_buffers import kept
-from ethorch.support.metrics import Metric, sqnr_db
+from ethorch.support.metrics import sqnr_db
 
 _MEASURED_SAMPLES = 8
 
@@ -31,19 +31,6 @@ def accuracy_of_samples(record: Record) -> Accuracy:
             wanted.append(_exact(model, sample))
             found.append(_made(record, loaded, sample))
     return Accuracy(sqnr_db(wanted, found), len(samples))
-
-
-def figure_of_samples(record: Record, metric: Metric) -> float:
-    """The user's figure over all samples: its outputs and the float model's are nested as the model returns them."""
-    model = _model(record)
-    wanted, found = [], []
-    loaded = runtime.load(record.pte, record.method)
-    with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
-        for sample in model.calibration or [model.example_inputs]:
-            exact = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, model.module(*sample))
-            wanted.append(exact)
-            found.append(pytree.tree_unflatten(_made(record, loaded, sample), pytree.tree_structure(exact)))
-    return float(metric(wanted, found))
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:

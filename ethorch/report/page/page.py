@@ -83,7 +83,7 @@ def check_page() -> None:
     """EthorchError, before anything is computed, where the package that draws is not installed."""
     if find_spec("plotly") is None:
         raise EthorchError(
-            'the report needs the package plotly: pip install "ethorch[report]" (".[report]" in a checkout), or take --markdown.'
+            'the report needs the package plotly: pip install "ethorch[report]" (".[report]" in a checkout), or write a .md file.'
         )
 
 

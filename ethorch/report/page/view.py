@@ -15,7 +15,7 @@ from ethorch.report.summary import head, kib, rows
 from ethorch.report.verdict import verdicts
 
 Data = Mapping[str, Any]
-_LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db", "min_metric")  # settings
+_LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db")  # settings
 _DEPTH = 16  # of modules in modules; what lies deeper counts for the one that it is in
 _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 

@@ -91,7 +91,9 @@ def test_ports_follow_the_memory_mode(target: str, mode: str, regions: str, queu
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3)).eval()
     x = torch.randn(4, 3, 24, 24)
-    made = firmware(ethorch.compile(model, x[:1], target, calibration=x, memory_mode=mode, progress=False), tmp_path)
+    made = firmware(
+        ethorch.compile(model, x[:1], target, calibration=x, progress=False, settings=ethorch.Settings(memory_mode=mode)), tmp_path
+    )
     text = (tmp_path / "model" / "model.c").read_text()
     assert f".region_config = {regions}," in text and f".queue_config = {queue}," in text
     assert (made.sizes["fast"] > 0) == mode.startswith("Dedicated")

@@ -48,8 +48,8 @@ def test_inputs_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--board", "corstone-3"], 2, "corstone-300"),
         (["--name", "7"], 1, "small letters"),
-        (["--data", "x"], 1, "incbin or arrays"),
-        (["-t", "ethos-u85-256"], 2, "is compiled already, for ethos-u55-128: --target would have no effect"),
+        (["--embed", "x"], 1, "incbin or arrays"),
+        (["--set", "target=ethos-u85-256"], 2, "is compiled already: --set would have no effect"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -62,13 +62,13 @@ def test_what_is_wrong_is_one_line(
     assert not (tmp_path / "project").exists()
 
 
-def test_scratch_and_delegate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pools_and_the_delegate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = program("state", "ethos-u55-128")
     made.save(tmp_path / "state.pte")
-    assert cli.main(["scratch", str(tmp_path / "state.pte"), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    assert cli.main(["explain", str(tmp_path / "state.pte"), "--memory", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["pools"]
     assert found["method"] == "forward" and found["planned_bytes"] == list(made.description.memories[1:])
-    assert cli.main(["delegate", "-o", str(tmp_path / "delegate"), "--json"]) == 0
+    assert cli.main(["firmware", "--runtime", "executorch", "-o", str(tmp_path / "delegate"), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert sorted(path.name for path in (tmp_path / "delegate").iterdir()) == sorted(files)
     assert {"driver_ethosu.cpp", "ethosu.c", "CMakeLists.txt"} <= set(files)

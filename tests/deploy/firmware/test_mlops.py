@@ -71,9 +71,13 @@ def test_what_is_wrong_is_said(text: str, error: type[Exception], words: str, tm
 
 def test_the_layer_goes_where_the_file_says_and_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "net.py").write_text(NET)
-    assert cli.main(["compile", f"{tmp_path}/net.py:net", "--mlops", str(described(tmp_path)), "--json"]) == 0
+    file = described(tmp_path)
+    assert cli.main(["compile", f"{tmp_path}/net.py:net", "--settings", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["target"] == "ethos-u85-512" and found["memory_system"]["memory_mode"] == "Dedicated_Sram_384KB"
+    layer_command = ["firmware", f"{tmp_path}/net.py:net", "--settings", str(file), "--build-system", "cmsis"]
+    assert cli.main([*layer_command, "-o", str(tmp_path / "layer"), "--json"]) == 0
+    assert "ai_layer.clayer.yml" in json.loads(capsys.readouterr().out)["files"]
     layer = yaml.safe_load((tmp_path / "layer" / "ai_layer.clayer.yml").read_text())["layer"]
     files = [entry["file"] for entry in layer["groups"][0]["files"]]
     assert "model/tiny_cnn_2.c" in files and (tmp_path / "layer" / "REPORT.md").exists()
@@ -92,14 +96,7 @@ def test_the_layer_goes_where_the_file_says_and_compiles(tmp_path: Path, capsys:
 
 def test_the_command_line_comes_before_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "net.py").write_text(NET)
-    line = ["compile", f"{tmp_path}/net.py:net", "--mlops", str(described(tmp_path)), "--target", "ethos-u85-256"]
-    assert cli.main([*line, "--memory-mode", "Shared_Sram", "--ai-layer", str(tmp_path / "own"), "--json"]) == 0
+    line = ["compile", f"{tmp_path}/net.py:net", "--settings", str(described(tmp_path)), "--target", "ethos-u85-256"]
+    assert cli.main([*line, "--set", "memory_mode=Shared_Sram", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["target"] == "ethos-u85-256" and found["memory_system"]["memory_mode"] == "Shared_Sram"
-    assert (tmp_path / "own" / "ai_layer.clayer.yml").exists() and not (tmp_path / "layer").exists()
-
-
-def test_nothing_to_write_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    assert cli.main(["compile", f"{tmp_path}/net.py:net"]) == 2
-    assert "--ai-layer" in capsys.readouterr().err

@@ -109,7 +109,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_that_no_schedule_keeps(pictures: Sequence[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(limit: int | str) -> ethorch.Program:
-        return ethorch.compile(Skips().eval(), pictures[0], "ethos-u55-128", calibration=list(pictures), arena=limit)
+        return ethorch.compile(
+            Skips().eval(), pictures[0], "ethos-u55-128", calibration=list(pictures), settings=ethorch.Settings(arena=limit)
+        )
 
     usual = compiled("fast")
     limit = arena_of(usual) * 3 // 4

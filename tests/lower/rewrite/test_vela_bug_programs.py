@@ -97,7 +97,7 @@ def test_programs(name: str, target: str) -> None:
     each = EXAMPLES[name]
     torch.manual_seed(0)
     module, inputs = Function(each.function, each.layer()).eval(), tuple(torch.randn(*shape) for shape in each.shapes)
-    program = ethorch.compile(module, inputs, target, scheme=each.scheme, verify=False)
+    program = ethorch.compile(module, inputs, target, scheme=each.scheme, settings=ethorch.Settings(verify=False))
     assert program.build is not None
     assert len(program.build.delegates) == 1 and not program.build.partition.refusals
     assert program.compare(*inputs).bit_exact

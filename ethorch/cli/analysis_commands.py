@@ -1,0 +1,262 @@
+"""Subcommands that answer questions about a program: evaluate, explain, compare, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ethorch.cli import options, sources
+from ethorch.cli.answers import Answer, Status, stacked, write_output
+from ethorch.cli.command import command, option
+from ethorch.support.errors import EthorchError, SpecError
+
+if TYPE_CHECKING:
+    from ethorch.program.evaluate import Evaluation
+    from ethorch.program.program import Program
+
+PANEL = "A program"
+#: Formats of ``report``, by the end of the file's name; the longest is first.
+FORMATS = {".trace.json": "trace", ".html": "html", ".htm": "html", ".md": "md", ".json": "json"}
+
+
+@command("evaluate", PANEL)
+def evaluate(
+    program: options.Source,
+    data: Annotated[
+        list[Path], option("--data", "-d", help="Samples: a folder per class, or files; repeatable.", metavar="DIR|FILE")
+    ],
+    choices: options.Choices,
+    metric: Annotated[
+        str | None, option(help="map, or a function of outputs and labels [top-1 and top-5].", metavar="map|FILE.py:NAME")
+    ] = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    max_samples: options.MaxSamples = None,
+    batch: Annotated[int, option(help="Samples that are run at once [32].", min=1)] = 32,
+    jobs: Annotated[int | None, option(help="Processes [threads of this one].", min=1)] = None,
+) -> Answer:
+    """Run a data set on the simulated NPU, with the float and the quantized model beside it if they are known."""
+    from ethorch.targets.settings import Settings
+
+    flags = {"mean": options.numbers_of("--mean", mean), "std": options.numbers_of("--std", std), "max_samples": max_samples}
+    chosen = Settings() if sources.is_program(program) else options.settings_of(choices)
+    own = {name: value for name, value in chosen.samples.items() if name in ("mean", "std")}
+    own |= {name: value for name, value in flags.items() if value is not None}
+    samples = sources.read_samples(Settings(samples=own), data)
+    function: Any = metric
+    if metric not in (None, "map"):
+        from ethorch.cli.search_commands import read_function
+
+        function = read_function(str(metric))
+    subject = sources.program_of(program, choices)
+    from ethorch.program.evaluate import evaluate as run_data
+
+    found = run_data(subject, samples, metric=function, batch=batch, jobs=jobs)
+    return Answer(found.to_json(), lambda: _evaluated(found), Status.INTERRUPTED if found.interrupted else Status.DONE)
+
+
+def _evaluated(found: Evaluation) -> str:
+    return str(found)
+
+
+@command("explain", PANEL)
+def explain(
+    program: options.Source,
+    choices: options.Choices,
+    operator: Annotated[str | None, option(help="Only operators with this in their name.", metavar="NAME")] = None,
+    cpu: Annotated[bool, option("--cpu", help="Only operators on the CPU.")] = False,
+    memory: Annotated[bool, option("--memory", help="Memory: RAM and flash by part, and pools of full ExecuTorch.")] = False,
+    suggest: Annotated[bool, option("--suggest", help="Changes that were tried, and what each saves.")] = False,
+    method: options.Method = None,
+) -> Answer:
+    """List the operators: NPU or CPU, costs, reasons and remedies."""
+    subject = sources.program_of(program, choices, method)
+    if memory:
+        return _explain_memory(subject)
+    if suggest:
+        tried = subject.suggestions()
+        return Answer(tried.to_json(), tried.rich)
+    explanation = subject.explain(operator=operator, cpu_only=cpu)
+    return Answer(explanation.to_json(), explanation.rich)
+
+
+def _explain_memory(program: Program) -> Answer:
+    """RAM and flash by part, and what full ExecuTorch needs: method pool, temporary pool, planned buffers, for each method."""
+    from ethorch.figures.pools import pools
+
+    found = pools(program.pte)
+    memory = program.memory
+    data = {"memory": memory.to_json(), "pools": [one.to_json() for one in found]}
+    return Answer(data, lambda: stacked(memory.rich(), "", *map(str, found)))
+
+
+@command("compare", PANEL)
+def compare(
+    program: options.Source, choices: options.Choices, inputs: options.Inputs = None, method: options.Method = None
+) -> Answer:
+    """Compare float model, quantized model and NPU, operator by operator. Exit status 3: the NPU is not bit-exact."""
+    subject = sources.program_of(program, choices, method)
+    found = subject.compare(*_inputs(subject, inputs))
+    return Answer(found.to_json(), found.to_text, Status.DONE if found.bit_exact else Status.NO)
+
+
+def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
+    if not paths:
+        return ()
+    from ethorch.cli.model_options import inputs_for, inputs_from
+
+    if program.model is None:
+        return inputs_for(program, paths)
+    return inputs_from(paths, program.model.example_inputs, program.open_dims)
+
+
+@command("report", PANEL)
+def report(
+    program: Annotated[
+        str,
+        typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, what --json printed, or a model, which is compiled."),
+    ],
+    choices: options.Choices,
+    output: Annotated[
+        Path | None, option("--output", "-o", help=".html, .md, .json or .trace.json, or - [none].", metavar="FILE")
+    ] = None,
+    format: Annotated[
+        str | None, option(help="Format, instead of the one that the suffix names.", metavar="html|md|json|trace")
+    ] = None,
+    inputs: options.Inputs = None,
+    method: options.Method = None,
+    profile: Annotated[
+        list[Path] | None,
+        option(help="Measurements: a board's log, CSV of qread_bytes,samples or milliseconds; repeatable.", metavar="FILE"),
+    ] = None,
+    baseline: Annotated[str | None, option(help="An earlier build to compare with.", metavar="PROGRAM")] = None,
+    fail_on_regression: Annotated[
+        float | None, option(help="Exit status 3 if a total is worse by more than this.", min=0, metavar="PERCENT")
+    ] = None,
+) -> Answer:
+    """Report on a program: verdict, layers, cycles, time line, memory, roofline, accuracy, advice.
+
+    With --inputs each operator is compared with the float model; with --profile, estimates with what a board measured; with
+    --baseline, the program with an earlier build.
+    """
+    if profile:
+        found = sources.program_of(program, choices, method).import_profile(*profile)
+        return Answer(found.to_json(), found.rich)
+    if baseline is not None:
+        return _compare_builds(baseline, program, choices, output, format, fail_on_regression)
+    if fail_on_regression is not None:
+        raise SpecError("--fail-on-regression compares with an earlier build: give it as --baseline.")
+    kind = _format(output, format)
+    if output is not None:
+        check_output(output, kind)
+    data, comparison = read_data(program, choices, method), None
+    if data is None:
+        subject = sources.program_of(program, choices, method)
+        _ = subject.accuracy  # measured now, so that to_json has it
+        data = subject.to_json()
+        if inputs:
+            comparison = subject.compare(*_inputs(subject, inputs)).to_json()
+    elif inputs:
+        raise SpecError(f"--inputs compares operators with the float model, which {program} does not contain: give the model.")
+    from ethorch.report.advice import advice
+    from ethorch.report.verdict import verdicts
+
+    advised = [one.to_json() for one in advice(data)]
+    answer = {**data, "output": None if output is None else str(output), "advice": advised}
+    if output is not None:
+        write_output(output, _contents(kind, data, comparison, program, answer))
+    lines = [f"{one.question} {one.answer}" for one in verdicts(data)]
+    return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"wrote {output}"]))
+
+
+def _format(output: Path | None, format: str | None) -> str:
+    if format is not None:
+        if format not in FORMATS.values():
+            raise SpecError(f"--format is {format!r}; expected {', '.join(dict.fromkeys(FORMATS.values()))}.")
+        return format
+    if output is None or str(output) == "-":
+        return "md"
+    for suffix, kind in FORMATS.items():
+        if output.name.endswith(suffix):
+            return kind
+    raise SpecError(f"--output is {output}; it has to end in {', '.join(FORMATS)}, or --format says what it is.")
+
+
+def check_output(output: Path, kind: str) -> None:
+    """Check, before anything is computed, that a report can be written.
+
+    Raises:
+        EthorchError: It cannot.
+    """
+    from ethorch.program.saving import check_folder
+    from ethorch.report.page.page import check_page
+
+    if str(output) != "-":
+        check_folder(output)
+    if kind == "html":
+        check_page()
+
+
+def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, answer: Mapping[str, Any]) -> str:
+    from ethorch.report.reproduce import MODEL
+
+    title = Path(source).name
+    named = [MODEL] if sources.is_program(source) or source.endswith(".json") else [title]
+    if kind == "html":
+        from ethorch.report.page import page
+
+        return page(data, comparison, title, named)
+    if kind == "md":
+        from ethorch.report.markdown import markdown
+
+        return markdown(data, title, named)
+    if kind == "trace":
+        from ethorch.figures import Layer, trace_events
+
+        return json.dumps(trace_events([Layer.from_json(layer) for layer in data["layers"]], data["core_clock_hz"]))
+    return json.dumps(answer, indent=2) + "\n"
+
+
+def read_data(source: str, choices: options.Choices, method: str | None = None) -> Mapping[str, Any] | None:
+    """Return the plain data of a program's method: of JSON, a saved folder, or a .pte. None of anything else: a model then."""
+    from ethorch.report.program_data import is_program_data, read_program_data
+
+    if is_program_data(source):
+        data = read_program_data(source)
+        if method in (None, data["method"]):
+            return data
+        if not sources.is_program(source):
+            raise SpecError(f"{source} is about method {data['method']!r}, not {method!r}.")
+    return sources.program_of(source, choices, method).to_json() if sources.is_program(source) else None
+
+
+def _compare_builds(
+    before: str, after: str, choices: options.Choices, output: Path | None, format: str | None, most: float | None
+) -> Answer:
+    """What changed between two builds: totals, settings, versions, and cycles per layer."""
+    from ethorch.report.builds import compare_builds
+
+    sides = []
+    for source in (before, after):
+        data = read_data(source, choices)
+        if data is None:
+            raise SpecError(f"{source} is no build: give what --json printed (.json), a saved folder, or a .pte.")
+        sides.append(data)
+    found = compare_builds(*sides)
+    worse = [] if most is None else found.regressions(most)
+    answer = {**found.to_json(), "regressions": worse}
+    if output is not None:
+        kind = _format(output, format)
+        if kind not in ("md", "json"):
+            raise EthorchError(f"cannot write {output}: a comparison of builds is written as .md or .json.")
+        check_output(output, kind)
+        write_output(output, found.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
+
+    def text() -> Any:
+        return stacked(found.rich(), *(f"WORSE: {line}" for line in worse))
+
+    return Answer(answer, text, Status.NO if worse else Status.DONE)

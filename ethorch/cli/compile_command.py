@@ -1,0 +1,92 @@
+"""The subcommand ``compile``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ethorch.cli import options, sources
+from ethorch.cli.answers import Answer, Status, stacked
+from ethorch.cli.command import command, option
+from ethorch.support.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ethorch.targets.settings import Settings
+
+PANEL = "A model"
+#: The name of standard output.
+STDOUT = Path("-")
+_REMEDIES = 3  # that are listed if a budget does not hold
+
+
+@command("compile", PANEL)
+def compile_(
+    model: options.ModelName,
+    samples: options.Samples,
+    quantization: options.Quantization,
+    budget: options.Budget,
+    choices: options.Choices,
+    output: Annotated[
+        Path | None, option("--output", "-o", help=".pte, .bpte or .tosa, a folder, or - [none].", metavar="FILE")
+    ] = None,
+) -> Answer:
+    """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget does not hold."""
+    from ethorch.program.saving import check_writable
+
+    if (quantization.target or "").startswith("TOSA"):
+        return _compile_to_tosa(model, samples, quantization, choices, output)
+    settings = options.settings_of(choices, samples=samples, quantization=quantization, budget=budget)
+    if output not in (None, STDOUT):
+        assert output is not None
+        check_writable(output)
+    program = sources.compile_model(model, settings)
+    if output == STDOUT:
+        sys.stdout.buffer.write(program.pte)
+        sys.stdout.flush()
+        return Answer(None, lambda: "", Status.DONE if program.fits else Status.NO)
+    if output is not None:
+        program.save(output)
+    tried = None if program.fits else program.suggestions(_REMEDIES)
+    data = {
+        "output": None if output is None else str(output),
+        **program.to_json(),
+        "suggestions": None if tried is None else tried.to_json(),
+    }
+
+    def text() -> RenderableType:
+        parts = [program.rich()] if tried is None else [program.rich(), "", tried.rich()]
+        return stacked(*parts, *([] if output is None else [f"wrote {output}"]))
+
+    return Answer(data, text, Status.DONE if program.fits else Status.NO)
+
+
+def _compile_to_tosa(
+    model: str,
+    samples: options.Samples,
+    quantization: options.Quantization,
+    choices: options.Choices,
+    output: Path | None,
+) -> Answer:
+    """The answer of ``compile`` for a TOSA specification as the target."""
+    from ethorch.program.saving import check_writable
+    from ethorch.targets.tosa_spec import TosaCompileSpec
+
+    spec = TosaCompileSpec(quantization.target or "")
+    settings: Settings = options.settings_of(choices, samples=samples)
+    if output is not None:
+        if output.suffix not in (".tosa", ".pte", ".bpte"):
+            raise SpecError(f"--output is {output}; with -t {quantization.target} it has to end in .tosa, .pte or .bpte.")
+        check_writable(output)
+    user = sources.read_one_model(model, settings)
+    from ethorch.program.other_targets import compile_to_tosa, save
+
+    program = compile_to_tosa(user, spec, quantization.scheme or "int8")
+    if output is not None:
+        save(program, output)
+    assert program.report is not None
+    summary = program.report.summary()
+    data = {"output": None if output is None else str(output), "target": str(spec.tosa_spec), "summary": summary}
+    return Answer(data, lambda: summary if output is None else f"{summary}\nwrote {output}")

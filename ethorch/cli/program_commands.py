@@ -1,0 +1,115 @@
+"""Subcommands that run or list a finished program: run, disassemble, generate."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from ethorch.cli import options, sources
+from ethorch.cli.answers import Answer
+from ethorch.cli.command import command, option
+from ethorch.support.errors import EthorchError, SpecError
+
+PANEL = "A program"
+
+
+@command("run", PANEL)
+def run(
+    program: options.Pte,
+    inputs: options.Inputs = None,
+    output: Annotated[Path | None, option("--output", "-o", help="The outputs [none].", metavar="FILE.npz")] = None,
+    seed: Annotated[int, option(help="Seed of random inputs [0].")] = 0,
+    method: options.Method = None,
+) -> Answer:
+    """Run a program on this computer: ExecuTorch's runtime, the NPU simulated bit for bit."""
+    from ethorch.program.saving import check_folder
+
+    if output is not None:
+        check_folder(output)
+    from ethorch.cli.model_options import inputs_for
+    from ethorch.models import arrays
+
+    loaded = sources.read_program(program, method)
+    taken = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(loaded.description, seed)
+    chosen, filled = loaded.chosen(taken)
+    host = chosen.host
+    started = time.perf_counter()
+    outputs = loaded.cropped(host.arrays(*filled), taken)
+    seconds = time.perf_counter() - started
+    if output is not None:
+        arrays.save_outputs(str(output), outputs)
+    found = [arrays.describe(x) for x in outputs]
+    data = {
+        "outputs": found,
+        "seconds": seconds,
+        "random_inputs": not inputs,
+        "milliseconds": loaded.milliseconds,
+        "target": loaded.target,
+    }
+
+    def text() -> str:
+        rows = [f"output {number}  {x['dtype']}{x['shape']}  {x['text']}" for number, x in enumerate(found)]
+        note = f"simulated in {seconds:.3f} s on this computer"
+        if not inputs:
+            note += f", on random inputs (seed {seed}); --inputs takes files"
+        if loaded.milliseconds is not None:
+            note += f". The NPU takes {loaded.milliseconds:.3f} ms by the estimate"
+        return "\n".join([*rows, f"{note}."])
+
+    return Answer(data, text)
+
+
+@command("disassemble", PANEL, alias="dis")
+def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
+    """List the NPU's commands; of a saved folder with the operator of each."""
+    loaded = sources.read_program(program, method)
+    from ethorch.formats.payload import BACKEND_ID
+    from ethorch.npu import Program, disassembly
+    from ethorch.vela import artifacts
+
+    delegates = [delegate for delegate in loaded.description.delegates if delegate.id == BACKEND_ID]
+    payloads = [delegate.payload for delegate in delegates]
+    if not payloads:
+        raise EthorchError(f"method {loaded.method!r} of {program} has no Ethos-U delegate.")
+    streams = [Program(payload.commands, payload.weights) for payload in payloads]
+    folder = program / "delegates" if (program / "delegates").is_dir() else None
+    operators = [
+        None if folder is None else artifacts.sources(folder, payload, delegate.compile_specs)
+        for payload, delegate in zip(payloads, delegates, strict=True)
+    ]
+    pairs = list(zip(streams, operators, strict=True))
+    listed = [{"target": one.config.name, "operations": disassembly.rows(one, known)} for one, known in pairs]
+    return Answer(listed, lambda: "\n".join(disassembly.text(one, known) for one, known in pairs).rstrip())
+
+
+@command("generate", PANEL)
+def generate(
+    program: options.Pte,
+    tokenizer: Annotated[Path, option(help="tokenizer.json, a folder with one, or JSON with characters.", metavar="FILE|DIR")],
+    prompt: Annotated[str, option(help="Beginning of the text.")],
+    tokens: Annotated[int, option(help="Number of tokens to write at most [50].", min=1)] = 50,
+    temperature: Annotated[float, option(help="Divisor of logits; 0 takes the likeliest token [0].")] = 0.0,
+    top_k: Annotated[int, option(help="Number of the likeliest tokens to draw from; 0: all [0].")] = 0,
+    seed: Annotated[int, option(help="Seed of the draws [0].")] = 0,
+    context: Annotated[int | None, option(help="Number of tokens in the caches [by their shapes].", min=2)] = None,
+    stop: Annotated[
+        str,
+        option(help="End of the text [of a config.json beside the tokenizer]."),
+    ] = "",
+) -> Answer:
+    """Generate text: a program with a method decode, and prefill for prompts, as ethorch.language makes them."""
+    from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
+
+    choice = Choice(temperature, top_k, seed)
+    words = load_tokenizer(tokenizer)
+    speaker = Speaker.of_program(sources.read_program(program), context=context)
+    if not prompt:
+        raise SpecError("--prompt is empty: a text begins with at least one token.")
+    if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
+        raise SpecError(f"--prompt has characters that {tokenizer} has not: {unknown!r}. It has {words.characters[:-1]!r}.")
+    ids = words.encode(prompt)
+    ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
+    found = list(speaker.generate(ids, tokens, choice, ends))
+    text = words.decode([*ids, *found])
+    return Answer({"prompt": prompt, "text": text, "tokens": found, "calls": speaker.calls}, lambda: text)

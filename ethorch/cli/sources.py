@@ -1,0 +1,129 @@
+"""What MODEL and PROGRAM of the command line are: models with the samples of the settings, and programs from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ethorch.cli import options
+from ethorch.models.user_code import ZOOS, find, names_in
+from ethorch.support.errors import SpecError
+
+if TYPE_CHECKING:
+    from ethorch.models.load import UserMethods, UserModel
+    from ethorch.program.program import Program
+    from ethorch.targets.settings import Settings
+
+
+def is_program(source: str) -> bool:
+    """Return True if it names a ``.pte`` or a saved folder, and not a model."""
+    return source.endswith(".pte") or (Path(source).is_dir() and not source.startswith(tuple(f"{zoo}:" for zoo in ZOOS)))
+
+
+def read_program(source: str | Path, method: str | None = None) -> Program:
+    """Return the program in a file or a saved folder.
+
+    Raises:
+        SpecError: It is the name of a model.
+    """
+    _check_no_model(str(source))
+    from ethorch.program.program import load
+
+    return load(source, method)
+
+
+def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
+    """Return the named model with the weights, shapes and calibration samples of the settings.
+
+    Raises:
+        SpecError: The samples are of one model, and this one has several methods.
+        EthorchError: The weights or samples do not fit.
+    """
+    find(name)  # what is wrong is said before the seconds that the imports below take
+    from ethorch.cli.model_options import loaded
+    from ethorch.models.load import UserMethods
+    from ethorch.program.compile import user_model
+
+    weights = settings.samples.get("weights")
+    user = loaded(name, None if weights is None else Path(weights))
+    calibration = read_samples(settings, settings.samples.get("calibrate"))
+    if isinstance(user, UserMethods):
+        if calibration is not None:
+            raise SpecError(f"{name} is of several methods, whose calls for calibration it has to bring: --calibrate is of one.")
+        return user
+    return user_model(user, calibration=calibration, shapes=settings.shapes)
+
+
+def read_one_model(name: str, settings: Settings) -> UserModel:
+    """Return the named model, for a command that takes one method.
+
+    Raises:
+        SpecError: The model has several methods, or several shapes are given.
+    """
+    if len(settings.shapes) > 1:
+        raise SpecError(
+            "--shape is given several times, and this command is for one method. Give it once, inputs separated by commas."
+        )
+    from ethorch.models.load import UserMethods
+
+    user = read_model(name, settings)
+    if isinstance(user, UserMethods):
+        raise SpecError(f"{name} has the methods {', '.join(user.models)}, and this command is for one.")
+    return user
+
+
+def read_samples(settings: Settings, paths: Any) -> Any:
+    """Return the samples in files, normalized and limited as the settings say; None without files.
+
+    Raises:
+        SpecError: Only one of ``mean`` and ``std`` is given.
+    """
+    mean, std = settings.samples.get("mean"), settings.samples.get("std")
+    if (mean is None) != (std is None):
+        raise SpecError("--mean and --std belong together: give both, or neither.")
+    if not paths:
+        return None
+    from ethorch.models.samples import samples
+    from ethorch.models.transforms import Normalize
+
+    files = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    transform = None if mean is None else Normalize(mean, std or ())
+    return samples(files, transform=transform, limit=settings.samples.get("max_samples"))
+
+
+def compile_model(name: str, settings: Settings) -> Program:
+    """Compile the named model."""
+    user = read_model(name, settings)
+    from ethorch.program.compile import compile
+
+    return compile(user, settings=settings)
+
+
+def program_of(source: str, choices: options.Choices, method: str | None = None) -> Program:
+    """Return the program in a file, or that of a model, compiled by ``--settings`` and ``--set``.
+
+    Raises:
+        SpecError: The source is a program, which ``--set`` cannot change.
+    """
+    if not is_program(source):
+        program = compile_model(source, options.settings_of(choices))
+        return program if method is None else program[method]
+    if choices.set or choices.settings:
+        flag = "--set" if choices.set else "--settings"
+        raise SpecError(f"{source} is compiled already: {flag} would have no effect on it. Give the model, or leave {flag} out.")
+    return read_program(source, method)
+
+
+def _check_no_model(name: str) -> None:
+    """SpecError for what `ethorch compile` takes, if a compiled program is expected."""
+    file = name.rpartition(":")[0] or name
+    if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:
+        return
+    model, hint = name, ""
+    if name.endswith(".py"):
+        model = f"{name}:NAME"
+        hint = f" NAME is one of {', '.join(names)}." if (names := names_in(Path(name))) else ""
+    raise SpecError(
+        f"{name} is a model, and this takes a program: a .pte, or a saved folder. "
+        f"`ethorch compile {model} -o model.pte` makes one.{hint}"
+    )

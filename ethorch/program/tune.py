@@ -1,0 +1,184 @@
+"""``tune``: change a model until it reaches a goal: 16 bits for single modules, or fewer weight bytes, then compile it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ethorch.models.load import UserModel, in_eval_mode
+from ethorch.program.build import build_program, single_method
+from ethorch.program.compile import Model, compile, user_model
+from ethorch.program.program import Program
+from ethorch.quantization.schemes import CONFIGS, quantizer_for
+from ethorch.support.errors import SpecError, unknown_name
+from ethorch.support.exclusive import exclusive
+from ethorch.support.metrics import Metric
+from ethorch.support.progress import stage
+from ethorch.support.progress_bar import shown
+from ethorch.support.wording import shown as quoted
+from ethorch.targets.settings import NCHW, Settings
+from ethorch.tuning.compress import Plan, apply, plan
+from ethorch.tuning.mixed_precision import MixedPrecision, mixed_precision
+
+#: What ``tune`` can improve.
+GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found, before anything is compiled.
+
+    Attributes:
+        model: The model to compile, and its samples.
+        settings: The settings to compile it with.
+        result: The steps and figures of the search; ``print`` it.
+        reached: True if the goal is reached.
+    """
+
+    model: UserModel
+    settings: Settings
+    result: MixedPrecision | Plan
+    reached: bool
+
+
+def tune(
+    model: Model,
+    example_inputs: Any = None,
+    *,
+    goal: str | float,
+    metric: Metric | None = None,
+    calibration: Any = None,
+    settings: Settings | None = None,
+    progress: bool | None = None,
+) -> Program:
+    """Return a program of the model that reaches a goal, or comes closest to it; a warning then says what is missing.
+
+    ::
+
+        program = ethorch.tune(model, image, goal="accuracy", calibration=images, settings=Settings(min_sqnr_db=30))
+
+    Args:
+        model, example_inputs, calibration: As of ``ethorch.compile``, of one method.
+        goal: ``"accuracy"``: 16-bit activations for the modules that lose most, until ``settings.min_sqnr_db`` is met; a number:
+            likewise, until ``metric`` returns at least this. ``"flash"`` or ``"cycles"``: fewer values, zeros and 2:4 sparsity in
+            weights, until ``settings.flash`` or ``settings.latency_ms`` is met; without that budget, as much as
+            ``settings.min_sqnr_db`` allows. The model is not trained; ``ethorch.tuning.compress`` has plans for training.
+        metric: A function of two lists, the model's outputs and the quantized model's for each calibration sample in order, which
+            returns a number; larger is better.
+        settings: All other choices, and the budgets.
+        progress: Draw progress on stderr; None: if it is a terminal.
+
+    Raises:
+        SpecError: The goal is unknown, or a budget or metric that it needs is missing.
+        EthorchError: As of ``ethorch.compile``.
+    """
+    chosen = settings or Settings()
+    check_goal(goal, metric, chosen)
+    with exclusive(), shown(progress):
+        user = user_model(model, example_inputs, calibration, shapes=chosen.shapes)
+        found = search(user, chosen, goal, metric)
+        return compile(found.model, settings=found.settings, progress=progress)
+
+
+def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
+    """Check that a goal has the budget or the metric that it needs.
+
+    Raises:
+        SpecError: It has not, or the goal is unknown.
+    """
+    if isinstance(goal, (int, float)) and not isinstance(goal, bool):
+        if metric is None:
+            raise SpecError(f"goal is {goal}, the least value of a metric, and there is no metric: give the function.")
+        return
+    if not isinstance(goal, str):
+        raise SpecError(f"goal is {quoted(goal)}; expected one of {', '.join(GOALS)}, or the least value of metric.")
+    if goal not in GOALS:
+        raise unknown_name("goal", goal, GOALS)
+    if metric is not None:
+        raise SpecError(f"metric needs a goal in its unit, the least value that it may return; found {goal!r}.")
+    budget = {ACCURACY: None, FLASH: settings.flash_limit, CYCLES: settings.latency_ms}[goal]
+    if budget is None and settings.min_sqnr_db is None:
+        also = {ACCURACY: "", FLASH: "flash or ", CYCLES: "latency_ms or "}[goal]
+        raise SpecError(f"nothing says how far to go with goal {goal!r}: set the budget {also}min_sqnr_db.")
+    if goal != ACCURACY and settings.io_layout != NCHW:
+        raise SpecError(f"goal {goal!r} plans for inputs and outputs as the model has them: leave io_layout out.")
+
+
+def search(
+    user: UserModel,
+    settings: Settings,
+    goal: str | float,
+    metric: Metric | None = None,
+    *,
+    recipes: Sequence[str] | None = None,
+    keep: Sequence[str] = (),
+) -> Tuning:
+    """Search for the change of the model that reaches a goal.
+
+    Args:
+        user: The float model, with samples.
+        goal, metric: As of ``tune``, checked.
+        recipes: Of ``flash`` and ``cycles``: what to choose from, such as ``["32-values", "2:4"]``.
+        keep: Likewise: names of weights, or of modules, that stay as they are.
+    """
+    samples = list(user.calibration) or [user.example_inputs]
+    with in_eval_mode(user.module):
+        if goal in (FLASH, CYCLES):
+            return _search_weights(user, settings, str(goal), samples, recipes, keep)
+        return _search_modules(user, settings, None if isinstance(goal, str) else float(goal), metric, samples)
+
+
+def _search_modules(
+    user: UserModel, settings: Settings, least: float | None, metric: Metric | None, samples: Sequence[Any]
+) -> Tuning:
+    """16 bits for the modules that lose most, as few as the goal asks for."""
+    if user.quantized:
+        raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")
+    if settings.scheme not in CONFIGS:
+        raise SpecError(f"goal 'accuracy' starts from a scheme, one of {', '.join(CONFIGS)}; found a QuantizationConfig.")
+    with stage("raise modules to 16 bits") as step:
+        found = mixed_precision(
+            user.module,
+            settings.spec,
+            samples,
+            target_sqnr_db=settings.min_sqnr_db if metric is None else least,
+            metric=metric,
+            base=CONFIGS[settings.scheme](False),
+            progress=lambda _: step(),
+        )
+    raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
+    return Tuning(user, settings.with_(modules={**settings.modules, **raised}), found, found.reached)
+
+
+def _search_weights(
+    user: UserModel, settings: Settings, goal: str, samples: Sequence[Any], recipes: Sequence[str] | None, keep: Sequence[str]
+) -> Tuning:
+    """A recipe for each weight, with which the application meets its budget."""
+    flash = cycles = None
+    if goal == FLASH and settings.flash_limit is not None:
+        record = build_program(single_method(user), settings)
+        flash = max(settings.flash_limit - (record.memory.flash_bytes - len(record.pte)), 1)
+    if goal == CYCLES and settings.latency_ms is not None:
+        record = build_program(single_method(user), settings)
+        others = (record.milliseconds or 0.0) - 1000 * (record.total_cycles or 0) / record.core_clock_hz
+        cycles = max(math.floor((settings.latency_ms - others) / 1000 * record.core_clock_hz), 1)
+    found = plan(
+        user.module,
+        settings.spec,
+        samples,
+        max_flash=flash,
+        max_cycles=cycles,
+        min_sqnr_db=settings.min_sqnr_db,
+        objective="bytes" if goal == FLASH else "cycles",
+        recipes=recipes,
+        leave_out=keep,
+        quantizer=quantizer_for(settings),
+    )
+    compressed: nn.Module = apply(found.quantized, found.recipes, samples)
+    flags = [*settings.vela_flags, *found.vela_flags]
+    model = replace(user, module=compressed, quantized=True)
+    return Tuning(model, settings.with_(vela_flags=flags), found, found.reached)

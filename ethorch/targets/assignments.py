@@ -1,0 +1,119 @@
+"""``FIELD=VALUE`` of the command line (``--set``) as changes of the settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ethorch.support.errors import FormatError, SpecError, unknown_name
+from ethorch.support.text_files import parse_toml
+from ethorch.targets.npus import TARGETS
+from ethorch.targets.settings import Settings
+
+#: Fields that are tables; ``FIELD.KEY=VALUE`` sets one entry.
+TABLES = ("modules", "samples")
+_LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNORECASE)
+
+
+def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that ``FIELD=VALUE`` words set, for ``with_assignments``.
+
+    Args:
+        words: VALUE is TOML; what is not TOML is a string. ``modules.head=float`` sets one entry of a table.
+
+    Raises:
+        SpecError: A word has another form, a field is unknown, or one field is set to two values.
+    """
+    names = [entry.name for entry in fields(Settings)]
+    changes: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        field, dot, entry = key.strip().partition(".")
+        if not equals or (dot and not entry):
+            raise SpecError(f"--set is {word!r}; expected FIELD=VALUE, such as arena=64K or modules.head=float.")
+        if field not in names:
+            raise unknown_name("setting", field, names)
+        if dot and field not in TABLES:
+            raise SpecError(f"--set is {word!r}, but {field} is no table; tables are {' and '.join(TABLES)}.")
+        value = _parse_value(text.strip())
+        if not dot:
+            if field in changes and changes[field] != value:
+                raise SpecError(f"--set gives {field} two values, {changes[field]!r} and {value!r}; give one.")
+            changes[field] = value
+            continue
+        table = changes.setdefault(field, {})
+        entry = entry.strip("\"'")
+        if not isinstance(table, dict) or table.get(entry, value) != value:
+            raise SpecError(f"--set gives {field}.{entry} two values; give one.")
+        table[entry] = value
+    return changes
+
+
+def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
+    """Return a copy of the settings with the fields that ``FIELD=VALUE`` words set; entries of tables are added to them.
+
+    Raises:
+        SpecError: As of ``parse_assignments``, or a value is not one of the field's.
+    """
+    changes = parse_assignments(words)
+    for field in TABLES:
+        if isinstance(changes.get(field), dict):
+            changes[field] = {**getattr(settings, field), **changes[field]}
+    return settings.with_(**changes)
+
+
+def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each field that ``FIELD=A,B,C`` words vary; ``target=all`` stands for every NPU.
+
+    Raises:
+        SpecError: A word has another form, or a field occurs twice.
+    """
+    axes: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        values = [part.strip() for part in text.split(",") if part.strip()]
+        if not equals or not values:
+            raise SpecError(f"--vary is {word!r}; expected FIELD=A,B,C, such as scheme=int8,a16w8.")
+        if name in axes:
+            raise SpecError(f"--vary gives {name} twice; give all its values at once.")
+        axes[name] = list(TARGETS) if (name, values) == ("target", ["all"]) else values
+    return axes
+
+
+def parse_latency(text: str) -> float:
+    """Return the milliseconds of ``5ms``, ``5`` or ``30fps``.
+
+    Raises:
+        SpecError: The text has another form, or the number is not above 0.
+    """
+    found = _LATENCY.fullmatch(text.strip())
+    number = 0.0 if found is None else float(found["number"])
+    if found is None or number <= 0:
+        raise SpecError(f"--latency is {text!r}; expected milliseconds, such as 5ms, or inferences per second, such as 30fps.")
+    return 1000 / number if found["unit"].lower() == "fps" else number
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return parse_toml(f"value = {text}", "--set")["value"]
+    except (FormatError, KeyError):
+        return text
+
+
+def describe_fields() -> list[tuple[str, str, str]]:
+    """Return (name, default, meaning) of each field of the settings, from the docstring of ``Settings``."""
+    attributes = (Settings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
+    meanings: dict[str, str] = {}
+    for entry in re.split(r"\n {8}(?=\w)", attributes):
+        names, _, meaning = entry.partition(":")
+        for name in names.split(","):
+            meanings[name.strip()] = " ".join(meaning.split())
+    defaults = Settings().to_json()
+    rows = []
+    for entry in fields(Settings):
+        default = defaults[entry.name]
+        text = "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+        rows.append((entry.name, text, meanings.get(entry.name, "")))
+    return rows
