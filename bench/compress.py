@@ -7,7 +7,8 @@ noise of 25 of 255 taken out of patches of 32x32 pixels; a network of 29,000 wei
 photographs and is judged on the other, by its PSNR.
 
 Each network is trained in float, quantized to int8, and compressed by each recipe: in one shot from calibration samples, and with
-training by ``ethorch.tuning.compress.constrain`` and ``ethorch.prepare``. The row "as-is" is trained with quantization for as long.
+training by ``ethorch.tuning.compress.constrain`` and ``ethorch.tuning.prepare_qat``. The row "as-is" is trained with quantization
+for as long.
 """
 
 from __future__ import annotations
@@ -193,10 +194,10 @@ def _spec(target: str) -> ethorch.EthosUCompileSpec:
 def _trained(task: Task, model: nn.Module, recipes: dict[str, str]) -> float:
     """The figure after training with quantization and these recipes, half as long as in float and at a third of the rate."""
     constrained = compress.constrain(copy.deepcopy(model).train(), recipes)
-    prepared = ethorch.prepare(constrained, task.batch)
+    prepared = ethorch.tuning.prepare_qat(constrained, task.batch)
     prepared.train()
     task.train(prepared, task.rounds // 2, task.rate / 3)
-    converted: GraphModule = ethorch.convert(prepared, task.samples[0])
+    converted: GraphModule = ethorch.tuning.convert_qat(prepared, task.samples[0])
     common = {name: recipe for name, recipe in recipes.items() if "one-scale" in recipe}
     return task.judge(compress.apply(converted, common, list(task.samples)) if common else converted)
 

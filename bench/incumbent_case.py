@@ -100,8 +100,8 @@ def record_settings(kind: type) -> None:
 def _own_config(config: Any) -> Any:
     import torch
 
-    from ethorch import (
-        QuantizationConfig,
+    from ethorch import QuantizationConfig
+    from ethorch.arm.quantizer import (
         get_symmetric_a8w4_quantization_config,
         get_symmetric_a16w8_quantization_config,
         get_symmetric_quantization_config,

@@ -20,13 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.compile import markdown_row, provenance
-from ethorch import (
-    EthosUCompileSpec,
-    QuantizationConfig,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    runtime,
-)
+from ethorch import EthosUCompileSpec, QuantizationConfig, runtime
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.deploy.firmware.plan import plan

@@ -132,7 +132,8 @@ def of_module(make: Callable[[], Any], *shape: int, bits: int = 8) -> Fill:
         import torch
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-        from ethorch import EthosUQuantizer, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+        from ethorch import EthosUQuantizer
+        from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
         from ethorch.lower.walk import lower_program
 
         torch.manual_seed(0)

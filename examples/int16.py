@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
@@ -49,5 +50,5 @@ for name, config in (
     quantized = quantize(user, spec, config)
     cycles = sum(delegate.performance.npu_cycles for delegate in build_pte(quantized, samples[0], spec).delegates)
     print(f"{name:6}{decibels(quantized):6.1f} dB {cycles:7.0f} cycles")
-mixed = ethorch.mixed_precision(model, spec, samples, target_sqnr_db=55)
+mixed = ethorch.tuning.mixed_precision(model, spec, samples, target_sqnr_db=55)
 print(f"raised to 16 bits, in this order:\n{mixed}")

@@ -11,7 +11,8 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, get_symmetric_quantization_config, runtime
+from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, runtime
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 
 
 class Residual(nn.Module):

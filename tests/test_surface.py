@@ -53,3 +53,20 @@ def test_the_short_name_of_disassemble(capsys: pytest.CaptureFixture[str]) -> No
     assert "dis " not in capsys.readouterr().out.splitlines()[3:]
     assert cli.main(["--help"]) == 0
     assert "\n│ dis " not in capsys.readouterr().out
+
+
+def test_public_names_are_counted() -> None:
+    assert len(ethorch.__all__) <= 25
+    modules = [getattr(ethorch, name) for name in ethorch.__all__ if inspect.ismodule(getattr(ethorch, name))]
+    assert sorted(module.__name__ for module in modules) == [
+        "ethorch.arm", "ethorch.language", "ethorch.targets", "ethorch.targets.boards", "ethorch.testing", "ethorch.tosa",
+        "ethorch.tuning",
+    ]  # fmt: skip
+    for module in (*modules, ethorch.arm.quantizer):
+        assert 0 < len(module.__all__) <= 12, module.__name__
+        assert all(hasattr(module, name) for name in module.__all__), module.__name__
+
+
+def test_nothing_public_is_hidden_by_a_module_of_its_name() -> None:
+    for name in ethorch.tuning.__all__:
+        assert callable(getattr(ethorch.tuning, name)) or name == "compress"

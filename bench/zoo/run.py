@@ -18,8 +18,8 @@ from torch import Tensor
 from bench.implementation import flat, memory_for
 from bench.models.case import Inputs, ModelCase
 from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
-from ethorch import get_symmetric_a16w8_quantization_config as a16w8
-from ethorch import get_symmetric_quantization_config as int8
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config as a16w8
+from ethorch.arm.quantizer import get_symmetric_quantization_config as int8
 from ethorch.backend.build import build_pte
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
 from ethorch.lower.fx.export import exported

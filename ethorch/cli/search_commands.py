@@ -106,7 +106,7 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
     """Which modules lose the accuracy: each quantized alone, and each left in float alone."""
     from ethorch.quantization.schemes import quantizer_for
     from ethorch.support.progress import stage
-    from ethorch.tuning.sensitivity import sensitivity
+    from ethorch.tuning.module_sensitivity import sensitivity
 
     if user.quantized:
         raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")

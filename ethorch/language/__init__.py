@@ -4,22 +4,18 @@
 them, or what was compiled of them, token by token.
 """
 
-from ethorch.language.cost import DecodeCost, decode_cost
+from ethorch.language.cost import decode_cost
 from ethorch.language.load import from_folder, language_model
-from ethorch.language.model import Decode, LanguageModel, Prefill
+from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
-from ethorch.language.score import Scores, perplexity, scores, token_perplexity
+from ethorch.language.score import perplexity, scores
 from ethorch.language.speaker import Speaker
 from ethorch.language.tokens import Characters, Tokenizer, end_tokens, load_tokenizer
 
 __all__ = [
     "Characters",
     "Choice",
-    "Decode",
-    "DecodeCost",
     "LanguageModel",
-    "Prefill",
-    "Scores",
     "Speaker",
     "Tokenizer",
     "decode_cost",
@@ -29,5 +25,4 @@ __all__ = [
     "load_tokenizer",
     "perplexity",
     "scores",
-    "token_perplexity",
 ]

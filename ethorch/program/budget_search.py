@@ -17,7 +17,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import FAST, FREE
 from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
-from ethorch.tuning.mixed_precision import mixed_precision
+from ethorch.tuning.precision_search import mixed_precision
 
 #: Settings, and whether only the compiler's have changed -> the program.
 Make = Callable[[Settings, bool], Record]

@@ -22,7 +22,7 @@ from ethorch.support.progress_bar import shown
 from ethorch.support.wording import shown as quoted
 from ethorch.targets.settings import NCHW, Settings
 from ethorch.tuning.compress import Plan, apply, plan
-from ethorch.tuning.mixed_precision import MixedPrecision, mixed_precision
+from ethorch.tuning.precision_search import MixedPrecision, mixed_precision
 
 #: What ``tune`` can improve.
 GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"

@@ -102,7 +102,7 @@ def _too_far_off(program: Program, wanted: float) -> list[str]:
         return []
     return [
         f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {counted(accuracy.samples, 'sample')}, "
-        f"at least {wanted:g} dB wanted. `ethorch.sensitivity` names the modules that cost most."
+        f"at least {wanted:g} dB wanted. `ethorch.tuning.sensitivity` names the modules that cost most."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Quantization-aware training as a pair: ``prepare`` makes a model that trains as the NPU will compute, ``convert`` ends it."""
+"""Quantization-aware training: ``prepare_qat`` makes a model that trains as the NPU will compute, ``convert_qat`` ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.defaul
 
 
 @exclusive()
-def prepare(
+def prepare_qat(
     model: nn.Module,
     example_inputs: Any,
     *,
@@ -34,14 +34,14 @@ def prepare(
     target: str | None = None,
     settings: Settings | None = None,
 ) -> GraphModule:
-    """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert`` it.
+    """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert_qat`` it.
 
     Its ``train()`` and ``eval()`` work as a module's. Train it as the float model was trained, with a smaller learning rate; call
-    ``freeze`` for the last epochs. Weights that ``ethorch.tuning.compress.constrain`` constrained stay so.
+    ``freeze_qat`` for the last epochs. Weights that ``ethorch.tuning.compress.constrain`` constrained stay so.
 
     Args:
         model: trained in float.
-        example_inputs: one training batch; its batch size may differ from what ``convert`` is given.
+        example_inputs: one training batch; its batch size may differ from what ``convert_qat`` is given.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig that is made with ``is_qat=True``.
         target: Name of the NPU.
         settings: All choices, with schemes of single modules; the two above change them.
@@ -62,11 +62,11 @@ def prepare(
     return prepared
 
 
-def freeze(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
+def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
     """Stop what moves beside the weights, for the last epochs: the model trains on the numbers it will be deployed with.
 
     Args:
-        prepared: from ``prepare``; it is changed.
+        prepared: from ``prepare_qat``; it is changed.
         batch_norm: batch normalization uses its running mean and variance, as at inference.
         ranges: observers stop; scales and zero points stay.
     """
@@ -95,11 +95,11 @@ def _freeze_batch_norm(prepared: GraphModule) -> None:
 
 
 @exclusive()
-def convert(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
+def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
     """The trained model quantized, in eval mode: what ``ethorch.compile`` takes.
 
     Args:
-        prepared: from ``prepare``, trained; used up.
+        prepared: from ``prepare_qat``, trained; used up.
         example_inputs: one inference, where its batch size is not that of the training batch.
     """
     prepared.eval()

@@ -9,7 +9,8 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
 
-from ethorch import EthosUPartitioner, QuantizationConfig, get_symmetric_a16w8_quantization_config, runtime
+from ethorch import EthosUPartitioner, QuantizationConfig, runtime
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from tests.backend.test_partitioner import SPEC
 from tests.helpers.quantized import quantized

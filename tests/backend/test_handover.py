@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ethorch import EthosUCompileSpec, TosaCompileSpec
+from ethorch import EthosUCompileSpec
+from ethorch.arm import TosaCompileSpec
 from ethorch.backend.handover import attach, attached
 from ethorch.support.errors import SpecError
 

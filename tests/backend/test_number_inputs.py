@@ -19,7 +19,7 @@ def test_a_number_before_the_tensors(number: float) -> None:
     """ExecuTorch lifts the number to a constant, which it cannot do in front of such an input."""
     inputs = (number, torch.linspace(-1, 1, 9))
     quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u55-128"))
-    quantizer.set_global(ethorch.get_symmetric_quantization_config())
+    quantizer.set_global(ethorch.arm.quantizer.get_symmetric_quantization_config())
     exported = torch.export.export(Sum(), inputs).module(check_guards=False)
     converted = quantizer.quantize_with_submodules(exported, [inputs])
     program = ethorch.compile(converted, inputs, "ethos-u55-128")

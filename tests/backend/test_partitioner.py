@@ -15,14 +15,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 import ethorch
-from ethorch import (
-    ArmCompileSpecBuilder,
-    EthosUCompileSpec,
-    EthosUPartitioner,
-    EthosUQuantizer,
-    get_symmetric_quantization_config,
-    runtime,
-)
+from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, runtime
+from ethorch.arm import ArmCompileSpecBuilder
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.targets.npus import LIMITS, TARGETS
 from ethorch.tosa.limits import Limits, upto

@@ -16,7 +16,8 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
-from ethorch import EthosUCompileSpec, EthosUPartitioner, get_symmetric_a16w8_quantization_config, runtime, vela
+from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime, vela
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.backend import retry
 from ethorch.backend.build import build_pte
 from ethorch.lower.rewrite import pipeline

@@ -10,7 +10,8 @@ from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch.tosa
-from ethorch import TosaCompileSpec, TOSAPartitioner, TOSAQuantizer, TosaSpecification, get_symmetric_quantization_config
+from ethorch.arm import TosaCompileSpec, TOSAPartitioner, TOSAQuantizer, TosaSpecification
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.support.errors import EthorchError, SpecError
 
 

@@ -16,14 +16,9 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_map
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import (
-    EthosUCompileSpec,
-    EthosUPartitioner,
-    EthosUQuantizer,
-    QuantizationConfig,
-    TOSAQuantizer,
-    get_symmetric_quantization_config,
-)
+from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, QuantizationConfig
+from ethorch.arm import TOSAQuantizer
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name, storage_order
 
 Inputs = tuple[Any, ...]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import ethorch
-from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer, perplexity, scores, token_perplexity
-from ethorch.language.score import predictions, surprise
+from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer, perplexity, scores
+from ethorch.language.score import predictions, surprise, token_perplexity
 from ethorch.language.tokens import byte_pairs
 from ethorch.support.errors import EthorchError, SpecError
 

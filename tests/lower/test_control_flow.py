@@ -15,17 +15,9 @@ from torch import Tensor, nn
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 import ethorch.tosa
-from ethorch import (
-    EthosUCompileSpec,
-    EthosUPartitioner,
-    EthosUQuantizer,
-    TosaCompileSpec,
-    TOSAPartitioner,
-    TOSAQuantizer,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    runtime,
-)
+from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, runtime
+from ethorch.arm import TosaCompileSpec, TOSAPartitioner, TOSAQuantizer
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.npu import Program, Sources, disassembly
 from ethorch.program.measure.ladder import Recorder

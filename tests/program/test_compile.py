@@ -121,7 +121,7 @@ def test_unknown_names_are_refused_with_the_known_ones(model: nn.Module, images:
 
 def test_a_converted_model_is_taken_as_it_is(model: nn.Module, images: list[Tensor]) -> None:
     spec = ethorch.EthosUCompileSpec("ethos-u55-128")
-    quantizer = ethorch.EthosUQuantizer(spec).set_global(ethorch.get_symmetric_quantization_config())
+    quantizer = ethorch.EthosUQuantizer(spec).set_global(ethorch.arm.quantizer.get_symmetric_quantization_config())
     prepared = prepare_pt2e(torch.export.export(model, (images[0],)).module(), quantizer)
     for image in images:
         prepared(image)

@@ -63,7 +63,7 @@ def test_a_model_that_is_refused_in_a_sentence(case: str) -> None:
 def test_the_quantizer_refuses_them_too(case: str) -> None:
     module, x, reason, _ = REFUSED[case]
     quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u55-128"))
-    quantizer.set_global(ethorch.get_symmetric_quantization_config())
+    quantizer.set_global(ethorch.arm.quantizer.get_symmetric_quantization_config())
     with pytest.raises(QuantizationError) as caught:
         prepare_pt2e(torch.export.export(module.eval(), (x,)).module(), quantizer)
     assert caught.value.id == reason

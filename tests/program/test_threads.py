@@ -53,19 +53,19 @@ def test_twelve_threads_do_different_things() -> None:
     wanted = program(X)
 
     def trained(model: nn.Module) -> Any:
-        return ethorch.convert(ethorch.prepare(model, X))
+        return ethorch.tuning.convert_qat(ethorch.tuning.prepare_qat(model, X))
 
     work = [
         lambda model: ethorch.compile(model, X, "ethos-u85-256", calibration=[X], scheme="a16w8"),
         lambda model: ethorch.quantize(model, X, calibration=[X]),
         lambda model: ethorch.explore(model, X, calibration=[X], vary={"target": ["ethos-u55-64", "ethos-u65-256"]}),
         lambda model: ethorch.evaluate(program, [(X, 0)] * 4, jobs=1),
-        lambda model: ethorch.sensitivity(model, SPEC, [(X,)]),
+        lambda model: ethorch.tuning.sensitivity(model, SPEC, [(X,)]),
         lambda model: program.compare(X),
         lambda model: program.suggestions(),
         lambda model: torch.testing.assert_close(program(X), wanted, rtol=0, atol=0),
         trained,
-        lambda model: ethorch.mixed_precision(model, SPEC, [(X,)], target_sqnr_db=20.0),
+        lambda model: ethorch.tuning.mixed_precision(model, SPEC, [(X,)], target_sqnr_db=20.0),
         lambda model: ethorch.tuning.compress.plan(model, SPEC, [(X,)], min_sqnr_db=10.0),
         lambda model: ethorch.compile({"a": model, "b": model}, {"a": X, "b": X}, "ethos-u55-128"),
     ]

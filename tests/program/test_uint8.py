@@ -48,8 +48,8 @@ def test_uint8_program_is_one_delegate(scheme: str, target: str, images: list[Te
 @pytest.mark.parametrize("target", TARGETS)
 def test_float_programs_quantize_to_uint8_once(target: str, model: nn.Module, images: list[Tensor]) -> None:
     """As ``set_io`` alone makes them: of floats on both sides. The CPU quantizes and dequantizes, and no more."""
-    quantizer = EthosUQuantizer(EthosUCompileSpec(target)).set_global(ethorch.get_symmetric_quantization_config())
-    quantizer.set_io(ethorch.get_uint8_io_quantization_config())
+    quantizer = EthosUQuantizer(EthosUCompileSpec(target)).set_global(ethorch.arm.quantizer.get_symmetric_quantization_config())
+    quantizer.set_io(ethorch.arm.quantizer.get_uint8_io_quantization_config())
     user = UserModel(model, (images[0],), [(image,) for image in images])
     spec = EthosUCompileSpec(target)
     graph = quantize(user, spec, quantizer=quantizer)

@@ -13,17 +13,13 @@ from torch.fx import Node
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 import ethorch
-from ethorch import (
-    ArmCompileSpecBuilder,
-    EthosUCompileSpec,
-    EthosUQuantizer,
-    QuantizationConfig,
-    TOSAQuantizer,
+from ethorch import EthosUCompileSpec, EthosUQuantizer, QuantizationConfig, sqnr_db
+from ethorch.arm import ArmCompileSpecBuilder, TOSAQuantizer
+from ethorch.arm.quantizer import (
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
-    sqnr_db,
 )
 from ethorch.quantization.activation_observer import ActivationObserver
 from ethorch.quantization.specs import is_annotated

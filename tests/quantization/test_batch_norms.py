@@ -176,7 +176,7 @@ def test_convolutions_that_share_a_weight_train_with_their_own_batch_norms() -> 
     A batch norm that is called twice counts its batches twice, which nothing reads: no operator of the program.
     """
     model, batch = Heads(True), torch.randn(16, 4, 6, 6, generator=torch.Generator().manual_seed(0))
-    prepared = ethorch.prepare(copy.deepcopy(model), batch)
+    prepared = ethorch.tuning.prepare_qat(copy.deepcopy(model), batch)
     assert len(list(prepared.parameters())) == len(list(model.parameters()))
     prepared(batch).square().mean().backward()
     assert all(parameter.grad is not None for parameter in prepared.parameters())
@@ -189,13 +189,13 @@ def test_convolutions_that_share_a_weight_train_with_their_own_batch_norms() -> 
 )
 def test_what_was_trained_has_the_batch_norms_of_the_model(model: nn.Module) -> None:
     batch = torch.randn(16, 3 if isinstance(model, Residual) else 4, 6, 6, generator=torch.Generator().manual_seed(0))
-    prepared = ethorch.prepare(copy.deepcopy(model), batch)
+    prepared = ethorch.tuning.prepare_qat(copy.deepcopy(model), batch)
     prepared.eval()
     with torch.no_grad():
         for _ in range(300):  # moving averages
             prepared(batch)
         trained, wanted = prepared(batch), copy.deepcopy(model).eval()(batch)
-        converted = ethorch.convert(prepared, batch[:1])
+        converted = ethorch.tuning.convert_qat(prepared, batch[:1])
         singly = torch.cat([converted(x[None]) for x in batch])
     assert ethorch.sqnr_db(wanted, trained) > 30 and ethorch.sqnr_db(trained, singly) > 50
     program = ethorch.compile(converted, batch[:1], progress=False)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, get_uint8_io_quantization_config, sqnr_db
+from ethorch import EthosUCompileSpec, sqnr_db
+from ethorch.arm.quantizer import get_uint8_io_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.quantization.passes.cleanup import freeze_parameters
 from ethorch.quantization.passes.context import PassContext

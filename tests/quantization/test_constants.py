@@ -61,7 +61,7 @@ class Shifted(nn.Module):
 
 def test_whole_numbers_of_what_stays_float_are_not_cast_whenever_the_program_runs() -> None:
     quantizer = ethorch.EthosUQuantizer(ethorch.EthosUCompileSpec("ethos-u85-256")).set_global(None)
-    quantizer.set_module_type(nn.Linear, ethorch.get_symmetric_quantization_config())
+    quantizer.set_module_type(nn.Linear, ethorch.arm.quantizer.get_symmetric_quantization_config())
     inputs = (torch.randn(2, 4),)
     converted = quantizer.quantize_with_submodules(exported(Shifted(), inputs), [inputs])
     program = ethorch.compile(converted, inputs, "ethos-u85-256")

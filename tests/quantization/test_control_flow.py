@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config, sqnr_db
+from ethorch import EthosUCompileSpec, EthosUQuantizer, sqnr_db
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.support.errors import QuantizationError
 
 

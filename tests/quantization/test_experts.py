@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config, runtime
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.quantization.passes.cleanup import remove_softmax_shifts
 from ethorch.quantization.passes.context import PassContext

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import QUANTIZE, op_name
 from ethorch.support.metrics import sqnr_db
 

@@ -10,14 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ethorch import (
-    EthosUCompileSpec,
-    EthosUQuantizer,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    runtime,
-    sqnr_db,
-)
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime, sqnr_db
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 
 N = 12

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.quantization.prepare import prepare
 
 

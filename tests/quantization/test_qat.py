@@ -14,7 +14,8 @@ from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
 import ethorch
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.quantization.config import QuantizationConfig
 from tests.helpers.quantized import quantized, quantizer
@@ -99,7 +100,7 @@ def test_training_gains_accuracy_over_calibration(data: Data, trained: Digits) -
     graph = prepared_for_training(trained, coarse(True), batch)
     graph.train()
     data.train(graph, 4, 2e-3)
-    converted = ethorch.convert(graph)
+    converted = ethorch.tuning.convert_qat(graph)
     gain = data.accuracy(converted) - data.accuracy(calibrated)
     assert gain > 0.01, (data.accuracy(converted), data.accuracy(calibrated))
 
@@ -117,7 +118,7 @@ def test_parameters_stay_parameters_and_get_gradients(data: Data, trained: Digit
     assert {"head.bias", "second.1.bias", "first.1.bias"} <= moved
 
 
-@pytest.mark.parametrize("convert", [ethorch.convert, pytest.param(convert_pt2e, marks=pytest.mark.long)])
+@pytest.mark.parametrize("convert", [ethorch.tuning.convert_qat, pytest.param(convert_pt2e, marks=pytest.mark.long)])
 def test_batch_norm_folds_and_the_result_runs_on_the_npu(
     data: Data, trained: Digits, convert: Callable[[GraphModule], GraphModule]
 ) -> None:

@@ -15,7 +15,8 @@ from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver, PerChan
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, sqnr_db
+from ethorch import sqnr_db
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.quantization.activation_observer import ActivationObserver
 from ethorch.quantization.config import QuantizationConfig
 from tests.helpers.ladder import refusal_ids

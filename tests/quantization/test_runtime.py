@@ -11,15 +11,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from ethorch import (
-    EthosUCompileSpec,
-    EthosUQuantizer,
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime, sqnr_db
+from ethorch.arm.quantizer import (
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
     get_uint8_io_quantization_config,
-    runtime,
-    sqnr_db,
 )
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build

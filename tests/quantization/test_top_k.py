@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from tests.helpers import ladder
 from tests.helpers.quantized import quantized, samples
 

@@ -35,13 +35,13 @@ class EveryKind(nn.Module):
 def trained(model: nn.Module) -> GraphModule:
     """After a few steps, so that statistics and parameters are not what they began with."""
     torch.manual_seed(0)
-    prepared = ethorch.prepare(model.train(), torch.rand(8, 1, 8, 8))
+    prepared = ethorch.tuning.prepare_qat(model.train(), torch.rand(8, 1, 8, 8))
     optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
     for _ in range(4):
         optimizer.zero_grad()
         prepared(torch.rand(8, 1, 8, 8)).square().mean().backward()
         optimizer.step()
-    ethorch.freeze(prepared)  # a call in eval mode would move the ranges
+    ethorch.tuning.freeze_qat(prepared)  # a call in eval mode would move the ranges
     prepared.eval()
     return prepared
 
@@ -54,7 +54,7 @@ def test_every_kind_of_convolution_takes_its_batch_norm() -> None:
     prepared, images = trained(EveryKind()), torch.rand(8, 1, 8, 8)
     before = prepared(images)
     assert fold_trained_batch_norms(copy.deepcopy(prepared)) == len(norms(prepared)) == 4
-    converted = ethorch.convert(prepared)
+    converted = ethorch.tuning.convert_qat(prepared)
     assert not norms(converted)
     assert ethorch.sqnr_db(before, converted(images)) > 40
 
@@ -63,7 +63,7 @@ def test_every_kind_of_convolution_takes_its_batch_norm() -> None:
 def test_the_result_is_that_of_torchao() -> None:
     prepared, images = trained(EveryKind()), torch.rand(8, 1, 8, 8)
     wanted = convert_pt2e(copy.deepcopy(prepared))
-    assert torch.equal(ethorch.convert(prepared)(images), wanted(images))
+    assert torch.equal(ethorch.tuning.convert_qat(prepared)(images), wanted(images))
 
 
 class Behind(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
-from ethorch import TosaCompileSpec, TOSAPartitioner, get_symmetric_quantization_config
+from ethorch.arm import TosaCompileSpec, TOSAPartitioner
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
 from tests.helpers.networks import TARGETS, checked

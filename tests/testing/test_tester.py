@@ -10,7 +10,9 @@ import torch
 from executorch.backends.test.harness import stages as harness
 from executorch.backends.test.harness.stages import StageType
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, TosaCompileSpec, get_symmetric_a16w8_quantization_config
+from ethorch import EthosUCompileSpec, EthosUQuantizer
+from ethorch.arm import TosaCompileSpec
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.testing import EthosUTester
 from tests.testing.networks import Counts, Net, TopkTwice, image, images

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, sqnr_db
+from ethorch import EthosUCompileSpec, sqnr_db
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from tests.helpers.quantized import samples
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 import ethorch
-from ethorch import get_symmetric_quantization_config, sqnr_db
+from ethorch import sqnr_db
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.tuning.weight_rounding import compensated
 from tests.helpers.quantized import prepared, quantizer
 from tests.tuning.networks import CALIBRATION, FOUR_BITS, Uneven, quality
@@ -26,7 +27,7 @@ def test_bias_correction_takes_the_mean_error_away() -> None:
             return float(torch.stack([(graph(*x) - model(*x)).mean((0, 2, 3)) for x in CALIBRATION]).mean(0).norm())
 
     plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
-    corrected = ethorch.correct_bias(copy.deepcopy(plain), CALIBRATION)
+    corrected = ethorch.tuning.correct_bias(copy.deepcopy(plain), CALIBRATION)
     plain, corrected = convert_pt2e(plain), convert_pt2e(corrected)
     assert mean_error(corrected) < 0.3 * mean_error(plain)
     assert quality(model, corrected) > quality(model, plain)
@@ -35,7 +36,7 @@ def test_bias_correction_takes_the_mean_error_away() -> None:
 
 def test_layers_without_a_bias_get_one() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 4, 3, bias=False)).eval()
-    graph = ethorch.correct_bias(prepared(model, CALIBRATION, quantizer(FOUR_BITS)), CALIBRATION)
+    graph = ethorch.tuning.correct_bias(prepared(model, CALIBRATION, quantizer(FOUR_BITS)), CALIBRATION)
     assert sum(name.startswith("_bias_of") for name, _ in graph.named_parameters()) == 2
     torch.export.export(convert_pt2e(graph), CALIBRATION[0])
 
@@ -45,7 +46,7 @@ def test_a_linear_layers_bias_is_corrected_in_any_rank(shape: tuple[int, ...]) -
     torch.manual_seed(0)
     layer, data = nn.Linear(12, 5).eval(), [(torch.rand(shape),) for _ in range(8)]
     plain = prepared(layer, data, quantizer(FOUR_BITS))
-    corrected = convert_pt2e(ethorch.correct_bias(copy.deepcopy(plain), data))
+    corrected = convert_pt2e(ethorch.tuning.correct_bias(copy.deepcopy(plain), data))
 
     def mean_error(graph: nn.Module) -> float:
         with torch.no_grad():
@@ -57,7 +58,7 @@ def test_a_linear_layers_bias_is_corrected_in_any_rank(shape: tuple[int, ...]) -
 def test_rounding_for_the_output_gains_with_four_bits() -> None:
     model = Uneven().eval()
     plain = prepared(copy.deepcopy(model), CALIBRATION, quantizer(FOUR_BITS))
-    rounded = ethorch.round_weights(copy.deepcopy(plain), CALIBRATION)
+    rounded = ethorch.tuning.round_weights(copy.deepcopy(plain), CALIBRATION)
     plain, rounded = convert_pt2e(plain), convert_pt2e(rounded)
     assert quality(model, rounded) > quality(model, plain) + 0.4
     weights = [b for name, b in rounded.named_buffers() if "frozen" in name]
@@ -84,7 +85,7 @@ def test_every_kind_of_layer_is_rounded_for_its_output(layer: nn.Module) -> None
     data = [(torch.randn(shape, generator=torch.Generator().manual_seed(i)).cumsum(-1),) for i in range(8)]
     config = get_symmetric_quantization_config(weight_qmin=-3, weight_qmax=3)
     plain = prepared(nn.Sequential(layer).eval(), data, quantizer(config))
-    rounded = ethorch.round_weights(copy.deepcopy(plain), data)
+    rounded = ethorch.tuning.round_weights(copy.deepcopy(plain), data)
     graphs = [convert_pt2e(g) for g in (plain, rounded)]
     with torch.no_grad():
         wanted = [layer(*x) for x in data]

@@ -29,16 +29,16 @@ def step(model: nn.Module, images: Tensor, labels: Tensor, rate: float = 0.05) -
 def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
     images, labels = torch.rand(32, 1, 8, 8), torch.randint(0, 10, (32,))
     model = network().train()
-    prepared = ethorch.prepare(model, images[:16])
+    prepared = ethorch.tuning.prepare_qat(model, images[:16])
     losses = [step(prepared, images, labels) for _ in range(30)]
     assert losses[-1] < losses[0]
-    ethorch.freeze(prepared)
+    ethorch.tuning.freeze_qat(prepared)
     for _ in range(5):
         step(prepared, images[:8], labels[:8], 0.001)
     prepared.eval()
     with torch.no_grad():
         trained = prepared(images)
-    converted = ethorch.convert(prepared, images[:1])
+    converted = ethorch.tuning.convert_qat(prepared, images[:1])
     with torch.no_grad():
         singly = torch.cat([converted(image[None]) for image in images])
     assert ethorch.sqnr_db(trained, singly) > 30
@@ -49,9 +49,9 @@ def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
 
 def test_frozen_batch_norms_and_ranges_stay() -> None:
     images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
-    prepared = ethorch.prepare(network().train(), images)
+    prepared = ethorch.tuning.prepare_qat(network().train(), images)
     step(prepared, images, labels)
-    ethorch.freeze(prepared)
+    ethorch.tuning.freeze_qat(prepared)
     prepared.eval()
     prepared.train()
     names = ("running_mean", "running_var", "scale", "zero_point")
@@ -63,7 +63,7 @@ def test_frozen_batch_norms_and_ranges_stay() -> None:
 
 def test_without_freezing_they_move() -> None:
     images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
-    prepared = ethorch.prepare(network().train(), images)
+    prepared = ethorch.tuning.prepare_qat(network().train(), images)
     step(prepared, images, labels)
     (name, before), *_ = [(name, x.clone()) for name, x in prepared.named_buffers() if name.endswith("running_mean")]
     step(prepared, 3 * images, labels)
@@ -72,4 +72,4 @@ def test_without_freezing_they_move() -> None:
 
 def test_a_config_for_calibration_is_refused() -> None:
     with pytest.raises(QuantizationError, match=r"config\.not_qat"):
-        ethorch.prepare(network(), torch.rand(2, 1, 8, 8), config=get_symmetric_quantization_config())
+        ethorch.tuning.prepare_qat(network(), torch.rand(2, 1, 8, 8), config=get_symmetric_quantization_config())

@@ -31,7 +31,7 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
     is off by goes into its bias. Activations keep their scales, and so do weights, but for ``bits`` and ``one-scale``.
 
     Args:
-        quantized: from ``ethorch.quantize``, ``ethorch.convert`` or ``convert_pt2e``.
+        quantized: from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
         recipes: name of a weight, as ``weights`` lists them -> recipe, e.g. ``"16-values"``; ``Plan.recipes`` is such a mapping.
         samples: input tuples, some tens; all are held in memory at once.
         bias: correct biases.

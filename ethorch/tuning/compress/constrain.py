@@ -55,9 +55,9 @@ class Constraint(nn.Module):
 def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
     """Let weights of a float model obey recipes from now on, in training too; the model itself, changed.
 
-    Train it, or give it to ``ethorch.prepare``; ``ethorch.compile`` and ``ethorch.quantize`` take it as any other model, and the
-    codes obey the recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` makes plain weights of them.
-    ``one-scale`` is not trained with: ``apply`` does it afterwards, and leaves codes that obey already as they are.
+    Train it, or give it to ``ethorch.tuning.prepare_qat``; ``ethorch.compile`` and ``ethorch.quantize`` take it as any other model,
+    and the codes obey the recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` makes plain weights of
+    them. ``one-scale`` is not trained with: ``apply`` does it afterwards, and leaves codes that obey already as they are.
 
     Args:
         model: its weights are those that the constraints start from.

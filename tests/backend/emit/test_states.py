@@ -13,13 +13,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch import (
-    EthosUCompileSpec,
-    EthosUQuantizer,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    runtime,
-)
+from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
 from ethorch.backend.emit.whole import lower_whole

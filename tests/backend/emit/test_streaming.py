@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config, runtime
+from ethorch import runtime
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from tests.helpers.states import CASES, run, unrolled
 

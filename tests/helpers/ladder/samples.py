@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ethorch import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.lower.ops import OPS
 from ethorch.lower.ops.sample_calls import INPUTS, Call, inputs_for, leaves
 from tests.helpers.quantized import Quantized, quantized

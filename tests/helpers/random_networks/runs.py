@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend import reduced as reduced_module
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit import whole as whole_module

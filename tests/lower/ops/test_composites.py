@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, sqnr_db
+from ethorch import EthosUCompileSpec, sqnr_db
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.aten_builder import MADE_FOR
 from ethorch.lower.fx.node import op_name, storage_order
 from ethorch.lower.ops import OPS

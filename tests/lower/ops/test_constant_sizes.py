@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config, vela
+from ethorch import EthosUCompileSpec, vela
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 from ethorch.support.errors import QuantizationError, Unsupported
 from ethorch.tosa.serialize import serialize

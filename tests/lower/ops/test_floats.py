@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch import TosaCompileSpec
+from ethorch.arm import TosaCompileSpec
 from ethorch.backend.compile import tosa_graph
 from ethorch.lower.fx.node import as_array, storage_order
 from ethorch.lower.ops import OPS

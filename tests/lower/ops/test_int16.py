@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, get_symmetric_a16w8_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.ops import OPS

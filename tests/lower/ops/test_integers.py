@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree
 
 import ethorch
-from ethorch import EthosUCompileSpec, get_symmetric_quantization_config
+from ethorch import EthosUCompileSpec
+from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import storage_order
 from ethorch.lower.ops import OPS
 from ethorch.lower.ops.samples import I8, Ints, Sample

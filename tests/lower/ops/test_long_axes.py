@@ -9,13 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import (
-    EthosUCompileSpec,
-    QuantizationConfig,
-    get_symmetric_a16w8_quantization_config,
-    get_symmetric_quantization_config,
-    vela,
-)
+from ethorch import EthosUCompileSpec, QuantizationConfig, vela
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.lower.fx import sequences
 from ethorch.lower.fx.node import constants_of
 from ethorch.lower.walk import Walk

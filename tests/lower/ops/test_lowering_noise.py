@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ethorch import get_symmetric_a16w8_quantization_config
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.tosa.serialize import serialize
 from tests.helpers.ladder import lowered
 from tests.helpers.quantized import quantized, samples

@@ -161,7 +161,7 @@ class Shuffling(nn.Module):
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 def test_module(target: str) -> None:
-    from ethorch import get_symmetric_quantization_config
+    from ethorch.arm.quantizer import get_symmetric_quantization_config
 
     torch.manual_seed(0)
     samples = [(torch.randn(1, 3, 16, 16),) for _ in range(2)]

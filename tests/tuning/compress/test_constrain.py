@@ -55,15 +55,15 @@ def test_a_float_model_keeps_them_and_its_quantization_does() -> None:
 
 def test_training_with_quantization_keeps_them() -> None:
     model = compress.constrain(kinds().train(), RECIPES)
-    prepared = ethorch.prepare(model, BATCH)
+    prepared = ethorch.tuning.prepare_qat(model, BATCH)
     losses = train(prepared)
     assert losses[-1] < losses[0]
-    ethorch.freeze(prepared)
+    ethorch.tuning.freeze_qat(prepared)
     train(prepared, 2)
     prepared.eval()
     with torch.no_grad():
         trained = prepared(SAMPLES[0][0])
-    graph = ethorch.convert(prepared, SAMPLES[0])
+    graph = ethorch.tuning.convert_qat(prepared, SAMPLES[0])
     check(graph)
     with torch.no_grad():
         assert ethorch.sqnr_db(trained, graph(*SAMPLES[0])) > 25

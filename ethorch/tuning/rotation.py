@@ -49,7 +49,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
 
     ::
 
-        print(ethorch.rotate(model, example_inputs).refused)
+        print(ethorch.tuning.rotate(model, example_inputs).refused)
 
     Args:
         model: in eval mode; or several by name that share modules, as ``ethorch.compile`` takes them.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.core
 
 def test_equalization_keeps_the_function_and_gains_with_per_tensor_weights() -> None:
     model = Uneven().eval()
-    graph = ethorch.equalize(exported(copy.deepcopy(model), CALIBRATION[0]))
+    graph = ethorch.tuning.equalize(exported(copy.deepcopy(model), CALIBRATION[0]))
     assert quality(model, graph) > 100
     plain = convert_pt2e(prepared(copy.deepcopy(model), CALIBRATION, quantizer(PER_TENSOR)))
 
@@ -36,7 +36,7 @@ def test_equalization_of_convolutions_over_three_axes() -> None:
         model[0].weight.mul_(torch.logspace(-1, 1, 8).reshape(-1, 1, 1, 1, 1))
     x = torch.randn(1, 2, 6, 6, 6)
     wanted = model(x)
-    graph = ethorch.equalize(exported(copy.deepcopy(model), (x,)))
+    graph = ethorch.tuning.equalize(exported(copy.deepcopy(model), (x,)))
     ranges = next(p for p in graph.parameters() if p.dim() == 5).detach().abs().flatten(1).amax(1)
     assert ranges.max() / ranges.min() < 20  # from a hundred
     torch.testing.assert_close(graph(x), wanted, rtol=1e-4, atol=1e-4)
@@ -49,9 +49,9 @@ def test_layers_whose_channels_lie_on_other_axes_are_left_alone(first: nn.Module
     model = nn.Sequential(first, between, nn.Linear(8, 4)).eval()
     x = torch.randn(1, 3, 8, 8)
     wanted = model(x)
-    torch.testing.assert_close(ethorch.equalize(exported(copy.deepcopy(model), (x,)))(x), wanted)
+    torch.testing.assert_close(ethorch.tuning.equalize(exported(copy.deepcopy(model), (x,)))(x), wanted)
 
 
 def test_equalization_wants_a_graph_module() -> None:
     with pytest.raises(QuantizationError, match=r"torch\.export.*\[equalize\.graph_module\]"):
-        ethorch.equalize(Uneven())  # type: ignore[arg-type]
+        ethorch.tuning.equalize(Uneven())  # type: ignore[arg-type]

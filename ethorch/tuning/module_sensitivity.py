@@ -53,7 +53,7 @@ class ModuleSensitivity:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Result of ``ethorch.sensitivity``: modules and operators, those with the largest gain first.
+    """Result of ``ethorch.tuning.sensitivity``: modules and operators, those with the largest gain first.
 
     Attributes:
         whole: the metric with everything quantized.

@@ -1,4 +1,4 @@
-"""ethorch.mixed_precision repairs what does the damage, says what it costs, and what it could not reach."""
+"""ethorch.tuning.mixed_precision repairs what does the damage, says what it costs, and what it could not reach."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ORDER = (10.0, *(5.0, 20.0), *(5.0, 30.0), *(5.0, 15.0))
 @pytest.mark.parametrize("to", ["int16", "float"])
 def test_the_worst_module_is_raised_until_the_target_holds(to: str) -> None:
     steps: list[Any] = []
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, to=to, modules=MODULES, progress=steps.append)
+    found = ethorch.tuning.mixed_precision(
+        Fragile(), SPEC, SAMPLES, target_sqnr_db=25, to=to, modules=MODULES, progress=steps.append
+    )
     assert found.reached and found.raised[0] == "middle" and len(found.steps) == len(found.raised) + 1
     assert tuple(steps) == found.steps
     assert found.steps[-1].metric >= 25 > found.steps[0].metric
@@ -40,26 +42,26 @@ def test_a_metric_of_ones_own_decides() -> None:
     def worst(reference: Any, other: Any) -> float:
         return -max(float((a - b).abs().max()) for a, b in zip(reference, other, strict=True))
 
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=-0.2, metric=worst, modules=MODULES)
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=-0.2, metric=worst, modules=MODULES)
     assert found.reached and found.raised[0] == "middle" and found.steps[0].metric < -0.2 <= found.steps[-1].metric < 0
 
 
 def test_what_fits_the_cycles_is_raised() -> None:
-    free = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, modules=MODULES)
+    free = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, modules=MODULES)
     assert len(free.raised) == 3 and not free.reached
     limit = max(step.cycles for step in free.steps[:2])
-    bounded = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=limit, modules=MODULES)
+    bounded = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=limit, modules=MODULES)
     assert bounded.raised[:1] == free.raised[:1] and all(step.cycles <= limit for step in bounded.steps)
 
 
 def test_cycles_bound_what_is_raised() -> None:
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=1)
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=1)
     assert not found.reached and found.raised == ()
 
 
 def test_the_best_step_is_returned_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
     metric = scripted(10, *ORDER, 30, 12, 11)
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=40, metric=metric, modules=MODULES)
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=40, metric=metric, modules=MODULES)
     assert not found.reached and found.raised == ("middle",) and found.best.metric == 30 and len(found.steps) == 4
     assert "the metric is 30.00 at best, wanted is 40.00" in caplog.text and "[mixed_precision.not_reached]" in caplog.text
     assert "chosen: 1 raised, metric 30.00; the goal is NOT reached" in found.table()
@@ -67,22 +69,22 @@ def test_the_best_step_is_returned_not_the_last(caplog: pytest.LogCaptureFixture
 
 def test_it_never_ends_worse_than_it_began(caplog: pytest.LogCaptureFixture) -> None:
     metric = scripted(10, *ORDER, 9, float("nan"), 8)
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=40, metric=metric, modules=MODULES)
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=40, metric=metric, modules=MODULES)
     assert not found.reached and found.raised == () and found.best.metric == 10
     assert "The result has nothing raised" in caplog.text
 
 
 def test_a_model_that_is_too_dear_already_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, max_cycles=1, modules=MODULES)
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, max_cycles=1, modules=MODULES)
     assert not found.reached and "with nothing raised the model takes" in caplog.text
 
 
 def test_the_npu_itself_is_the_judge() -> None:
-    found = ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, modules=["middle"], judge="npu")
+    found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, modules=["middle"], judge="npu")
     assert found.reached and found.raised == ("middle",)
     program = ethorch.compile(found.model, SAMPLES[0], SPEC.target.name)
     with torch.no_grad():
         wanted = [Fragile()(*x) for x in SAMPLES]
     assert found.best.metric == ethorch.sqnr_db(wanted, [program(*x) for x in SAMPLES])
     with pytest.raises(QuantizationError, match=r"\[accuracy\.judge\]"):
-        ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, judge="desk")
+        ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, judge="desk")

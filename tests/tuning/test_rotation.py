@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.support.errors import EthorchError
-from ethorch.tuning.rotate import orthogonal
+from ethorch.tuning.rotation import orthogonal
 
 WIDTH, WORDS = 32, 40
 
@@ -69,7 +69,7 @@ def outputs(model: nn.Module) -> list[Tensor]:
 def test_the_function_stays(norm: type[nn.Module], tied: bool) -> None:
     model = Network(norm, tied)
     exact, table = outputs(model), model.table.weight.detach().clone()
-    done = ethorch.rotate(model, SAMPLES[0])
+    done = ethorch.tuning.rotate(model, SAMPLES[0])
     assert done.refused == () and done.untied == (("head.weight",) if tied else ())
     assert {"table.weight", "places.weight", "blocks.1.down.weight", "blocks.0.value.weight"} <= set(done.parameters)
     assert not torch.allclose(model.table.weight, table, atol=0.1)
@@ -88,7 +88,7 @@ def test_a_channel_that_outlies_costs_no_longer() -> None:
         return ethorch.sqnr_db(exact, outputs(ethorch.quantize(model, SAMPLES[0], calibration=SAMPLES)))
 
     before = quality()
-    ethorch.rotate(model, SAMPLES[0])
+    ethorch.tuning.rotate(model, SAMPLES[0])
     assert quality() > before + 6
 
 
@@ -111,7 +111,7 @@ class Ties(Network):
 def test_what_cannot_be_turned_stays_and_is_said(kind: type[Network], why: str) -> None:
     model = kind(places=False)
     before = copy.deepcopy(model.state_dict())
-    done = ethorch.rotate(model, SAMPLES[0])
+    done = ethorch.tuning.rotate(model, SAMPLES[0])
     assert done.parameters == () and why in " ".join(done.refused)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -132,12 +132,12 @@ def test_models_that_share_have_to_agree(way: str) -> None:
     network = Network()
     models = {"one": Part(network, "whole"), "two": Part(network, way)}
     exact = {name: outputs(model) for name, model in models.items()}
-    done = ethorch.rotate(models, dict.fromkeys(models, SAMPLES[0]))
+    done = ethorch.tuning.rotate(models, dict.fromkeys(models, SAMPLES[0]))
     assert bool(done.parameters) == (way == "whole")
     for name, model in models.items():
         torch.testing.assert_close(outputs(model), exact[name], rtol=1e-4, atol=1e-5)
     with pytest.raises(EthorchError, match="several inputs"):
-        ethorch.rotate(models, {"one": SAMPLES[0]})
+        ethorch.tuning.rotate(models, {"one": SAMPLES[0]})
 
 
 @pytest.mark.parametrize(("width", "keeps_mean"), [(16, False), (24, False), (17, True), (24, True), (1, True)])

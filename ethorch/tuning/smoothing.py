@@ -65,7 +65,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
 
     ::
 
-        ethorch.smooth(model, samples)
+        ethorch.tuning.smooth(model, samples)
         program = ethorch.compile(model, samples[0], calibration=samples)
 
     Args:

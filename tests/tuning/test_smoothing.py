@@ -66,7 +66,7 @@ def test_the_function_stays_and_outliers_no_longer_cost(norm: nn.Module) -> None
     with torch.no_grad():
         exact = [model(*sample) for sample in SAMPLES]
     before = quantized_db(model, exact)
-    done = ethorch.smooth(model, SAMPLES)
+    done = ethorch.tuning.smooth(model, SAMPLES)
     assert {one.source for one in done} == {"norm.weight", "scale", "up.weight"}
     assert next(one.readers for one in done if one.source == "norm.weight") == (
         "parts.0.weight",
@@ -99,7 +99,7 @@ class Elsewhere(nn.Module):
 def test_what_something_else_uses_stays_as_it_is() -> None:
     model = Elsewhere().eval()
     before = copy.deepcopy(model.state_dict())
-    assert ethorch.smooth(model, SAMPLES) == ()
+    assert ethorch.tuning.smooth(model, SAMPLES) == ()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -126,7 +126,7 @@ def test_models_that_share_have_to_agree(way: str, count: int) -> None:
     calls: list[Any] = [("one", SAMPLES[0]), ("two", SAMPLES[1])]
     with torch.no_grad():
         exact = {name: model(*SAMPLES[2]) for name, model in models.items()}
-    assert len(ethorch.smooth(models, [calls, calls])) == count
+    assert len(ethorch.tuning.smooth(models, [calls, calls])) == count
     with torch.no_grad():
         for name, model in models.items():
             torch.testing.assert_close(model(*SAMPLES[2]), exact[name], rtol=1e-4, atol=1e-5)
@@ -140,7 +140,7 @@ def test_a_decoder_with_caches_is_as_before() -> None:
         exact = [model(*inputs).clone() for inputs in calls]
         model.blocks[0].k.zero_()  # type: ignore[operator, union-attr]
         model.blocks[0].v.zero_()  # type: ignore[operator, union-attr]
-    assert {one.source for one in ethorch.smooth(model, calls, scheme="a8w4")} <= {
+    assert {one.source for one in ethorch.tuning.smooth(model, calls, scheme="a8w4")} <= {
         "blocks.0.norm.weight", "blocks.0.norm2.weight", "blocks.0.up.weight",
     }  # fmt: skip
     assert not model.blocks[0].k.any()  # type: ignore[operator, union-attr]
@@ -150,6 +150,6 @@ def test_a_decoder_with_caches_is_as_before() -> None:
 
 def test_what_is_wrong_is_named() -> None:
     with pytest.raises(QuantizationError, match="no samples"):
-        ethorch.smooth(Block(nn.LayerNorm(WIDTH)), [])
+        ethorch.tuning.smooth(Block(nn.LayerNorm(WIDTH)), [])
     with pytest.raises(SpecError, match="'int4'; allowed are 'int8'"):
-        ethorch.smooth(Block(nn.LayerNorm(WIDTH)), SAMPLES, scheme="int4")
+        ethorch.tuning.smooth(Block(nn.LayerNorm(WIDTH)), SAMPLES, scheme="int4")

@@ -1,4 +1,4 @@
-"""ethorch.sensitivity finds the module that does the damage."""
+"""ethorch.tuning.sensitivity finds the module that does the damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tuning.networks import MODULES, SAMPLES, SPEC, Fragile, Stateful
 
 def test_the_module_that_does_the_damage_comes_first() -> None:
     seen: list[tuple[int, int, str]] = []
-    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=MODULES, progress=lambda *args: seen.append(args))
+    found = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=MODULES, progress=lambda *args: seen.append(args))
     assert {row.module for row in found.rows} == set(MODULES)
     assert found.rows[0].module == "middle" and found.rows[0].gain > 10
     assert found.rows[0].only == min(row.only for row in found.rows)
@@ -26,7 +26,7 @@ def test_the_module_that_does_the_damage_comes_first() -> None:
 
 
 def test_rows_are_the_innermost_modules_and_the_operators_outside_them_by_default() -> None:
-    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES)
+    found = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES)
     operators = {row.module: row.operator for row in found.rows if row.operator}
     assert {row.module for row in found.rows} - set(operators) == {"first", "middle.conv", "middle", "last"}
     assert set(operators) == {"relu", "tanh"} and operators["relu"].startswith("aten.relu.default, networks.py:")
@@ -47,14 +47,14 @@ class LogInForward(nn.Module):
 
 def test_an_operator_in_forward_has_a_row_and_can_be_raised() -> None:
     data = samples((1, 8), count=8)
-    found = ethorch.sensitivity(LogInForward(), SPEC, data)
+    found = ethorch.tuning.sensitivity(LogInForward(), SPEC, data)
     rows = {row.module: row for row in found.rows}
     assert rows["log"].operator.startswith("aten.log.default, test_sensitivity.py:") and rows["log"].only < 60
     assert found.whole < rows["log"].only and "log (aten.log.default, " in found.table()
     assert rows["softmax"].operator.startswith("aten.softmax.int"), "a composite is one operator"
-    (alone,) = ethorch.sensitivity(LogInForward(), SPEC, data, modules=["log"]).rows
+    (alone,) = ethorch.tuning.sensitivity(LogInForward(), SPEC, data, modules=["log"]).rows
     assert alone == rows["log"]
-    mixed = ethorch.mixed_precision(LogInForward(), SPEC, data, target_sqnr_db=1000, modules=["log", "mul"])
+    mixed = ethorch.tuning.mixed_precision(LogInForward(), SPEC, data, target_sqnr_db=1000, modules=["log", "mul"])
     assert {step.module for step in mixed.steps} == {"", "log", "mul"} and mixed.steps[-1].metric > mixed.steps[0].metric
 
 
@@ -65,7 +65,7 @@ def test_plot_and_metric_of_ones_own(tmp_path: Path) -> None:
         calls.append(len(reference))
         return -max(float((a - b).abs().max()) for a, b in zip(reference, other, strict=True))
 
-    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, agreement, modules=["last", "middle"])
+    found = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, agreement, modules=["last", "middle"])
     assert [row.module for row in found.rows] == ["middle", "last"] and set(calls) == {len(SAMPLES)} and found.whole < 0
     found.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
@@ -76,7 +76,7 @@ def test_an_interruption_gives_the_modules_so_far() -> None:
         if done == 1:
             raise KeyboardInterrupt
 
-    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=MODULES, progress=stop)
+    found = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=MODULES, progress=stop)
     assert found.interrupted and [row.module for row in found.rows] == MODULES[:1] and "Interrupted" in found.table()
 
 
@@ -84,27 +84,27 @@ def test_refusals() -> None:
     with pytest.raises(
         QuantizationError, match=r"nothing is quantized in nowhere; quantized modules: first, middle.*\[sensitivity\.module\]"
     ):
-        ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["nowhere"])
+        ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=["nowhere"])
     with pytest.raises(QuantizationError, match=r"\[quantize\.no_samples\]"):
-        ethorch.sensitivity(Fragile(), SPEC, [])
+        ethorch.tuning.sensitivity(Fragile(), SPEC, [])
     with pytest.raises(QuantizationError, match=r"\[mixed_precision\.no_target\]"):
-        ethorch.mixed_precision(Fragile(), SPEC, SAMPLES)
+        ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES)
     with pytest.raises(QuantizationError, match=r"'int16' or 'float' \[mixed_precision\.to\]"):
-        ethorch.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=1, to="int4")
+        ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=1, to="int4")
 
 
 def test_a_state_is_the_same_at_the_start_of_every_run() -> None:
     model, data = Stateful(), samples((1, 4), count=5)
-    whole = ethorch.sensitivity(model, SPEC, data).whole
+    whole = ethorch.tuning.sensitivity(model, SPEC, data).whole
     assert whole > 25 and torch.equal(model.state, torch.zeros(1, 4))
-    found = ethorch.mixed_precision(model, SPEC, data, target_sqnr_db=20)
+    found = ethorch.tuning.mixed_precision(model, SPEC, data, target_sqnr_db=20)
     assert found.reached and found.best.metric > 25
     assert torch.equal(model.state, torch.zeros(1, 4)) and torch.equal(found.model.state, torch.zeros(1, 4))
 
 
 def test_the_npu_itself_is_the_judge() -> None:
-    fake = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"])
-    found = ethorch.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"], judge="npu")
+    fake = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"])
+    found = ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=["middle"], judge="npu")
     program = ethorch.compile(Fragile(), SAMPLES[0], SPEC.target.name, calibration=SAMPLES)
     with torch.no_grad():
         wanted = [Fragile()(*x) for x in SAMPLES]
@@ -112,12 +112,12 @@ def test_the_npu_itself_is_the_judge() -> None:
     (row,), (other,) = found.rows, fake.rows
     assert row.gain == pytest.approx(other.gain, abs=1.0) and row.only == pytest.approx(other.only, abs=1.0)
     with pytest.raises(QuantizationError, match=r"judge='device': .*'quantized' or 'npu' \[accuracy\.judge\]"):
-        ethorch.sensitivity(Fragile(), SPEC, SAMPLES, judge="device")
+        ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, judge="device")
     with pytest.raises(QuantizationError, match=r"needs an EthosUCompileSpec.*\[accuracy\.judge\]"):
-        ethorch.sensitivity(Fragile(), ethorch.TosaCompileSpec("TOSA-1.0+INT"), SAMPLES, judge="npu")
+        ethorch.tuning.sensitivity(Fragile(), ethorch.arm.TosaCompileSpec("TOSA-1.0+INT"), SAMPLES, judge="npu")
 
 
 def test_state_on_the_npu_begins_anew_for_each_figure() -> None:
     data = samples((1, 4), count=5)
-    fake, found = (ethorch.sensitivity(Stateful(), SPEC, data, judge=judge) for judge in ("quantized", "npu"))
+    fake, found = (ethorch.tuning.sensitivity(Stateful(), SPEC, data, judge=judge) for judge in ("quantized", "npu"))
     assert found.whole == pytest.approx(fake.whole, abs=1.5) and found.whole > 25

@@ -27,8 +27,8 @@ from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, sqnr_db
 from ethorch.support.wording import counted
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.tuning.module_sensitivity import sensitivity
 from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
-from ethorch.tuning.sensitivity import sensitivity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """What ``ethorch.mixed_precision`` chose.
+    """What ``ethorch.tuning.mixed_precision`` chose.
 
     Attributes:
         model: quantized, ready for torch.export and lowering; the best of the steps.
@@ -141,12 +141,12 @@ def mixed_precision(
         samples: input tuples; ranges come from them and the metric is measured on them.
         target_sqnr_db: stop when the metric is at least this.
         max_cycles: leave out each module with which Vela's estimate exceeds this.
-        metric: as for ``ethorch.sensitivity``; ``target_sqnr_db`` is then in its unit.
+        metric: as for ``ethorch.tuning.sensitivity``; ``target_sqnr_db`` is then in its unit.
         base: scheme of what is not raised; int8, weights per channel, by default.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: names of modules, or of FX nodes, that may be raised; by default those that ``ethorch.sensitivity`` tries.
+        modules: names of modules, or of FX nodes, that may be raised; by default those that ``ethorch.tuning.sensitivity`` tries.
         judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU.
-            The order in which modules are tried is always that of ``ethorch.sensitivity`` by fake quantization.
+            The order in which modules are tried is always that of ``ethorch.tuning.sensitivity`` by fake quantization.
         progress: called with each step.
 
     Raises:
