@@ -15,6 +15,7 @@ import torch
 
 import ethorch
 from ethorch.models.zoos import load
+from ethorch.program.program import record_of
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,11 @@ def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
     ]
     lines.append("| --- " * 10 + "|")
     for row, program in rows:
-        assert program.spec is not None
+        spec = record_of(program).spec
+        assert spec is not None
         estimate_ms = row.estimated_ms(program)
         cells = (
-            row.network.partition(":")[2], row.scheme, row.board, program.target.removeprefix("ethos-"), program.spec.memory_mode,
+            row.network.partition(":")[2], row.scheme, row.board, program.target.removeprefix("ethos-"), spec.memory_mode,
             f"{row.milliseconds:g}", f"{estimate_ms:.2f}", f"{row.milliseconds / estimate_ms:.2f}",
             f"{program.memory.component('weights').flash_bytes / 1e6:.2f}", row.source,
         )  # fmt: skip

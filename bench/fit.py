@@ -37,7 +37,7 @@ from ethorch.models.load import UserModel
 from ethorch.program.budget_search import search_budgets
 from ethorch.program.build import FORWARD, build_program, quantize, single_method
 from ethorch.program.facts import TensorInfo
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.targets.settings import Settings
 from ethorch.tuning import compress
 
@@ -137,7 +137,7 @@ def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict
         assert program.compare(*user.example_inputs).bit_exact, f"{label} on {plain.target}: not the reference model's bits"
         with torch.no_grad():
             sqnr = ethorch.sqnr_db(before, [made(*sample) for sample in samples])
-        found[label] = Compressed(program.total_cycles or 0, len(program.pte), whole, sqnr)
+        found[label] = Compressed(program.estimate.npu_cycles or 0, len(program.pte), whole, sqnr)
     return found
 
 
@@ -188,7 +188,7 @@ def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[
     for name, program in programs.items():
         found = _outputs(program, user)
         assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{target}, {name}: other bits"
-    return {name: Variant(made.total_cycles or 0, _arena(made), made.memory.ram_bytes) for name, made in programs.items()}
+    return {name: Variant(made.estimate.npu_cycles or 0, _arena(made), made.memory.ram_bytes) for name, made in programs.items()}
 
 
 def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
@@ -232,8 +232,9 @@ def _laid(user: UserModel, plain: Settings, cycles: int) -> int:
 
 
 def _arena(program: Program) -> int:
-    assert program.build is not None
-    return max((d.compiled.scratch_fast_bytes or d.compiled.scratch_bytes for d in program.build.delegates), default=0)
+    build = record_of(program).build
+    assert build is not None
+    return max((d.compiled.scratch_fast_bytes or d.compiled.scratch_bytes for d in build.delegates), default=0)
 
 
 def table(rows: Sequence[Row], target: str) -> str:

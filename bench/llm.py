@@ -26,6 +26,7 @@ import torch
 
 from bench.implementation import Recorder, load_api
 from ethorch.language import LanguageModel, Speaker, from_folder, load_tokenizer, perplexity
+from ethorch.program.program import record_of
 
 SYSTEM, MODE = "Ethos_U85_SYS_DRAM_High", "Dedicated_Sram_512KB"
 _KNOWN = 8  # tokens of each text that are given
@@ -55,7 +56,7 @@ def ours(model: LanguageModel, texts: list[list[int]], target: str, scheme: str)
     return {
         "name": f"ethorch, {scheme}",
         "perplexity": perplexity(Speaker.of_program(program, model.context), texts[half:], _KNOWN),
-        **_costs(program["decode"].layers, len(program["decode"].payloads)),
+        **_costs(record_of(program["decode"]).layers, len(record_of(program["decode"]).payloads)),
         "bytes": len(program.pte),
     }
 
@@ -166,7 +167,7 @@ def main() -> None:
         command = [sys.executable, "-W", "ignore", "-m", "bench.llm", *sys.argv[1:], "--impl", "arm", "--out", str(file)]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         program = ethorch.load(file)
-        costs = _costs(program.layers, len(program.payloads))
+        costs = _costs(record_of(program).layers, len(record_of(program).payloads))
         found = json.loads(said.splitlines()[-1])
         print(_row({**costs, **found}))
 

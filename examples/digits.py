@@ -191,14 +191,15 @@ def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress
     with progress.step("train") as report:
         train(model, data, epochs, seed, report)
     with progress.step("quantize and compile"):
-        program = ethorch.compile(model, data.train_images[:1], target, calibration=data.train_images[:64], progress=False)
+        calibration = data.train_images[:64]
+        program = ethorch.compile(model, data.train_images[:1], target, calibration=calibration, progress=False)
+        quantized = ethorch.quantize(model, data.train_images[:1], target, calibration=calibration, progress=False)
     files = [program.save(directory / "digits.pte")]
-    if len(program.payloads) == 1:
+    if len(program.delegates) == 1:
         files.append(program.save(directory / "digits.tosa"))
-    assert program.quantized is not None
     with torch.no_grad():
         float_logits = model(data.held_out_images)
-        fake_quant_logits = torch.cat([program.quantized(image) for image in data.held_out_images.split(1)])
+        fake_quant_logits = torch.cat([quantized(image) for image in data.held_out_images.split(1)])
     with progress.step("run on the simulated NPU"):
         npu_logits = program(data.held_out_images)
     files.append(directory / "digits.png")

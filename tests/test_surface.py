@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
+import torch
 import typer
 
 import ethorch
@@ -70,3 +71,21 @@ def test_public_names_are_counted() -> None:
 def test_nothing_public_is_hidden_by_a_module_of_its_name() -> None:
     for name in ethorch.tuning.__all__:
         assert callable(getattr(ethorch.tuning, name)) or name == "compress"
+
+
+def test_a_program_has_twenty_members() -> None:
+    program = ethorch.compile(torch.nn.Linear(2, 2).eval(), torch.rand(1, 2), settings=Settings(verify=False), progress=False)
+    assert [name for name in dir(program) if not name.startswith("_")] == [
+        "accuracy", "budgets", "compare", "delegates", "estimate", "explain", "inputs", "memory", "methods", "operators", "outputs",
+        "profile", "pte", "report", "reset", "save", "settings", "suggest", "target", "to_json",
+    ]  # fmt: skip
+    (delegate,) = program.delegates
+    assert (
+        delegate.layers
+        and delegate.tosa
+        and delegate.payload.weights
+        and 0 < delegate.encoded_bytes <= len(delegate.payload.weights)
+    )
+    assert {row.where for row in program.operators} == {"NPU", "CPU"}
+    assert program.estimate.macs == 4 and program.estimate.npu_hz == 500e6 and program.estimate.milliseconds
+    assert program.budgets.met and len(program.budgets.attempts) == 1

@@ -78,7 +78,7 @@ def explain(
     if memory:
         return _explain_memory(subject)
     if suggest:
-        tried = subject.suggestions()
+        tried = subject.suggest()
         return Answer(tried.to_json(), tried.rich)
     explanation = subject.explain(operator=operator, cpu_only=cpu)
     return Answer(explanation.to_json(), explanation.rich)
@@ -108,10 +108,12 @@ def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
     if not paths:
         return ()
     from ethorch.cli.model_options import inputs_for, inputs_from
+    from ethorch.program.program import record_of
 
-    if program.model is None:
+    record = record_of(program)
+    if record.model is None:
         return inputs_for(program, paths)
-    return inputs_from(paths, program.model.example_inputs, program.open_dims)
+    return inputs_from(paths, record.model.example_inputs, record.open_dims)
 
 
 @command("report", PANEL)
@@ -144,7 +146,10 @@ def report(
     --baseline, the program with an earlier build.
     """
     if profile:
-        found = sources.program_of(program, choices, method).import_profile(*profile)
+        from ethorch.program.measure.profile import import_profile
+        from ethorch.program.program import record_of
+
+        found = import_profile(record_of(sources.program_of(program, choices, method)), *profile)
         return Answer(found.to_json(), found.rich)
     if baseline is not None:
         return _compare_builds(baseline, program, choices, output, format, fail_on_regression)

@@ -159,13 +159,15 @@ def aot_arm_compiler(
     program = compiled(user, settings=chosen, calibration=calibration)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
-    build = program.build
+    from ethorch.program.program import record_of
+
+    build = record_of(program).build
     assert build is not None
     if intermediates:
         write_folder(Path(intermediates), delegate_files(build.delegates), obsolete=["delegate_*"])
     if record is not None:
         save_etrecord(build.etrecord, record)
-    return Answer({"output": str(path), **program.to_json()}, lambda: stacked(program.rich(), f"wrote {path}"))
+    return Answer({"output": str(path), **program.to_json()}, lambda: stacked(program.__rich__(), f"wrote {path}"))
 
 
 def _other(

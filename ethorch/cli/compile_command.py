@@ -46,10 +46,10 @@ def compile_(
     if output == STDOUT:
         sys.stdout.buffer.write(program.pte)
         sys.stdout.flush()
-        return Answer(None, lambda: "", Status.DONE if program.fits else Status.NO)
+        return Answer(None, lambda: "", Status.DONE if program.budgets.met else Status.NO)
     if output is not None:
         program.save(output)
-    tried = None if program.fits else program.suggestions(_REMEDIES)
+    tried = None if program.budgets.met else program.suggest(_REMEDIES)
     data = {
         "output": None if output is None else str(output),
         **program.to_json(),
@@ -57,10 +57,10 @@ def compile_(
     }
 
     def text() -> RenderableType:
-        parts = [program.rich()] if tried is None else [program.rich(), "", tried.rich()]
+        parts = [program.__rich__()] if tried is None else [program.__rich__(), "", tried.rich()]
         return stacked(*parts, *([] if output is None else [f"wrote {output}"]))
 
-    return Answer(data, text, Status.DONE if program.fits else Status.NO)
+    return Answer(data, text, Status.DONE if program.budgets.met else Status.NO)
 
 
 def _compile_to_tosa(

@@ -100,11 +100,14 @@ def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     Raises:
         EthorchError: they do not fit.
     """
+    from ethorch.program.program import record_of
+
+    record = record_of(program)
     exact = tuple(np.empty(info.shape, ml_dtypes.bfloat16 if info.dtype == "bfloat16" else info.dtype) for info in program.inputs)
     floats = tuple(x if info.codes is None else x.astype(np.float32) for x, info in zip(exact, program.inputs, strict=True))
     try:
-        return inputs_from(paths, exact, program.open_dims)
+        return inputs_from(paths, exact, record.open_dims)
     except EthorchError:
         if all(info.codes is None for info in program.inputs):
             raise
-        return program.as_taken(inputs_from(paths, floats, program.open_dims))
+        return record.as_taken(inputs_from(paths, floats, record.open_dims))

@@ -29,13 +29,14 @@ def run(
         check_folder(output)
     from ethorch.cli.model_options import inputs_for
     from ethorch.models import arrays
+    from ethorch.program.program import host_of, record_of, select
 
     loaded = sources.read_program(program, method)
-    taken = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(loaded.description, seed)
-    chosen, filled = loaded.chosen(taken)
-    host = chosen.host
+    taken = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(record_of(loaded).description, seed)
+    chosen, filled = select(loaded, taken)
+    host = host_of(chosen)
     started = time.perf_counter()
-    outputs = loaded.cropped(host.arrays(*filled), taken)
+    outputs = record_of(loaded).cropped(host.arrays(*filled), taken)
     seconds = time.perf_counter() - started
     if output is not None:
         arrays.save_outputs(str(output), outputs)
@@ -44,7 +45,7 @@ def run(
         "outputs": found,
         "seconds": seconds,
         "random_inputs": not inputs,
-        "milliseconds": loaded.milliseconds,
+        "milliseconds": loaded.estimate.milliseconds,
         "target": loaded.target,
     }
 
@@ -53,8 +54,8 @@ def run(
         note = f"simulated in {seconds:.3f} s on this computer"
         if not inputs:
             note += f", on random inputs (seed {seed}); --inputs takes files"
-        if loaded.milliseconds is not None:
-            note += f". The NPU takes {loaded.milliseconds:.3f} ms by the estimate"
+        if loaded.estimate.milliseconds is not None:
+            note += f". The NPU takes {loaded.estimate.milliseconds:.3f} ms by the estimate"
         return "\n".join([*rows, f"{note}."])
 
     return Answer(data, text)
@@ -66,12 +67,13 @@ def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
     loaded = sources.read_program(program, method)
     from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
+    from ethorch.program.program import record_of
     from ethorch.vela import artifacts
 
-    delegates = [delegate for delegate in loaded.description.delegates if delegate.id == BACKEND_ID]
+    delegates = [delegate for delegate in record_of(loaded).description.delegates if delegate.id == BACKEND_ID]
     payloads = [delegate.payload for delegate in delegates]
     if not payloads:
-        raise EthorchError(f"method {loaded.method!r} of {program} has no Ethos-U delegate.")
+        raise EthorchError(f"method {record_of(loaded).method!r} of {program} has no Ethos-U delegate.")
     streams = [Program(payload.commands, payload.weights) for payload in payloads]
     folder = program / "delegates" if (program / "delegates").is_dir() else None
     operators = [

@@ -52,9 +52,14 @@ class Estimate:
 
     Attributes:
         parts: those that the program has.
+        npu_hz, cpu_hz: Clocks of the NPU's system configuration and of the CPU; 0 if they are unknown.
+        macs: Multiply-accumulates, counted on the model's graph, the same for every NPU; of a loaded program, its layers'.
     """
 
     parts: tuple[Part, ...]
+    npu_hz: float = 0.0
+    cpu_hz: float = 0.0
+    macs: int = 0
 
     def cycles(self, *names: str) -> int | None:
         """Of the parts with these names, by default of all; None where one is unknown. Clocks are not told apart."""
@@ -118,7 +123,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
         if cycles != 0 or name == NPU_OPERATORS:
             clock = clocks[where]
             found.append(Part(name, where, cycles, None if cycles is None or not clock else 1e3 * cycles / clock, source))
-    return Estimate(tuple(found))
+    return Estimate(tuple(found), npu_hz, cpu_hz)
 
 
 def _end_transposes(layers: Sequence[Layer]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from ethorch.figures import Layer
 from ethorch.language.speaker import states
 from ethorch.lower.fx.node import Converted, constants_of, op_name, origin_of
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError
 from ethorch.support.rendering import as_html, as_text
@@ -116,8 +116,8 @@ def decode_cost(program: Program) -> DecodeCost:
     Raises:
         EthorchError: it is a file's.
     """
-    spec = program.spec
-    if program.build is None or spec is None:
+    spec = record_of(program).spec
+    if record_of(program).build is None or spec is None:
         raise EthorchError(
             "the cost of a token is Vela's estimate, which a file does not keep: take what ethorch.compile returned."
         )
@@ -127,12 +127,12 @@ def decode_cost(program: Program) -> DecodeCost:
     speed = min(peak, _ON_THEIR_WAY / latency) if latency else peak
     found: dict[str, OperatorCost] = {}
     cpu: dict[str, int] = {}
-    quantized = program.quantized
+    quantized = record_of(program).quantized
     bits: dict[str, int] = {}
     read: set[str] = set()
     if isinstance(quantized, GraphModule):
         bits, read = _bits_of_weights(quantized), _reading_constants(quantized)
-    for layer in program.layers:
+    for layer in record_of(program).layers:
         if layer.where != "NPU":
             cpu[layer.operator] = cpu.get(layer.operator, 0) + 1
             continue
@@ -154,10 +154,10 @@ def decode_cost(program: Program) -> DecodeCost:
         sum(cost.floor for cost in found.values()),
         round(sum(max(cost.weight_bytes / peak, cost.macs / spec.target.macs) for cost in found.values())),
         sum(cost.weight_bytes for cost in found.values()),
-        sum(len(payload.weights) for payload in program.payloads),
+        sum(len(payload.weights) for payload in record_of(program).payloads),
         sum(value.nbytes for value in states(program).values()),
-        sum(state.to_npu_bytes for state in program.states if not state.in_place),
-        sum(payload.scratch_bytes for payload in program.payloads),
+        sum(state.to_npu_bytes for state in program.explain().states if not state.in_place),
+        sum(payload.scratch_bytes for payload in record_of(program).payloads),
         cpu,
         ordered,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from ethorch.formats.pte_types import Value
 from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.support.errors import EthorchError
 from ethorch.support.wording import counted
 
@@ -80,7 +80,7 @@ class Speaker:
         Raises:
             EthorchError: the program is one of a file.
         """
-        modules = {name: module for name in program.methods if (module := program[name].quantized) is not None}
+        modules = {name: module for name in program.methods if (module := record_of(program[name]).quantized) is not None}
         if not modules:
             raise EthorchError("a .pte does not hold the quantized model: give the program that ethorch.compile returned.")
         held = {f"decoder.{name}": value for name, value in model.caches.items()}
@@ -113,7 +113,7 @@ class Speaker:
         shapes = [info.shape for info in decode.inputs]
         if shapes != [(1, 1), (1,)] or (prefill is not None and len(prefill.inputs) != 3 + (source is not None)):
             raise EthorchError(
-                f"{decode.method} takes {', '.join(str(shape) for shape in shapes)}; decode of a language model takes a "
+                f"{record_of(decode).method} takes {', '.join(str(shape) for shape in shapes)}; decode of a language model takes a "
                 "token [1, 1] and a position [1], and prefill tokens, "
                 "positions and the number of the last one: see ethorch.language.language_model."
             )
@@ -204,8 +204,8 @@ class Speaker:
 
 def _rows_written(decode: Program) -> int | None:
     """The extent along which a token's row is put into a buffer; None where none is, or into buffers of several sizes."""
-    values, found = decode.description.values, set()
-    for call in decode.description.calls:
+    values, found = record_of(decode).description.values, set()
+    for call in record_of(decode).description.calls:
         if call.operator == _PUT:
             dims = [k for k, number in enumerate(values[call.args[1]].items) if number >= 0]
             found.add(values[call.args[0]].shape[dims[0]])
@@ -224,6 +224,6 @@ def states(program: Program) -> dict[str, Value]:
     """Name of a buffer that the program keeps from call to call -> its tensor."""
     return {
         value.extra.name: value
-        for value in program.description.values
+        for value in record_of(program).description.values
         if value.kind == "tensor" and value.extra is not None and value.extra.name and value.place is not None
     }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ethorch.deploy.virtual_board.estimate import ISSUE_CYCLES
 from ethorch.figures.layer import CPU
-from ethorch.program.program import Program, load
+from ethorch.program.program import Program, load, record_of
 from ethorch.support.errors import BoardError, FormatError, SpecError
 from ethorch.support.text_files import parse_toml, read_text
 from ethorch.support.wording import counted
@@ -175,13 +175,14 @@ class _Model:
     """The layers of a program: seconds of computing, and bytes of each memory of the board."""
 
     def __init__(self, board: Board, program: Program):
-        if program.spec is None:
+        spec = record_of(program).spec
+        if spec is None:
             raise SpecError("a program has no part for the NPU: there is nothing to fit bandwidths to.")
         slot, npu = board.npu(program.target)
-        used = roles(board, slot, program.spec.memory_mode)
+        used = roles(board, slot, spec.memory_mode)
         self.cpu_seconds = 0.0
         self.layers: list[tuple[float, dict[str, int]]] = []
-        for layer in program.layers:
+        for layer in record_of(program).layers:
             if layer.where == CPU:
                 self.cpu_seconds += (layer.cycles or 0) / board.cpu.clock_hz
                 continue
@@ -189,7 +190,7 @@ class _Model:
             moved: dict[str, int] = {}
             for traffic in (layer.read_bytes, layer.written_bytes):
                 for memory, count in traffic.items():
-                    name = _of_board(memory, used, program.spec.memory_system.constants_in_sram)
+                    name = _of_board(memory, used, spec.memory_system.constants_in_sram)
                     moved[name] = moved.get(name, 0) + count
             self.layers.append((computing / slot.clock_hz, moved))
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))

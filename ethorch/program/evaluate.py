@@ -20,7 +20,7 @@ from ethorch import runtime
 from ethorch.models.load import KeywordInputs, in_eval_mode
 from ethorch.models.samples import Sample, Samples, read_samples
 from ethorch.program.measure.meters import meter
-from ethorch.program.program import Program, load
+from ethorch.program.program import Program, host_of, load, record_of, select
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.runtime.many import keeps_state
 from ethorch.support import tables
@@ -145,17 +145,18 @@ def evaluate(
     if not isinstance(program, Program):
         program = load(program)
     columns = _columns(program, against)
-    if jobs is not None and program.selection is not None:
+    if jobs is not None and record_of(program).selection is not None:
         raise SpecError("jobs is of programs with one method; leave it out, or evaluate program['NAME'].")
-    if jobs is not None and keeps_state(program.description):
+    if jobs is not None and keeps_state(record_of(program).description):
         raise SpecError(
             f"jobs is {jobs}, but the program keeps state from call to call: its samples run one after the other, in this "
             "process. Leave jobs out."
         )
-    user = None if program.model is None else program.model.module
+    model = record_of(program).model
+    user = None if model is None else model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
-    example, *others = program.examples
-    source = read_samples(data, example, keywords=names, others=others, open_dims=program.open_dims)
+    example, *others = record_of(program).examples
+    source = read_samples(data, example, keywords=names, others=others, open_dims=record_of(program).open_dims)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()
@@ -168,7 +169,7 @@ def evaluate(
         try:
             for part, found in _on_npu(program, source, batch, jobs):
                 for sample, outputs in zip(part, found, strict=True):
-                    answers = {NPU: program.floats(outputs)}
+                    answers = {NPU: record_of(program).floats(outputs)}
                     for column, module in beside.items():
                         with in_eval_mode(module):
                             answers[column] = [_own(leaf) for leaf in _answer(program, column, module, sample)]
@@ -192,8 +193,9 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
     for name in against:
         if name not in (FLOAT, QUANTIZED):
             raise SpecError(f"against has {name!r}; it can have {FLOAT!r} and {QUANTIZED!r}.")
-    known = {QUANTIZED} if program.quantized is not None else set()
-    if program.model is not None and not program.model.quantized:
+    known = {QUANTIZED} if record_of(program).quantized is not None else set()
+    model = record_of(program).model
+    if model is not None and not model.quantized:
         known.add(FLOAT)
     return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in known)]
 
@@ -215,20 +217,23 @@ def _length(dataset: Any) -> int | None:
 def _beside(program: Program, column: str) -> nn.Module:
     """What a column runs."""
     if column == QUANTIZED:
-        assert program.quantized is not None
-        return program.quantized
-    assert program.model is not None
-    return program.model.module
+        quantized = record_of(program).quantized
+        assert quantized is not None
+        return quantized
+    model = record_of(program).model
+    assert model is not None
+    return model.module
 
 
 def _answer(program: Program, column: str, module: nn.Module, sample: Sample) -> list[Any]:
     """The flat outputs of the float model, or of the quantized one of the shapes that the program takes the sample in."""
-    if column == FLOAT or program.selection is None:
+    if column == FLOAT or record_of(program).selection is None:
         return list(pytree.tree_leaves(module(*sample.inputs)))
     flat = pytree.tree_leaves(sample.inputs)
-    part, filled = program.chosen(flat)
-    assert part.quantized is not None
-    return program.cropped(pytree.tree_leaves(part.quantized(*filled)), flat)
+    part, filled = select(program, flat)
+    quantized = record_of(part).quantized
+    assert quantized is not None
+    return record_of(program).cropped(pytree.tree_leaves(quantized(*filled)), flat)
 
 
 def _own(leaf: Any) -> Any:
@@ -241,12 +246,12 @@ def _on_npu(
 ) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
     """(samples, flat outputs of each) for one part of the data set after the other, in order."""
     parts = _parts(iter(source), max(batch, 1))
-    if program.selection is not None:
+    if record_of(program).selection is not None:
         for part in parts:
             yield part, _of_methods(program, part)
         return
     if workers is None:
-        loaded = runtime.load(program.pte, program.method)
+        loaded = runtime.load(program.pte, record_of(program).method)
         for part in parts:
             yield part, loaded.run_many([_flat(program, sample) for sample in part])
         return
@@ -256,7 +261,7 @@ def _on_npu(
     def tasks() -> Iterator[Any]:
         for part in parts:
             sent.append(part)
-            yield joblib.delayed(task)(program.pte, program.method, [_flat(program, sample) for sample in part])
+            yield joblib.delayed(task)(program.pte, record_of(program).method, [_flat(program, sample) for sample in part])
 
     for found in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
         yield sent.pop(0), found
@@ -267,13 +272,13 @@ def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
     flat = [pytree.tree_leaves(sample.inputs) for sample in samples]
     groups: dict[str, list[tuple[int, list[Any]]]] = {}
     for number, inputs in enumerate(flat):
-        part, filled = program.chosen(inputs)
-        groups.setdefault(part.method, []).append((number, filled))
+        part, filled = select(program, inputs)
+        groups.setdefault(record_of(part).method, []).append((number, filled))
     found: dict[int, list[Any]] = {}
     for name, group in groups.items():
         part = program[name]
-        runs = part.host.run_many([list(pytree.tree_leaves(part.as_taken(tuple(filled)))) for _, filled in group])
-        found |= {number: program.cropped(run, flat[number]) for (number, _), run in zip(group, runs, strict=True)}
+        runs = host_of(part).run_many([list(pytree.tree_leaves(record_of(part).as_taken(tuple(filled)))) for _, filled in group])
+        found |= {number: record_of(program).cropped(run, flat[number]) for (number, _), run in zip(group, runs, strict=True)}
     return [found[number] for number in range(len(samples))]
 
 
@@ -283,7 +288,7 @@ def _parts(source: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 def _flat(program: Program, sample: Sample) -> list[Any]:
-    return list(pytree.tree_leaves(program.as_taken(sample.inputs)))
+    return list(pytree.tree_leaves(record_of(program).as_taken(sample.inputs)))
 
 
 def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from ethorch.lower.partition_report import refusal_texts
 from ethorch.program.compile import Model
 from ethorch.program.compile import compile as compile_model
 from ethorch.program.measure.ladder import Recorder
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.support.errors import EthorchError, HostError
 from ethorch.support.wording import counted
 from ethorch.targets.settings import bytes_of
@@ -66,9 +66,9 @@ def assert_runs_on_npu(
     record(program)
     lines = _operators(program, max_cpu_ops)
     for name, found, limit, unit in (
-        ("delegates", len(program.payloads), max_delegates, ""),
+        ("delegates", len(record_of(program).payloads), max_delegates, ""),
         ("cycles of the NPU", _npu_cycles(program) if max_cycles is not None else 0, max_cycles, ""),
-        ("time of one inference", program.milliseconds if max_milliseconds is not None else 0, max_milliseconds, " ms"),
+        ("time of one inference", program.estimate.milliseconds if max_milliseconds is not None else 0, max_milliseconds, " ms"),
         (
             "RAM of the whole application",
             program.memory.ram_bytes if max_ram is not None else 0,
@@ -107,8 +107,8 @@ def _too_far_off(program: Program, wanted: float) -> list[str]:
 
 
 def _name(program: Program) -> str:
-    module = getattr(program.model, "module", None)
-    return f"program {program.method}" if module is None else type(module).__name__
+    module = getattr(record_of(program).model, "module", None)
+    return f"program {record_of(program).method}" if module is None else type(module).__name__
 
 
 def _npu_cycles(program: Program) -> int | None:
@@ -119,7 +119,8 @@ def _npu_cycles(program: Program) -> int | None:
 def _operators(program: Program, allowed: int) -> list[str]:
     """What is on the CPU, where it is too much; and that nothing is on the NPU."""
     on_cpu = program.explain(cpu_only=True)
-    partition = None if program.build is None else program.build.partition
+    build = record_of(program).build
+    partition = None if build is None else build.partition
     if partition is None:
         places = [f"{row.operator} {row.module} {row.source}".rstrip() for row in on_cpu.operators]
         places = [place for place in places if "quantize" not in place]
@@ -130,7 +131,7 @@ def _operators(program: Program, allowed: int) -> list[str]:
     if count > allowed:
         lines.append(f"operators on the CPU: {count}, at most {allowed} allowed:")
         lines += [f"  {place}" for place in places]
-    if not program.payloads:
+    if not record_of(program).payloads:
         lines.append("nothing runs on the NPU.")
     return lines
 
@@ -146,10 +147,11 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
         AssertionError: an element differs; the message names the delegate, its operators' places, and the element.
         EthorchError: the program is a file's, which does not hold the TOSA graphs.
     """
-    if program.build is None or program.model is None:
+    known = record_of(program)
+    if known.build is None or known.model is None:
         raise EthorchError(f"{program!r} is a file's: its TOSA graphs are not known. Give what ethorch.compile returned.")
     record(program)
-    given = program.model.example_inputs if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
+    given = known.model.example_inputs if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
     recorders: list[Recorder] = []
 
     def recording(payload: DelegatePayload) -> Recorder:
@@ -157,8 +159,8 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
         return recorders[-1]
 
     with torch.no_grad():
-        runtime.load(program.pte, program.method, machine=recording)(*copy.deepcopy(pytree.tree_leaves(program.as_taken(given))))
-    lowered = {delegate.payload: delegate for delegate in program.build.delegates}
+        runtime.load(program.pte, known.method, machine=recording)(*copy.deepcopy(pytree.tree_leaves(known.as_taken(given))))
+    lowered = {delegate.payload: delegate for delegate in known.build.delegates}
     lines = []
     for number, recorder in enumerate(recorders):
         if not recorder.outputs:

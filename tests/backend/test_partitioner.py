@@ -19,6 +19,7 @@ from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, runti
 from ethorch.arm import ArmCompileSpecBuilder
 from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.program.program import record_of
 from ethorch.targets.npus import LIMITS, TARGETS
 from ethorch.tosa.limits import Limits, upto
 from tests.helpers.quantized import lower, prepared, quantized
@@ -389,8 +390,8 @@ def test_an_int64_that_two_delegates_share_is_cast_in_the_second() -> None:
     torch.manual_seed(0)
     steps = [(torch.randn(1, 8),) for _ in range(4)]
     program = ethorch.compile(Found().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
-    assert len(program.payloads) == 2 and program.quantized is not None
-    assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
+    assert len(record_of(program).payloads) == 2 and record_of(program).quantized is not None
+    assert ethorch.sqnr_db([record_of(program).quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
 
 
 class Marked(nn.Module):
@@ -409,8 +410,8 @@ def test_a_cast_to_numbers_stays_with_their_codes() -> None:
     torch.manual_seed(0)
     steps = [(torch.randint(20, (1, 5)),) for _ in range(4)]
     program = ethorch.compile(Marked().eval(), steps[0], "ethos-u55-128", calibration=steps, progress=False)
-    assert len(program.payloads) == 1 and program.quantized is not None
-    assert ethorch.sqnr_db([program.quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
+    assert len(record_of(program).payloads) == 1 and record_of(program).quantized is not None
+    assert ethorch.sqnr_db([record_of(program).quantized(*step) for step in steps], [program(*step) for step in steps]) > 40
 
 
 class OneHot(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.backend.products_on_cpu import on_cpu, products
 from ethorch.figures.layer import CPU
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.targets.settings import Settings
 
@@ -48,13 +49,13 @@ def cheaper(walks: list[Tensor]) -> ethorch.Program:
 
 def test_cost_leaves_products_to_the_cpu_of_u55(usual: ethorch.Program, cheaper: ethorch.Program, walks: list[Tensor]) -> None:
     assert cheaper.settings is not None and cheaper.settings.partition == "cpu-matmul"
-    kernels = [layer for layer in cheaper.layers if layer.operator == KERNEL]
+    kernels = [layer for layer in record_of(cheaper).layers if layer.operator == KERNEL]
     assert len(kernels) == 2 and {layer.estimate for layer in kernels} == {"int8 mac.cortex_m"}
     assert kernels[0].macs == 2 * 48 * 48 * 16 and kernels[0].cycles == kernels[0].macs / 2
-    assert (cheaper.milliseconds or 0) < 0.9 * (usual.milliseconds or 0)
-    assert [attempt.change for attempt in cheaper.tried] == ["", "products of two activations on the CPU"]
-    assert cheaper.tried[0].milliseconds == usual.milliseconds
-    assert not any(layer.operator == KERNEL for layer in usual.layers)
+    assert (cheaper.estimate.milliseconds or 0) < 0.9 * (usual.estimate.milliseconds or 0)
+    assert [attempt.change for attempt in cheaper.budgets.attempts] == ["", "products of two activations on the CPU"]
+    assert cheaper.budgets.attempts[0].milliseconds == usual.estimate.milliseconds
+    assert not any(layer.operator == KERNEL for layer in record_of(usual).layers)
     for x in walks:
         assert ethorch.sqnr_db(usual(x), cheaper(x)) > 35
 
@@ -69,17 +70,17 @@ def test_the_npu_keeps_what_it_does_faster(walks: list[Tensor]) -> None:
     found = ethorch.compile(
         Attention().eval(), walks[0], "ethos-u85-256", calibration=walks, settings=ethorch.Settings(partition="cost")
     )
-    assert found.settings is not None and found.settings.partition == "npu" and len(found.tried) == 2
-    assert all(layer.operator != KERNEL for layer in found.layers if layer.where == CPU)
+    assert found.settings is not None and found.settings.partition == "npu" and len(found.budgets.attempts) == 2
+    assert all(layer.operator != KERNEL for layer in record_of(found).layers if layer.where == CPU)
 
 
 def test_products_of_other_types_and_models_without(usual: ethorch.Program, walks: list[Tensor]) -> None:
-    assert usual.quantized is not None and len(products(usual.quantized)) == 2  # type: ignore[arg-type]
+    assert record_of(usual).quantized is not None and len(products(record_of(usual).quantized)) == 2  # type: ignore[arg-type]
     sixteen = ethorch.quantize(Attention().eval(), walks[0], calibration=walks, scheme="a16w8")
     assert not products(sixteen)
     with pytest.raises(EthorchError, match="no product of two int8 activations"):
         on_cpu(sixteen)
     dense = ethorch.compile(nn.Linear(32, 8).eval(), walks[0], calibration=walks, settings=ethorch.Settings(partition="cost"))
-    assert dense.settings is not None and dense.settings.partition == "npu" and len(dense.tried) == 1
+    assert dense.settings is not None and dense.settings.partition == "npu" and len(dense.budgets.attempts) == 1
     with pytest.raises(SpecError, match="unknown partition 'cots'"):
         Settings(partition="cots")

@@ -18,6 +18,8 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge,
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from ethorch.program.program import record_of
+
 CONFIG = EdgeCompileConfig(_check_ir_validity=False)
 ARM = "executorch.backends.arm"
 
@@ -80,7 +82,9 @@ def product_on_cpu() -> bytes:
     program = ethorch.compile(
         Product(), torch.randn(1, 6, 8), "ethos-u55-128", settings=ethorch.Settings(partition="cpu-matmul", verify=False)
     )
-    assert [layer.operator for layer in program.layers if "matmul" in layer.operator] == ["cortex_m::quantized_batch_matmul.out"]
+    assert [layer.operator for layer in record_of(program).layers if "matmul" in layer.operator] == [
+        "cortex_m::quantized_batch_matmul.out"
+    ]
     return program.pte
 
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.runtime.delegate import Delegate
 from ethorch.tosa import reference_model
 from ethorch.tosa.ir import DTYPES
@@ -43,8 +43,8 @@ def recorded() -> Iterator[list[Call]]:
 
 def equals_reference_model(program: Program, call: Call) -> bool:
     """Does the TOSA reference model give the same bytes for what the method's one delegate took?"""
-    assert program.build is not None
-    (lowered,) = program.build.delegates
+    assert record_of(program).build is not None
+    (lowered,) = record_of(program).build.delegates
     arrays = [_array(data, value) for data, value in zip(call.taken, lowered.graph.inputs, strict=True)]
     found = reference_model.run(lowered.tosa, arrays)
     return all(np.ascontiguousarray(x).tobytes() == data for x, data in zip(found, call.given, strict=True))

@@ -63,6 +63,7 @@ def test_a_tied_table_can_be_read_first(family: str, refusal: str) -> None:
 
 
 def test_a_model_that_takes_no_mask_of_each_call_is_refused() -> None:
+    torchvision_models(needed=False)
     import transformers
 
     config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)

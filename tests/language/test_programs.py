@@ -14,7 +14,7 @@ import ethorch
 from ethorch.cli import main
 from ethorch.language import Characters, LanguageModel, Speaker, decode_cost, language_model
 from ethorch.models.zoos import torchvision_models
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from tests.helpers.decoders import CONTEXT, FAMILIES, SIZES, Rotary
@@ -54,7 +54,7 @@ def as_good_as_the_quantized_model(model: LanguageModel, program: Program, ids: 
 
 def check(model: LanguageModel, program: Program, generated: int, checked: int, folder: Path) -> None:
     """One delegate each; ``generated`` tokens; the first call and the last ``checked`` ones equal TOSA's reference model."""
-    assert {name: len(program[name].payloads) for name in program.methods} == dict.fromkeys(model.modules, 1)
+    assert {name: len(record_of(program[name]).payloads) for name in program.methods} == dict.fromkeys(model.modules, 1)
     check_round_trip(program.pte)
     speaker = Speaker.of_program(program, model.context, model.source)
     with recorded() as calls:
@@ -73,12 +73,12 @@ def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_pa
     model = FAMILIES["Llama"](32, 2)
     program = compiled(model)
     check(model, program, 12, 1, tmp_path)
-    assert {layer.operator for layer in program["decode"].layers if layer.where == "CPU"} <= _ROWS
+    assert {layer.operator for layer in record_of(program["decode"]).layers if layer.where == "CPU"} <= _ROWS
     cost = decode_cost(program["decode"])
     linears = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) + model.vocabulary * 32
     assert cost.weight_bytes == linears
     assert cost.state_bytes == 2 * 2 * 2 * model.context * 8  # layers, keys and values, heads, rows of 8 codes
-    assert cost.copied_bytes == 0 and all(state.in_place for state in program["decode"].states)
+    assert cost.copied_bytes == 0 and all(state.in_place for state in program["decode"].explain().states)
     assert 0 < cost.floor < cost.cycles and "aten.linear lm_head" in cost.operators
     assert "tokens/s" in cost.line() and "lm_head" in str(cost)
     with pytest.raises(EthorchError, match="does not keep"):
@@ -101,11 +101,11 @@ def test_a_table_is_stored_once_for_both_methods() -> None:
     torch.manual_seed(0)
     model = language_model(transformers.LlamaForCausalLM(config), context=28, prompt=4, store_table_once=True)
     program = compiled(model)
-    assert {name: len(program[name].payloads) for name in program.methods} == {"prefill": 1, "decode": 1}
+    assert {name: len(record_of(program[name]).payloads) for name in program.methods} == {"prefill": 1, "decode": 1}
     table, ids = 2000 * 64, [(7 * k) % 2000 for k in range(12)]
     cost = decode_cost(program["decode"])
     assert cost.weight_bytes == 4 * 64 * 64 + 3 * 64 * 32 + table and cost.cycles > cost.floor
-    assert table < len(program["decode"].payloads[0].weights) < 1.5 * table  # of both methods
+    assert table < len(record_of(program["decode"]).payloads[0].weights) < 1.5 * table  # of both methods
     columns = Speaker.of_model(model), Speaker.of_quantized(program, model), Speaker.of_program(program)
     assert columns[-1].context == 28  # rows of 32 columns
     exact, fake, found = (column.read(ids) for column in columns)
@@ -196,8 +196,8 @@ def test_shapes_of_published_models_are_one_delegate_near_the_floor(
         seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         size = f"{seconds:.0f} s, {peak / 1024:,.0f} MiB, .pte {len(program.pte):,} bytes"
         print(f"\n{layers} layers: {size}; {cost.line()}")
-    assert len(program.payloads) == 1
-    assert {layer.operator for layer in program.layers if layer.where == "CPU"} <= _ROWS
+    assert len(record_of(program).payloads) == 1
+    assert {layer.operator for layer in record_of(program).layers if layer.where == "CPU"} <= _ROWS
     assert cost.cycles < 1.3 * cost.floor
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 
 
 class Constants(nn.Module):
@@ -25,6 +26,6 @@ class Constants(nn.Module):
 def test_constants(target: str) -> None:
     inputs = torch.tensor([[-7, 9, 2**31 - 1]], dtype=torch.int32), torch.tensor([[False, True, True]])
     program = ethorch.compile(Constants(), inputs, target)
-    assert not program.build.partition.refusals
+    assert not record_of(program).build.partition.refusals
     for found, wanted in zip(program(*inputs), Constants()(*inputs), strict=True):
         assert torch.equal(torch.as_tensor(found), wanted)

@@ -14,6 +14,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.npus import TARGETS
@@ -48,9 +49,11 @@ def converted_gates(target: str, scheme: torch.qscheme = torch.per_tensor_symmet
 def test_sums_and_tables_of_int32_run_on_u85():
     converted, inputs = converted_gates("ethos-u85-256")
     program = ethorch.compile(converted, inputs, "ethos-u85-256")
-    operators = [name for group in program.build.partition.delegated.values() for name in group]
+    operators = [name for group in record_of(program).build.partition.delegated.values() for name in group]
     assert sum("sigmoid" in name for name in operators) == 5 and sum("add" in name or "sub" in name for name in operators) == 3
-    assert {refusal.reason.id for refusal in program.build.partition.refusals} == {"graph.int32_operand"}  # the product of inputs
+    assert {refusal.reason.id for refusal in record_of(program).build.partition.refusals} == {
+        "graph.int32_operand"
+    }  # the product of inputs
     for found, wanted in zip(program(*inputs), converted(*inputs), strict=True):
         assert ethorch.sqnr_db(wanted, found) > 80
     for found, wanted in zip(program(*inputs), Gates()(*inputs), strict=True):
@@ -94,8 +97,8 @@ def test_sums_of_int32_beyond_their_range_saturate_on_every_configuration():
 def test_they_stay_on_the_cpu_elsewhere_and_are_right(target):
     converted, inputs = converted_gates(target)
     program = ethorch.compile(converted, inputs, target)
-    assert not program.build.partition.delegated
-    assert "graph.int32_activation" in {refusal.reason.id for refusal in program.build.partition.refusals}
+    assert not record_of(program).build.partition.delegated
+    assert "graph.int32_activation" in {refusal.reason.id for refusal in record_of(program).build.partition.refusals}
     for found, wanted in zip(program(*inputs), converted(*inputs), strict=True):
         assert ethorch.sqnr_db(wanted, found) > 120
 

@@ -15,6 +15,7 @@ from ethorch import npu
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.in_place import Inputs, Window
 from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_registers, written
+from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
 
 TARGETS = ["ethos-u55-128", "ethos-u85-256"]
@@ -45,7 +46,7 @@ def payload(target: str) -> DelegatePayload:
     if not gathers:
         net.forward = lambda x, past: Net.forward(net, x, past, None)  # type: ignore[arg-type, assignment]
     samples = [sample()[keep] for _ in range(4)]
-    (found,) = ethorch.compile(net, samples[0], target, calibration=samples, progress=False).payloads
+    (found,) = record_of(ethorch.compile(net, samples[0], target, calibration=samples, progress=False)).payloads
     return found
 
 
@@ -133,7 +134,7 @@ class Step(nn.Module):
 def test_an_output_takes_the_place_of_an_input_that_has_been_read(target: str) -> None:
     torch.manual_seed(0)
     samples = [(torch.randn(1, 4, 16), torch.randn(1, 4, 16), torch.randn(1, 4, 16)) for _ in range(4)]
-    (found,) = ethorch.compile(Step().eval(), samples[0], target, calibration=samples, progress=False).payloads
+    (found,) = record_of(ethorch.compile(Step().eval(), samples[0], target, calibration=samples, progress=False)).payloads
     given = [Window(tensor.offset, tensor.offset + tensor.nbytes) for tensor in found.outputs]
     inputs = Inputs(found.commands, found.scratch_bytes, windows(found), outputs=given)
     assert inputs.readable == inputs.writable == (True,) * 3

@@ -13,6 +13,7 @@ import ethorch
 from ethorch import npu
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.relocate import constants_of, relocated
+from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
 
 
@@ -36,7 +37,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 def payload(request: pytest.FixtureRequest) -> DelegatePayload:
     torch.manual_seed(0)
     program = ethorch.compile(Net().eval(), inputs(), request.param, calibration=[inputs() for _ in range(4)])
-    return program.payloads[0]
+    return record_of(program).payloads[0]
 
 
 def outputs(payload: DelegatePayload) -> list[bytes]:

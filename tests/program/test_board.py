@@ -11,7 +11,7 @@ from torch import nn
 
 import ethorch
 from ethorch import cli
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.report.verdict import verdicts
 from ethorch.support.errors import BoardError, SpecError
 from ethorch.targets.boards.loading import FOLDER
@@ -32,16 +32,18 @@ def program() -> Program:
 
 def test_the_board_chooses_target_and_clock(program: Program) -> None:
     assert program.target == "ethos-u55-256"
-    assert (program.core_clock_hz, program.cpu_clock_hz) == (400e6, 400e6)
-    assert program.spec is not None and program.spec.bytes_per_cycle == pytest.approx({"Sram": 6.096, "OffChipFlash": 0.968})
+    assert (program.estimate.npu_hz, program.estimate.cpu_hz) == (400e6, 400e6)
+    assert record_of(program).spec is not None and record_of(program).spec.bytes_per_cycle == pytest.approx(
+        {"Sram": 6.096, "OffChipFlash": 0.968}
+    )
     again = ethorch.load(program.pte)
-    assert again.core_clock_hz == 400e6 and again.spec == program.spec.published()
+    assert again.estimate.npu_hz == 400e6 and record_of(again).spec == record_of(program).spec.published()
 
 
 def test_what_each_memory_holds_is_said(program: Program) -> None:
-    found = {use.memory: use for use in program.memory_uses}
+    found = {use.memory: use for use in record_of(program).memory_uses}
     assert found["sram"].needs_bytes == program.memory.component("scratch").ram_bytes
-    assert found["mram"].size_bytes == 0x580000 and program.fits
+    assert found["mram"].size_bytes == 0x580000 and program.budgets.met
     answers = [verdict.answer for verdict in verdicts(program.to_json())]
     assert "in sram" in answers[0] and "of 8,192.0 KiB" in answers[0]
     assert "times the estimate" in answers[1]
@@ -52,12 +54,12 @@ def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> N
     text = (FOLDER / "alif-e8-hp.toml").read_text().replace("size_bytes = 0x800000", "size_bytes = 0x1000")
     path.write_text(text.replace('name = "alif-e8-hp"', 'name = "small"'))
     small = ethorch.compile(net(), INPUT, board=path, settings=ethorch.Settings(arena="fast"))
-    use = next(use for use in small.memory_uses if use.memory == "sram")
-    assert use.needs_bytes > 0x1000 and not small.fits
+    use = next(use for use in record_of(small).memory_uses if use.memory == "sram")
+    assert use.needs_bytes > 0x1000 and not small.budgets.met
     small.save(tmp_path / "kept")
     path.unlink()
     kept = ethorch.load(tmp_path / "kept")
-    assert kept.board is not None and kept.board.name == "small" and kept.fits is False
+    assert record_of(kept).board is not None and record_of(kept).board.name == "small" and kept.budgets.met is False
     assert str(tmp_path) not in (tmp_path / "kept" / "settings.toml").read_text()
     fits = verdicts(small.to_json())[0]
     assert fits.state == "no"

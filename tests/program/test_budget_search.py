@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import Settings
 
@@ -59,25 +60,25 @@ def dense(vectors: list[Tensor], **settings: Any) -> ethorch.Program:
 
 def test_budgets_that_hold_are_tried_once(images: list[Tensor]) -> None:
     program = wide(images, ram="1M", flash="1M")
-    (only,) = program.tried
-    assert program.fits and only.change == "" and only.fits and only.ram_bytes == program.memory.ram_bytes
-    assert program.to_json()["tried"][0]["milliseconds"] == program.milliseconds
+    (only,) = program.budgets.attempts
+    assert program.budgets.met and only.change == "" and only.fits and only.ram_bytes == program.memory.ram_bytes
+    assert program.to_json()["tried"][0]["milliseconds"] == program.estimate.milliseconds
 
 
 def test_a_limit_of_ram_is_kept_by_a_smaller_arena(images: list[Tensor]) -> None:
     fast = wide(images, arena="fast")
     limit = fast.memory.ram_bytes - 60_000
     program = wide(images, ram=limit, arena="fast")
-    assert not program.tried[0].fits and program.fits and program.memory.ram_bytes <= limit
+    assert not program.budgets.attempts[0].fits and program.budgets.met and program.memory.ram_bytes <= limit
     assert program.settings is not None and isinstance(program.settings.arena, int)
-    assert (program.milliseconds or 0) >= (fast.milliseconds or 0)
+    assert (program.estimate.milliseconds or 0) >= (fast.estimate.milliseconds or 0)
     assert torch.equal(program(images[1]), fast(images[1]))
 
 
 def test_a_limit_that_cannot_hold_gives_the_smallest_and_says_so(images: list[Tensor]) -> None:
     program = wide(images, ram="64K")
-    assert not program.fits and program.memory.ram_bytes == min(attempt.ram_bytes for attempt in program.tried)
-    assert len(program.tried) == 2, "nothing below Vela's smallest arena is asked for"
+    assert not program.budgets.met and program.memory.ram_bytes == min(attempt.ram_bytes for attempt in program.budgets.attempts)
+    assert len(program.budgets.attempts) == 2, "nothing below Vela's smallest arena is asked for"
 
 
 def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
@@ -85,36 +86,36 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     wide(images, ram="64K")
     assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
     program = wide(images, arena="4K")
-    assert f"arena takes {max(payload.scratch_bytes for payload in program.payloads):,} bytes, " in caplog.text
+    assert f"arena takes {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
     assert "more than arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
 
 
 def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:
     flash = dense(vectors)
     sram = dense(vectors, constants="sram")
-    assert sram.memory.constants_in_sram and (sram.milliseconds or 0) < 0.7 * (flash.milliseconds or 0)
+    assert sram.memory.constants_in_sram and (sram.estimate.milliseconds or 0) < 0.7 * (flash.estimate.milliseconds or 0)
     assert torch.equal(sram(vectors[1]), flash(vectors[1]))
     roomy = dense(vectors, constants="auto", ram=sram.memory.ram_bytes)
-    assert roomy.fits and roomy.settings is not None and roomy.settings.constants == "sram" and roomy.pte == sram.pte
+    assert roomy.budgets.met and roomy.settings is not None and roomy.settings.constants == "sram" and roomy.pte == sram.pte
     tight = dense(vectors, constants="auto", ram=flash.memory.ram_bytes)
-    assert tight.fits and tight.settings is not None and tight.settings.constants == "flash" and tight.pte == flash.pte
+    assert tight.budgets.met and tight.settings is not None and tight.settings.constants == "flash" and tight.pte == flash.pte
 
 
 def test_too_slow_takes_ram_for_time(vectors: list[Tensor]) -> None:
     flash = dense(vectors)
-    limit = 0.8 * (flash.milliseconds or 0)
-    assert not dense(vectors, latency_ms=limit).fits, "nothing is known of the RAM, so nothing is put there"
+    limit = 0.8 * (flash.estimate.milliseconds or 0)
+    assert not dense(vectors, latency_ms=limit).budgets.met, "nothing is known of the RAM, so nothing is put there"
     program = dense(vectors, latency_ms=limit, ram="1M")
-    assert program.fits and program.memory.constants_in_sram and program.tried[-1].change == "weights in SRAM"
+    assert program.budgets.met and program.memory.constants_in_sram and program.budgets.attempts[-1].change == "weights in SRAM"
 
 
 def test_too_inexact_raises_modules(images: list[Tensor]) -> None:
     start = wide(images).accuracy
     assert start is not None
     program = wide(images, min_sqnr_db=start.sqnr_db + 3)
-    assert program.fits and program.accuracy is not None and program.accuracy.sqnr_db >= start.sqnr_db + 3
+    assert program.budgets.met and program.accuracy is not None and program.accuracy.sqnr_db >= start.sqnr_db + 3
     assert program.settings is not None and set(program.settings.modules.values()) == {"a16w8"}
-    assert program.tried[-1].change.startswith("16 bits for ")
+    assert program.budgets.attempts[-1].change.startswith("16 bits for ")
 
 
 def test_explore_searches_as_compile_does_but_for_what_is_varied(images: list[Tensor]) -> None:
@@ -125,7 +126,7 @@ def test_explore_searches_as_compile_does_but_for_what_is_varied(images: list[Te
     found = ethorch.explore(Wide().eval(), images[0], vary={"target": ["ethos-u55-128"]}, **limited)
     (row,) = found.variants
     assert program.settings is not None and row.searched == {"arena": program.settings.arena} and row == found.cheapest
-    assert (row.ram_bytes, row.total_cycles) == (program.memory.ram_bytes, program.total_cycles)
+    assert (row.ram_bytes, row.total_cycles) == (program.memory.ram_bytes, program.estimate.npu_cycles)
     assert "with arena=" in str(found)
     as_said = ethorch.explore(Wide().eval(), images[0], vary={"arena": ["fast"]}, **limited)
     assert as_said.cheapest is None and as_said.variants[0].ram_bytes == fast.memory.ram_bytes
@@ -158,18 +159,18 @@ def test_the_layout_that_saves_time_is_taken() -> None:
         settings=ethorch.Settings(io_layout="auto"),
     )
     assert found.settings is not None and (found.settings.io_layout, found.settings.channels_last) == ("nhwc", True)
-    assert [attempt.change for attempt in found.tried] == ["", "channels last at inputs and outputs"]
-    first, last = (attempt.milliseconds for attempt in found.tried)
-    assert last == found.milliseconds < 0.98 * (first or 0) and found.inputs[0].shape == (1, 32, 32, 6)
+    assert [attempt.change for attempt in found.budgets.attempts] == ["", "channels last at inputs and outputs"]
+    first, last = (attempt.milliseconds for attempt in found.budgets.attempts)
+    assert last == found.estimate.milliseconds < 0.98 * (first or 0) and found.inputs[0].shape == (1, 32, 32, 6)
     plain = ethorch.compile(net, images[0], "ethos-u85-256", calibration=images, modules={"4": "a16w8"})
-    assert plain.milliseconds == first and "WORTH A TRY" in str(plain) and "WORTH A TRY" not in str(found)
+    assert plain.estimate.milliseconds == first and "WORTH A TRY" in str(plain) and "WORTH A TRY" not in str(found)
     laid = found(*ethorch.models.layouts.nhwc_inputs((images[1],)))
     torch.testing.assert_close(laid, plain(images[1]), rtol=0, atol=1e-4)  # PyTorch adds means of either layout in its own order
 
 
 def test_without_channels_there_is_nothing_to_lay_out(vectors: list[Tensor]) -> None:
     found = dense(vectors, io_layout="auto")
-    assert found.settings is not None and found.settings.io_layout == "nchw" and len(found.tried) == 1
+    assert found.settings is not None and found.settings.io_layout == "nchw" and len(found.budgets.attempts) == 1
 
 
 def test_layouts_in_settings() -> None:

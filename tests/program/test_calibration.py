@@ -12,6 +12,7 @@ from torch import nn
 import ethorch
 from ethorch import cli
 from ethorch.program.calibrate_board import _Model, calibrate, read_measured
+from ethorch.program.program import record_of
 from ethorch.support.errors import BoardError, SpecError
 from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER, parse
@@ -73,7 +74,7 @@ def test_the_command_writes_a_board(programs: Path, tmp_path: Path, capsys: pyte
     assert made.memory("flash").bytes_per_second == pytest.approx(100e6, rel=0.02)
     assert made.memory("flash").sources["bytes_per_second"].startswith("fitted from 3 measurements, error")
     assert made.memory("flash").sources["base"] == boards.load("nuvoton-m55m1").memory("flash").sources["base"]
-    assert ethorch.compile(NETS["small"][0], NETS["small"][1], board=out).spec is not None
+    assert record_of(ethorch.compile(NETS["small"][0], NETS["small"][1], board=out)).spec is not None
 
 
 def test_files_of_measurements(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import ethorch
 from ethorch.lower.builder.qparams import QTensor
 from ethorch.lower.ops.spec import OPS
 from ethorch.program.measure.ladder import Comparison
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, HostError
 
 
@@ -138,7 +139,7 @@ def test_what_moves_codes_adds_no_noise(comparison: Comparison) -> None:
 def test_several_delegates_and_a_buffer(images: list[Tensor]) -> None:
     model = Keeps().eval()
     program = ethorch.compile(model, images[0], calibration=images)
-    assert program.build is not None and len(program.build.delegates) == 2
+    assert record_of(program).build is not None and len(record_of(program).build.delegates) == 2
     found = program.compare(samples=images[:3])
     assert found.bit_exact and found.first_divergence is None
     assert len(found.delegates) == 2 and all(delegate.elements for delegate in found.delegates)
@@ -228,7 +229,7 @@ def test_what_is_left_in_float_is_not_tried_on_the_npu(images: list[Tensor]) -> 
     """Its neighbours are quantized, and so are its operands; its weights are not."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)).eval()
     program = ethorch.compile(model, images[0], calibration=images, modules={"1": "float"})
-    assert program.build is not None
-    assert [(x.origin.module, x.reason.id) for x in program.build.partition.refusals] == [("1", "quantize.left_out")]
+    assert record_of(program).build is not None
+    assert [(x.origin.module, x.reason.id) for x in record_of(program).build.partition.refusals] == [("1", "quantize.left_out")]
     found = program.compare(images[0])
     assert found.first_divergence is None and [x.on_npu for x in found.layers if x.module == "1"] == [False]

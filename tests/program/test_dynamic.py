@@ -15,6 +15,7 @@ import ethorch
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.models.layouts import to_nhwc
 from ethorch.models.open_sizes import dynamic_shapes_of
+from ethorch.program.program import record_of
 from ethorch.quantization.config import get_symmetric_quantization_config
 from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support.errors import EthorchError, HostError
@@ -74,7 +75,7 @@ def test_a_compiled_program_takes_every_size_of_its_range(frames):
 
 def test_operators_of_fixed_shapes_are_delegated_and_the_others_have_a_reason(frames):
     _, program = frames
-    partition = program.build.partition
+    partition = record_of(program).build.partition
     names = {name.rpartition("aten_")[2] for group in partition.delegated.values() for name in group}
     assert names == {"linear_default", "softmax_int", "linear_default_1"}  # the head follows the mean over the open length
     reasons = {refusal.reason.id for refusal in partition.refusals if "permute" not in refusal.node}
@@ -119,8 +120,8 @@ def test_batch_and_a_multiple_of_a_height_stay_open(io_layout):
         inputs = torch.randn(shape), torch.randn(2, 8)
         found, wanted = program(laid(inputs[0]), inputs[1]), model(*inputs)
         assert torch.allclose(found[0], wanted[0], atol=1e-5)
-        assert ethorch.sqnr_db(program.quantized(laid(inputs[0]), inputs[1])[1], found[1]) > 30
-    assert len(program.build.delegates) == 1
+        assert ethorch.sqnr_db(record_of(program).quantized(laid(inputs[0]), inputs[1])[1], found[1]) > 30
+    assert len(record_of(program).build.delegates) == 1
 
 
 def test_a_saved_program_and_keyword_inputs(tmp_path):

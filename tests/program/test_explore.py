@@ -43,7 +43,7 @@ def test_each_variant_is_a_program(found: Exploration, model: nn.Module, images:
         target, scheme = one.settings.values()
         program = ethorch.compile(model, images[0], target, calibration=images, scheme=scheme)
         assert (one.milliseconds, one.ram_bytes, one.flash_bytes) == (
-            program.milliseconds, program.memory.ram_bytes, program.memory.flash_bytes,
+            program.estimate.milliseconds, program.memory.ram_bytes, program.memory.flash_bytes,
         )  # fmt: skip
         assert program.accuracy is not None and one.sqnr_db == program.accuracy.sqnr_db and one.fits
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ethorch
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.support.errors import HostError
 from tests.testing.networks import Topk, image
 
@@ -19,49 +19,49 @@ def program() -> Program:
 
 
 def test_npu_operators_have_vela_s_cycles(program: Program) -> None:
-    found = program.inspect()
+    found = program.profile()
     table = found.to_dataframe(include_units=False)
     rows = table[table["is_delegated_op"] == True]  # noqa: E712 (a column)
     assert len(rows) >= 2 and rows["estimated_cycles"].notna().all()
-    npu = {str(s): s.op_cycles for sources in (program.command_sources or {}).values() for s in sources.all()}
+    npu = {str(s): s.op_cycles for sources in (record_of(program).command_sources or {}).values() for s in sources.all()}
     assert dict(zip(rows["event_name"], rows["estimated_cycles"], strict=True)) == npu
-    assert sum(npu.values()) == sum(layer.cycles or 0 for layer in program.layers if layer.where == "NPU")
+    assert sum(npu.values()) == sum(layer.cycles or 0 for layer in record_of(program).layers if layer.where == "NPU")
     assert rows["estimated_us"].tolist() == [cycles / 500 for cycles in rows["estimated_cycles"]]
     assert (rows["avg"] > 0).all() and any("aten.conv2d.default at stem" in name for name in rows["event_name"])
 
 
 def test_cpu_kernels_have_the_estimate_of_their_layer(program: Program) -> None:
-    table = program.inspect(*image(), runs=2).to_dataframe()
+    table = program.profile(*image(), runs=2).to_dataframe()
     names = [name for name in table["event_name"] if name.startswith("native_call_")]
     if not names:
         pytest.skip("the wheel of ExecuTorch 1.4 records no operators of its own")
-    cpu = [layer.cycles for layer in program.layers if layer.where == "CPU"]
+    cpu = [layer.cycles for layer in record_of(program).layers if layer.where == "CPU"]
     assert table[table["event_name"].isin(names)]["estimated_cycles"].tolist() == cpu
     assert len(table["raw"].iloc[-1]) == 2, "two runs"
 
 
 def test_it_prints_and_a_file_has_as_much_as_it_tells(program: Program, tmp_path: Path) -> None:
-    text = str(program.inspect())
+    text = str(program.profile())
     assert "estimated_cycles" in text.splitlines()[0] and "aten.conv2d.default at stem" in text
     saved = ethorch.load(program.save(tmp_path / "saved"))
     with pytest.raises(HostError, match="holds no inputs"):
-        saved.inspect()
-    known = saved.inspect(*image()).to_dataframe()
-    assert known["estimated_cycles"].dropna().sum() == program.inspect(*image()).to_dataframe()["estimated_cycles"].dropna().sum()
-    bare = ethorch.load(program.pte).inspect(*image()).to_dataframe()
+        saved.profile()
+    known = saved.profile(*image()).to_dataframe()
+    assert known["estimated_cycles"].dropna().sum() == program.profile(*image()).to_dataframe()["estimated_cycles"].dropna().sum()
+    bare = ethorch.load(program.pte).profile(*image()).to_dataframe()
     delegated = bare[bare["is_delegated_op"] == True]  # noqa: E712 (a column)
     assert len(delegated) and delegated["estimated_cycles"].isna().all()
 
 
 def test_wrong_inputs_are_refused(program: Program) -> None:
     with pytest.raises(HostError, match="the program was exported for"):
-        program.inspect(torch.rand(1, 3, 9, 9))
+        program.profile(torch.rand(1, 3, 9, 9))
 
 
 def test_an_etrecord_maps_npu_and_cpu_events_to_operators_and_modules(tmp_path: Path) -> None:
     found = ethorch.compile(Topk(), image(), "ethos-u55-128", settings=ethorch.Settings(etrecord=True))
     rows = (
-        found.inspect(*image(), etrecord=found.save(tmp_path / "topk") / "etrecord.bin")
+        found.profile(*image(), etrecord=found.save(tmp_path / "topk") / "etrecord.bin")
         .to_dataframe(include_units=False)
         .set_index("event_name")
     )

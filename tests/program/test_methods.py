@@ -16,6 +16,7 @@ from ethorch.backend import build as build_module
 from ethorch.backend.emit.build import Build
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.formats import pte
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, SpecError
 from tests.helpers.pte_files import check_round_trip
 
@@ -118,7 +119,7 @@ def test_each_methods_payloads_are_those_of_executorchs_way(monkeypatch: pytest.
 
 def test_methods_share_their_state(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
     models, program = both
-    assert program.method == "steps"
+    assert record_of(program).method == "steps"
     assert set(program.methods) == {"steps", "step"}
     exact, found = run(models, program, session(100))
     assert ethorch.sqnr_db(exact, found) > 20
@@ -150,7 +151,7 @@ def test_accuracy_leaves_alone_what_the_user_has_run(both: tuple[dict[str, nn.Mo
 
 def test_the_quantized_models_share_a_buffer_of_their_own(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
     floats, program = both
-    one, other = program["steps"].quantized, program["step"].quantized
+    one, other = record_of(program["steps"]).quantized, record_of(program["step"]).quantized
     assert one is not None and other is not None
     state = one.get_buffer("cell.state")
     assert other.get_buffer("cell.state") is state
@@ -175,7 +176,7 @@ def test_a_shared_buffer_is_in_the_file_once(both: tuple[dict[str, nn.Module], e
 
 def test_each_method_has_figures_of_its_own(both: tuple[dict[str, nn.Module], ethorch.Program]) -> None:
     program = both[1]
-    four, one = program.total_cycles, program["step"].total_cycles
+    four, one = program.estimate.npu_cycles, program["step"].estimate.npu_cycles
     assert four is not None
     assert one is not None
     assert four > one > 0
@@ -193,16 +194,16 @@ def test_a_saved_program_has_both(both: tuple[dict[str, nn.Module], ethorch.Prog
     models, program = both
     program.save(tmp_path / "model.pte")
     loaded = ethorch.load(tmp_path / "model.pte")
-    assert loaded.method in ("steps", "step")
+    assert record_of(loaded).method in ("steps", "step")
     wanted = run(models, program, session(7))[1]
     found = run(models, loaded, session(7))[1]
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
-    assert ethorch.load(tmp_path / "model.pte", "step").method == "step"
+    assert record_of(ethorch.load(tmp_path / "model.pte", "step")).method == "step"
 
 
 def knows_its_operators(loaded: ethorch.Program, compiled: ethorch.Program) -> None:
-    found = {(layer.name, layer.module) for layer in loaded.layers if layer.where == "NPU"}
-    assert found <= {(layer.name, layer.module) for layer in compiled.layers}
+    found = {(layer.name, layer.module) for layer in record_of(loaded).layers if layer.where == "NPU"}
+    assert found <= {(layer.name, layer.module) for layer in record_of(compiled).layers}
     assert {"cell.x", "cell.h"} <= {module for _, module in found}
 
 
@@ -234,7 +235,7 @@ def test_inputs_and_outputs_can_be_codes() -> None:
     assert program["step"].inputs[0].codes != program["step"].outputs[0].codes
     calls = session(9)
     program.reset()
-    found = [program[name].floats([program[name](*inputs)])[0] for name, inputs in calls]
+    found = [record_of(program[name]).floats([program[name](*inputs)])[0] for name, inputs in calls]
     with torch.no_grad():
         exact = [made[name](*inputs).clone() for name, inputs in calls]
     assert ethorch.sqnr_db(exact, found) > 20
@@ -248,22 +249,22 @@ def test_weights_are_stored_once(both: tuple[dict[str, nn.Module], ethorch.Progr
     )
     parsed = pte.read(shared.pte)
     (weights,) = parsed.named.values()
-    assert [p.weights for name in ("steps", "step") for p in shared[name].payloads] == [weights, weights]
+    assert [p.weights for name in ("steps", "step") for p in record_of(shared[name]).payloads] == [weights, weights]
     assert weights not in parsed.methods["step"].delegates[0].blob
-    assert len(weights) < sum(len(p.weights) for name in ("steps", "step") for p in apart[name].payloads)
+    assert len(weights) < sum(len(p.weights) for name in ("steps", "step") for p in record_of(apart[name]).payloads)
     assert not pte.read(apart.pte).named
     wanted, found = run(models, apart, session(20))[1], run(models, shared, session(20))[1]
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
     for name in ("steps", "step"):  # commands that were inserted belong to the operators that they did
-        ours, theirs = ([(layer.name, layer.cycles) for layer in program[name].layers] for program in (shared, apart))
+        ours, theirs = ([(layer.name, layer.cycles) for layer in record_of(program[name]).layers] for program in (shared, apart))
         assert ours == theirs
         assert program_sources(shared[name]) == program_sources(apart[name])
 
 
 def program_sources(program: ethorch.Program) -> list[str]:
     """Names of the operators that the commands work for, in order."""
-    (sources,) = (program.command_sources or {}).values()
-    parsed = npu.Program(program.payloads[0].commands, program.payloads[0].weights)
+    (sources,) = (record_of(program).command_sources or {}).values()
+    parsed = npu.Program(record_of(program).payloads[0].commands, record_of(program).payloads[0].weights)
     return [str(sources.at(op.offset)) for op in parsed.operations()]
 
 
@@ -339,7 +340,7 @@ def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path, capsys: pyt
     x = torch.ones(1, 8)
     program["add"](x)
     assert torch.allclose(program(x), torch.full((1, 8), 2.0), atol=0.05)
-    assert len(program.payloads[0].outputs) == 1  # what it only reads, it does not give back
+    assert len(record_of(program).payloads[0].outputs) == 1  # what it only reads, it does not give back
     status, out, err = run("explain", f"{tmp_path}/net.py:methods", "--method", "read", "--set", f"target={TARGET}")
     assert status == 0 and "count.sum" in out, err
     status, _, err = run("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
@@ -377,13 +378,13 @@ def test_methods_share_a_counter_in_one_type(returns: bool) -> None:
     inputs = dict(calls[:2])
     program = ethorch.compile(methods, inputs, TARGET, calibration=[calls], progress=False)
     for name in methods:
-        assert {state.name: state.dtype for state in program[name].states} == {
+        assert {state.name: state.dtype for state in program[name].explain().states} == {
             "shared.cache": "int8",
             "shared.count": "int64" if returns else "int32",
         }
-    assert program["one"].quantized is not None and program["several"].quantized is not None
+    assert record_of(program["one"]).quantized is not None and record_of(program["several"]).quantized is not None
     for name, given in calls:
-        fake, found = program[name].quantized(*given), program[name](*given)  # type: ignore[misc]
+        fake, found = record_of(program[name]).quantized(*given), program[name](*given)  # type: ignore[misc]
         sums, wanted = (found[0], fake[0]) if returns and name == "one" else (found, fake)
         torch.testing.assert_close(sums, wanted, rtol=0, atol=0.1)
         if returns and name == "one":

@@ -12,6 +12,8 @@ from ethorch import cli
 from ethorch.figures.commands import command_maps
 from ethorch.figures.layer import NPU
 from ethorch.figures.subject import subject
+from ethorch.program.measure.profile import import_profile
+from ethorch.program.program import record_of
 from ethorch.support.errors import FormatError, SpecError
 
 RUNNER = """\x1bI [executorch:arm_executor_runner.cpp:1] starting
@@ -34,12 +36,15 @@ def _file(folder: Path, text: str, name: str = "measured.txt") -> Path:
 
 
 def test_the_runners_log(program: ethorch.Program, tmp_path: Path) -> None:
-    found = program.import_profile(_file(tmp_path, RUNNER))
+    found = import_profile(record_of(program), _file(tmp_path, RUNNER))
     figures = {figure.name: figure for figure in found.figures}
     npu = figures["cycles of the NPU"]
-    assert (npu.measured, npu.estimated, npu.count) == (20000, program.total_cycles, 1)
-    assert npu.ratio == pytest.approx(20000 / (program.total_cycles or 0))
-    assert figures["cycles of delegate 0"].measured == 20000 and figures["cycles of delegate 0"].estimated == program.total_cycles
+    assert (npu.measured, npu.estimated, npu.count) == (20000, program.estimate.npu_cycles, 1)
+    assert npu.ratio == pytest.approx(20000 / (program.estimate.npu_cycles or 0))
+    assert (
+        figures["cycles of delegate 0"].measured == 20000
+        and figures["cycles of delegate 0"].estimated == program.estimate.npu_cycles
+    )
     assert figures["cycles of the CPU"].measured == 4500
     assert found.counters == {"AXI0_RD_DATA_BEAT_RECEIVED": 300, "NPU_IDLE": 10} and not found.layers
     assert "cycles of delegate 0" in str(found) and json.loads(json.dumps(found.to_json()))["figures"][0]["ratio"] == npu.ratio
@@ -50,20 +55,27 @@ def test_the_runners_log(program: ethorch.Program, tmp_path: Path) -> None:
     [(KIT, 104514), ("Ethos-U PMU report:\nethosu_pmu_cycle_cntr : 134869\n", 134869), ("run 0: 7 cycles of the NPU\n", 7)],
 )
 def test_logs_of_others(program: ethorch.Program, tmp_path: Path, text: str, cycles: int) -> None:
-    found = program.import_profile(_file(tmp_path, text))
+    found = import_profile(record_of(program), _file(tmp_path, text))
     assert [figure.measured for figure in found.figures] == [cycles]
     assert found.counters == ({"AXI0_RD_DATA_BEAT_RECEIVED": 530, "IDLE": 643} if text == KIT else {})
 
 
 def test_times_of_calls_are_their_median(program: ethorch.Program, tmp_path: Path) -> None:
-    found = program.import_profile(_file(tmp_path, "call,milliseconds\n0,2\n1,2.5\n\n2,9\n", "times.csv"))
+    found = import_profile(record_of(program), _file(tmp_path, "call,milliseconds\n0,2\n1,2.5\n\n2,9\n", "times.csv"))
     (figure,) = found.figures
-    assert (figure.measured, figure.least, figure.most, figure.count) == (2.5, 2, 9, 3) and figure.estimated == program.milliseconds
+    assert (figure.measured, figure.least, figure.most, figure.count) == (
+        2.5,
+        2,
+        9,
+        3,
+    ) and figure.estimated == program.estimate.milliseconds
 
 
 def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: Path) -> None:
-    (commands,) = command_maps(subject(program.build), program.layers, program.command_sources).values()
-    npu = [layer for layer in program.layers if layer.where == NPU and layer.fused_into is None]
+    (commands,) = command_maps(
+        subject(record_of(program).build), record_of(program).layers, record_of(program).command_sources
+    ).values()
+    npu = [layer for layer in record_of(program).layers if layer.where == NPU and layer.fused_into is None]
     assert set(commands.layers) == {layer.index for layer in npu} and list(commands.layers) == sorted(commands.layers)
     first, last = commands.offsets[0], commands.offsets[-1]
     assert commands.at(0) == commands.at(first + 4) == commands.layers[0] and commands.at(last) == commands.layers[-2]
@@ -71,7 +83,7 @@ def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: P
 
     rows = f"stream_id,qread_bytes,samples\n7,{first + 4},30\n7,{last + 4},10\n"
     table = _file(tmp_path, rows, "qread.csv")
-    found = program.import_profile(table, _file(tmp_path, RUNNER))
+    found = import_profile(record_of(program), table, _file(tmp_path, RUNNER))
     by_index = {row.index: row for row in found.layers}
     slow = by_index[commands.layers[0]]
     assert (slow.samples, slow.measured_share, slow.measured_cycles) == (30, 0.75, 15000)
@@ -79,11 +91,11 @@ def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: P
     assert by_index[commands.layers[-1]].samples == 10 and sum(row.samples for row in found.layers) == 40
     assert slow.name in str(found)
 
-    alone = program.import_profile(_file(tmp_path, json.dumps({hex(first + 4): 3}), "qread.json"))
+    alone = import_profile(record_of(program), _file(tmp_path, json.dumps({hex(first + 4): 3}), "qread.json"))
     assert {row.measured_cycles for row in alone.layers} == {None}
     assert next(row for row in alone.layers if row.samples).ratio == pytest.approx(1 / slow.estimated_share)
 
-    file = ethorch.load(program.pte).import_profile(table)
+    file = import_profile(record_of(ethorch.load(program.pte)), table)
     assert sum(row.samples for row in file.layers) == 40 and {row.ratio for row in file.layers} == {None}
 
 
@@ -117,14 +129,14 @@ def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: P
 )
 def test_wrong_files_are_refused(program: ethorch.Program, tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):
-        program.import_profile(_file(tmp_path, text))
+        import_profile(record_of(program), _file(tmp_path, text))
 
 
 def test_files_that_are_not_there(program: ethorch.Program, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"cannot read .*: No such file"):
-        program.import_profile(tmp_path / "none.log")
+        import_profile(record_of(program), tmp_path / "none.log")
     with pytest.raises(SpecError, match="no file to import"):
-        program.import_profile()
+        import_profile(record_of(program))
 
 
 def test_a_profile_on_the_command_line(program: ethorch.Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

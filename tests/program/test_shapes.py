@@ -19,7 +19,7 @@ from ethorch.formats import pte
 from ethorch.models.layouts import from_nhwc, to_nhwc
 from ethorch.models.load import UserModel
 from ethorch.program.padding import paddings_of
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of, select
 from ethorch.program.shapes import samples_like
 from ethorch.support.errors import EthorchError, HostError, SpecError
 from ethorch.targets.selection import Padding, Selection
@@ -66,8 +66,10 @@ def test_the_smallest_method_that_fits_is_called(encoder, length):
     model, program = encoder
     torch.manual_seed(length)
     inputs = torch.randn(1, length, 16), torch.rand(1, length)
-    part, filled = program.chosen(inputs)
-    assert part.method == ("forward_8" if length <= 8 else "forward_16") and filled[0].shape[1] == int(part.method[8:])
+    part, filled = select(program, inputs)
+    assert record_of(part).method == ("forward_8" if length <= 8 else "forward_16") and filled[0].shape[1] == int(
+        record_of(part).method[8:]
+    )
     for found, wanted in zip(program(*inputs), model(*inputs), strict=True):
         assert found.shape == wanted.shape and ethorch.sqnr_db(wanted, found) > 25
 
@@ -76,10 +78,13 @@ def test_outputs_are_those_of_a_program_of_one_shape(encoder):
     _, program = encoder
     for length in (8, 16):
         part = program[f"forward_{length}"]
-        alone = ethorch.compile(part.quantized, part.model.example_inputs)
+        alone = ethorch.compile(record_of(part).quantized, record_of(part).model.example_inputs)
         inputs = torch.randn(1, length, 16), torch.rand(1, length)
         for one, other, filled in zip(
-            program(*inputs), alone(*inputs), program["forward_16"](*program.selection.filled(inputs, "forward_16")), strict=True
+            program(*inputs),
+            alone(*inputs),
+            program["forward_16"](*record_of(program).selection.filled(inputs, "forward_16")),
+            strict=True,
         ):
             assert torch.equal(one, other) and torch.equal(one, filled[:, :length])
 
@@ -89,7 +94,7 @@ def test_weights_are_stored_once_and_quantization_is_one(encoder):
     parsed = pte.read(program.pte)
     assert len(parsed.named) == 1 and program.methods == ("forward_8", "forward_16")
     scales = [
-        [node.args[1:3] for node in program[name].quantized.graph.nodes if "quantize_per_tensor" in str(node.target)]
+        [node.args[1:3] for node in record_of(program[name]).quantized.graph.nodes if "quantize_per_tensor" in str(node.target)]
         for name in program.methods
     ]
     assert scales[0] == scales[1] and len(scales[0]) > 6
@@ -123,11 +128,11 @@ def test_the_file_and_the_folder_say_the_shapes(encoder, tmp_path):
     for name in ("model.pte", "folder"):
         program.save(tmp_path / name)
         loaded = ethorch.load(tmp_path / name)
-        assert loaded.selection == program.selection
+        assert record_of(loaded).selection == record_of(program).selection
         assert all(map(torch.equal, loaded(*inputs), wanted))
-        assert ethorch.load(tmp_path / name, "forward_8").selection is None
+        assert record_of(ethorch.load(tmp_path / name, "forward_8")).selection is None
     for other in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
-        assert other.selection == program.selection and other["forward_8"].selection is None
+        assert record_of(other).selection == record_of(program).selection and record_of(other["forward_8"]).selection is None
         assert all(map(torch.equal, other(*inputs), wanted))
     assert Settings.from_toml((tmp_path / "folder" / "settings.toml").read_text()).shapes == program.settings.shapes
 
@@ -185,10 +190,10 @@ def maps() -> tuple[nn.Module, Program]:
 def test_a_batch_is_filled_up_and_a_height_is_not(maps):
     model, program = maps
     assert program.methods == ("forward_1_8", "forward_1_12", "forward_4_8")
-    assert program.selection.paddings == (Padding(((0, 0, 1),), ((0, 0, 1), (1, 0, 1))),)
+    assert record_of(program).selection.paddings == (Padding(((0, 0, 1),), ((0, 0, 1), (1, 0, 1))),)
     for shape in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 12, 8), (8, 3, 8, 8)):
         x = torch.randn(shape)
-        found, wanted = program.floats(list(program(to_nhwc(x)))), model(x)
+        found, wanted = record_of(program).floats(list(program(to_nhwc(x)))), model(x)
         assert found[0].shape == wanted[0].shape and ethorch.sqnr_db(wanted[0], found[0]) > 15
         assert ethorch.sqnr_db(wanted[1], from_nhwc(found[1])) > 15
     with pytest.raises(HostError, match="1x10x8x3"):
@@ -267,7 +272,7 @@ def test_an_exported_program_allows_the_sizes_of_its_dims():
     model = Encoder().eval()
     exported = export(model, (torch.randn(1, 8, 16), torch.rand(1, 8)), dynamic_shapes=({1: length}, {1: length}))
     program = ethorch.compile(exported, shapes=[((1, 4, 16), (1, 4)), ((1, 16, 16), (1, 16))])
-    assert len(program.build.delegates) == 1 and not program.build.partition.refusals
+    assert len(record_of(program).build.delegates) == 1 and not record_of(program).build.partition.refusals
     assert program(torch.randn(1, 9, 16), torch.rand(1, 9))[0].shape == (1, 9, 8)
     for wrong in ("1x17x16,1x17", "1x8x16,1x9", "1x3x16,1x3", "2x8x16,2x8"):
         with pytest.raises(SpecError, match="exported with"):
@@ -317,7 +322,7 @@ def test_state_is_shared_and_nothing_is_filled_up_then():
     model = Counter().eval()
     samples = [{"x": torch.randn(1, length, 4)} for length in (4, 8)]
     program = ethorch.compile(model, samples[0], calibration=samples, shapes=[(1, 4, 4), (1, 8, 4)], scheme="a16w8")
-    assert program.selection.paddings == ()
+    assert record_of(program).selection.paddings == ()
     program.reset()
     for length in (4, 8, 4):
         x = torch.randn(1, length, 4)

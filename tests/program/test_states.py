@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.lower.fx.states import with_codes
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.program.record import Record
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.support.errors import SpecError
@@ -84,26 +84,26 @@ def test_the_json_has_the_states(mixed: Program) -> None:
 
 def test_a_mixed_model_gives_what_the_quantized_one_gives(mixed: Program) -> None:
     steps = [(torch.randn(1, 4),) for _ in range(6)]
-    assert mixed.quantized is not None
-    for ours, fake in zip(run(mixed, steps), run(mixed.quantized, steps), strict=True):
+    assert record_of(mixed).quantized is not None
+    for ours, fake in zip(run(mixed, steps), run(record_of(mixed).quantized, steps), strict=True):
         torch.testing.assert_close(ours, fake, rtol=0, atol=0.1)
 
 
 def test_a_stateful_program_is_evaluated_in_order_from_its_beginning(mixed: Program) -> None:
     """Float, quantized and NPU each have buffers of their own, and find and leave them at their initial contents."""
     steps = [(torch.randn(1, 4),) for _ in range(6)]
-    assert mixed.model is not None and mixed.quantized is not None
+    assert record_of(mixed).model is not None and record_of(mixed).quantized is not None
     mixed(*steps[0])
-    begun = copy.deepcopy(mixed.quantized)
-    mixed.quantized(*steps[0])  # what it holds now is no beginning
-    before = [buffer.clone() for buffer in mixed.model.module.buffers()]
+    begun = copy.deepcopy(record_of(mixed).quantized)
+    record_of(mixed).quantized(*steps[0])  # what it holds now is no beginning
+    before = [buffer.clone() for buffer in record_of(mixed).model.module.buffers()]
     found = ethorch.evaluate(mixed, steps, keep=True)
     with at_the_beginning(begun):
-        wanted_of = {"float": run(copy.deepcopy(mixed.model.module), steps), "quantized": run(begun, steps)}
+        wanted_of = {"float": run(copy.deepcopy(record_of(mixed).model.module), steps), "quantized": run(begun, steps)}
     for column, outputs in wanted_of.items():
         for wanted, one in zip(outputs, found.kept, strict=True):
             assert torch.equal(wanted, one.outputs[column][0]), column
-    assert all(torch.equal(a, b) for a, b in zip(before, mixed.model.module.buffers(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, record_of(mixed).model.module.buffers(), strict=True))
     assert found.results["npu"]["sqnr_db"] > 20
     assert abs(found.results["npu"]["sqnr_db"] - found.results["quantized"]["sqnr_db"]) < 3
     again = ethorch.evaluate(mixed, steps)
@@ -144,7 +144,7 @@ def test_a_parameter_that_a_model_writes_is_state() -> None:
     for parameter in (True, False):
         model = Fading(parameter)
         program = compiled(model, steps)
-        assert [state.name for state in program.states] == ["weight"]
+        assert [state.name for state in program.explain().states] == ["weight"]
         held.append(model.weight.detach().clone())  # type: ignore[union-attr, operator]
         found.append(run(program, steps))
     assert torch.equal(*held)  # calibration has put back what it changed

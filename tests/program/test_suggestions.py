@@ -42,7 +42,7 @@ def program(images: list[Tensor]) -> ethorch.Program:
 
 @pytest.fixture(scope="module")
 def found(program: ethorch.Program) -> Suggestions:
-    return program.suggestions()
+    return program.suggest()
 
 
 def test_suggestions_are_programs_that_were_made(program: ethorch.Program, found: Suggestions, images: list[Tensor]) -> None:
@@ -54,7 +54,7 @@ def test_suggestions_are_programs_that_were_made(program: ethorch.Program, found
         Net().eval(), images[0], settings=settings.with_(io="int8", ram="1G", latency_ms=1e6), calibration=images
     )
     assert codes.ram_bytes == same.memory.ram_bytes - program.memory.ram_bytes < 0
-    assert codes.milliseconds == (same.milliseconds or 0) - (program.milliseconds or 0) and codes.fits is False
+    assert codes.milliseconds == (same.estimate.milliseconds or 0) - (program.estimate.milliseconds or 0) and codes.fits is False
     smaller = by_change["an input of 1x3x48x48"]
     assert smaller.ram_bytes < 0 and (smaller.milliseconds or 0) < 0
     narrow = by_change["16 channels in b, which has 17"]
@@ -98,7 +98,7 @@ def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions)
 def test_what_stands_in_the_way_is_told(program: ethorch.Program, found: Suggestions) -> None:
     told = "\n".join(found.standing_in_the_way)
     assert "Time: " in told and "the limit is 0.01. Most of it: " in told
-    assert not program.fits and "Time: " in str(found) and "Accuracy: " not in told
+    assert not program.budgets.met and "Time: " in str(found) and "Accuracy: " not in told
     assert json.loads(json.dumps(found.to_json()))["standing_in_the_way"] == told.split("\n")
 
 
@@ -106,7 +106,7 @@ def test_a_memory_of_the_board_that_is_too_small_is_told_as_such(tmp_path: Path)
     board = (Path(ethorch.targets.boards.__file__).parent / "generic.toml").read_text()
     (tmp_path / "mine.toml").write_text(board.replace("size_bytes = 0x1000000", "size_bytes = 0x1000"))
     made = ethorch.compile(nn.Linear(64, 64), torch.randn(1, 64), board=tmp_path / "mine.toml")
-    told = made.suggestions().standing_in_the_way
+    told = made.suggest().standing_in_the_way
     assert [line.split(":")[0] for line in told] == ["Flash", "The board's memory flash"]
     assert "more than it has" in told[1] and "weights (" in told[0]
 
@@ -115,10 +115,10 @@ def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
     last = ethorch.compile(
         Net().eval(), images[0], "ethos-u85-256", calibration=images, settings=ethorch.Settings(io_layout="nhwc")
     )
-    changes = [entry.change for entry in last.suggestions().entries]
+    changes = [entry.change for entry in last.suggest().entries]
     assert 'io="int8"' in changes and 'io_layout="nhwc"' not in changes and "an input of 1x3x48x48" in changes
     with pytest.raises(ethorch.EthorchError, match=r"which a \.pte does not hold"):
-        ethorch.load(last.save(tmp_path / "net.pte")).suggestions()
+        ethorch.load(last.save(tmp_path / "net.pte")).suggest()
 
 
 def test_the_command_line_tries_them_where_a_budget_does_not_hold(
@@ -138,5 +138,5 @@ def test_the_command_line_tries_them_where_a_budget_does_not_hold(
 
 def test_what_is_wrong_with_the_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="ethorch"):
-        ethorch.compile(nn.ReLU(), torch.rand(1, 3, 8, 8), ram=1).suggestions()
+        ethorch.compile(nn.ReLU(), torch.rand(1, 3, 8, 8), ram=1).suggest()
     assert caplog.text.count("[calibration.single_sample]") == 1

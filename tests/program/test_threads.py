@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.support.exclusive import EXPORT_LOCK
 
 X = torch.linspace(-1, 1, 3 * 12 * 12).sin().reshape(1, 3, 12, 12)
@@ -45,7 +46,7 @@ def test_twelve_threads_compile_what_one_compiles() -> None:
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda model: ethorch.compile(model, X, "ethos-u55-128", calibration=[X]), models))
     assert [program.pte for program in found] == alone
-    assert all(program.verification is not None and program.verification.equal == 1 for program in found)
+    assert all(record_of(program).verification is not None and record_of(program).verification.equal == 1 for program in found)
 
 
 def test_twelve_threads_do_different_things() -> None:
@@ -62,7 +63,7 @@ def test_twelve_threads_do_different_things() -> None:
         lambda model: ethorch.evaluate(program, [(X, 0)] * 4, jobs=1),
         lambda model: ethorch.tuning.sensitivity(model, SPEC, [(X,)]),
         lambda model: program.compare(X),
-        lambda model: program.suggestions(),
+        lambda model: program.suggest(),
         lambda model: torch.testing.assert_close(program(X), wanted, rtol=0, atol=0),
         trained,
         lambda model: ethorch.tuning.mixed_precision(model, SPEC, [(X,)], target_sqnr_db=20.0),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import Settings
 from tests.program.test_budget_search import Dense, Wide
@@ -39,7 +40,7 @@ def test_a_metric_reaches_its_least_value(images: list[Tensor]) -> None:
     with torch.no_grad():
         start = nearest([model(x) for x in images], [plain(x) for x in images])
         program = tune(images, goal=start / 1.5, metric=nearest, settings=TARGET)
-        found = nearest([model(x) for x in images], [program.quantized(x) for x in images])  # type: ignore[misc]
+        found = nearest([model(x) for x in images], [record_of(program).quantized(x) for x in images])  # type: ignore[misc]
     assert found >= start / 1.5 and set(seen) == {(4, 4)}
     assert program.settings is not None and set(program.settings.modules.values()) == {"a16w8"}
 
@@ -48,7 +49,7 @@ def test_accuracy_raises_modules(images: list[Tensor]) -> None:
     before = ethorch.compile(Wide().eval(), images[0], calibration=images, settings=TARGET).accuracy
     assert before is not None
     program = tune(images, goal="accuracy", settings=TARGET.with_(min_sqnr_db=before.sqnr_db + 3))
-    assert program.fits and program.accuracy is not None and program.accuracy.sqnr_db >= before.sqnr_db + 3
+    assert program.budgets.met and program.accuracy is not None and program.accuracy.sqnr_db >= before.sqnr_db + 3
 
 
 @pytest.mark.parametrize("goal", ["flash", "cycles"])
@@ -59,9 +60,9 @@ def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     if goal == "flash":
         budget: dict[str, Any] = {"flash": before.memory.flash_bytes - 30_000}
     else:
-        budget = {"latency_ms": 0.8 * (before.milliseconds or 0)}
+        budget = {"latency_ms": 0.8 * (before.estimate.milliseconds or 0)}
     program = ethorch.tune(Dense().eval(), vectors[0], goal=goal, calibration=vectors, settings=TARGET.with_(**budget))
-    assert program.fits
+    assert program.budgets.met
     assert len(program.pte) < len(before.pte)
 
 

@@ -10,6 +10,7 @@ import ethorch
 from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
 from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
+from ethorch.program.program import record_of
 from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.integer_io import boundary_codes
 
@@ -34,13 +35,13 @@ def test_uint8_program_is_one_delegate(scheme: str, target: str, images: list[Te
     torch.manual_seed(0)
     samples = [(image, 3 * image.flip(1) - 1) for image in images]
     program = ethorch.compile(Two().eval(), samples[0], target, calibration=samples, io="uint8", scheme=scheme)
-    assert [call.operator for call in program.description.calls] == [""], "a call of the delegate and nothing else"
+    assert [call.operator for call in record_of(program).description.calls] == [""], "a call of the delegate and nothing else"
     assert [info.dtype for info in (*program.inputs, *program.outputs)] == ["uint8"] * 4
     found = program.compare(samples=samples[:3])
     assert found.bit_exact and found.first_divergence is None and len(found.layers) > 4
     assert not [layer for layer in found.layers if not layer.on_npu and layer.operator != "input"]
-    assert program.quantized is not None
-    for info, wanted, got in zip(program.outputs, program.quantized(*samples[3]), program(*samples[3]), strict=True):
+    assert record_of(program).quantized is not None
+    for info, wanted, got in zip(program.outputs, record_of(program).quantized(*samples[3]), program(*samples[3]), strict=True):
         assert got.dtype == torch.uint8 and info.codes is not None
         assert (info.codes.quantize(wanted).int() - got.int()).abs().max() <= 2, "a step of each rounding"
 
@@ -95,8 +96,8 @@ def test_uint8_between_operators_of_the_cpu(images: list[Tensor]) -> None:
 
     torch.manual_seed(0)
     program = ethorch.compile(Keeps().eval(), images[0], calibration=images, io="uint8")
-    assert program.build is not None and len(program.build.delegates) == 2
+    assert record_of(program).build is not None and len(record_of(program).build.delegates) == 2
     found = program.compare(samples=images[:2])
     assert found.bit_exact and found.first_divergence is None and found.outputs[0].quantized_db > 20
-    calls = [call.operator for call in program.description.calls]
+    calls = [call.operator for call in record_of(program).description.calls]
     assert calls.count("") == 2 and calls[0] == "" and calls[-1] == "", "the ends are the NPU's"

@@ -14,6 +14,7 @@ from ethorch import runtime
 from ethorch.cli.options import Compiler, Quantization, settings_of
 from ethorch.npu import stream
 from ethorch.program import verification
+from ethorch.program.program import record_of
 from ethorch.program.verification import Verification
 from ethorch.report.page import page
 from ethorch.support.errors import MachineFault, SpecError, VerificationError
@@ -53,14 +54,14 @@ def compiled(model: nn.Module, **options: object) -> ethorch.Program:
 @pytest.mark.core
 def test_a_program_says_that_it_was_verified(small: nn.Module) -> None:
     program = compiled(small)
-    assert program.verification == Verification(1, 1)
+    assert record_of(program).verification == Verification(1, 1)
     assert program.to_json()["verification"] == {"delegates": 1, "equal": 1, "unchecked": (), "repairs": ()}
     assert "1 of 1" in str(program) and "delegates equal the TOSA reference" in str(program)
 
 
 def test_verification_can_be_turned_off(small: nn.Module) -> None:
     program = compiled(small, verify=False)
-    assert program.verification is None and program.to_json()["verification"] is None
+    assert record_of(program).verification is None and program.to_json()["verification"] is None
     assert program.settings is not None and "verify = false" in program.settings.to_toml()
 
 
@@ -113,7 +114,9 @@ def test_a_changed_command_is_found_and_its_operator_named(small: nn.Module, tar
     assert error.operator.startswith(MIDDLE) and f"{__file__.rpartition('/')[2]}:" in error.operator
     assert "as the command stream computes it" in str(error) and "verify=False" in str(error)
     assert (
-        ethorch.compile(small, SAMPLES[0], target, calibration=SAMPLES, settings=ethorch.Settings(verify=False)).verification
+        record_of(
+            ethorch.compile(small, SAMPLES[0], target, calibration=SAMPLES, settings=ethorch.Settings(verify=False))
+        ).verification
         is None
     )
 
@@ -203,16 +206,16 @@ def test_every_delegate_of_every_kind_of_program_is_verified(kind: str) -> None:
     create, inputs, options = KINDS[kind]
     torch.manual_seed(0)
     program = ethorch.compile(create().eval(), inputs, calibration=[inputs], **{"target": "ethos-u85-256", **options})
-    found = program.verification
+    found = record_of(program).verification
     assert found is not None and found.unchecked == ()
-    assert found.equal == found.delegates == len(program.payloads) > 0
+    assert found.equal == found.delegates == len(record_of(program).payloads) > 0
 
 
 def test_every_method_is_verified() -> None:
     torch.manual_seed(0)
     module = Small().eval()
     program = ethorch.compile({"a": module, "b": Counted()}, {"a": PICTURE, "b": torch.rand(4, 8)}, "ethos-u55-128")
-    assert program.verification == program["b"].verification == Verification(2, 2)
+    assert record_of(program).verification == record_of(program["b"]).verification == Verification(2, 2)
 
 
 def test_a_delegate_that_cannot_be_compared_is_named(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +226,7 @@ def test_a_delegate_that_cannot_be_compared_is_named(small: nn.Module, monkeypat
 
     monkeypatch.setattr(runtime, "npu_machine", too_large)
     program = compiled(small)
-    assert program.verification is not None and program.verification.equal == 0
+    assert record_of(program).verification is not None and record_of(program).verification.equal == 0
     (row,) = program.to_json()["verification"]["unchecked"]
     assert (row["method"], row["delegate"]) == ("forward", 0) and "region 1" in row["reason"]
     assert "NOT VERIFIED" in str(program) and "region 1" in page(program.to_json(), None, "")

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.quantization.passes.batch_norms import fold_batch_norms
 
 
@@ -199,5 +200,5 @@ def test_what_was_trained_has_the_batch_norms_of_the_model(model: nn.Module) -> 
         singly = torch.cat([converted(x[None]) for x in batch])
     assert ethorch.sqnr_db(wanted, trained) > 30 and ethorch.sqnr_db(trained, singly) > 50
     program = ethorch.compile(converted, batch[:1], progress=False)
-    assert program.build is not None and not program.build.partition.refusals
+    assert record_of(program).build is not None and not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(singly, program(batch)) > 40

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.formats import pte
+from ethorch.program.program import record_of
 from ethorch.quantization.passes.constants import fold_constants
 from ethorch.quantization.passes.context import PassContext
 from tests.helpers.quantized import exported
@@ -42,9 +43,9 @@ def test_int64_that_meets_floats_is_quantized_as_they_are() -> None:
     torch.manual_seed(0)
     inputs = (torch.randint(-9, 9, (2, 5, 3)), torch.randn(2, 5, 3))
     program = ethorch.compile(Promoted(), inputs, "ethos-u55-128", progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert {refusal.reason.id for refusal in program.build.partition.refusals} <= {"graph.int64_input"}
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert {refusal.reason.id for refusal in record_of(program).build.partition.refusals} <= {"graph.int64_input"}
 
     for wanted, found in zip(Promoted()(*inputs), program(*inputs), strict=True):
         assert ethorch.sqnr_db(wanted, found) > 40
@@ -113,7 +114,7 @@ def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
     model, x = network().eval(), torch.randn(1, 4)
     for target in ("ethos-u55-128", "ethos-u85-256"):
         program = ethorch.compile(model, x, target, progress=False)
-        assert program.build is not None and not program.build.partition.refusals
+        assert record_of(program).build is not None and not record_of(program).build.partition.refusals
         for found, wanted in zip(program(x), model(x), strict=True):
             assert ethorch.sqnr_db(wanted, found) > 35
 
@@ -131,7 +132,7 @@ def test_integers_that_meet_real_numbers_are_quantized(dtype: torch.dtype) -> No
     model, x = OfIntegers(), (torch.rand(4, 8) * 100).to(dtype)
     for target in ("ethos-u55-128", "ethos-u85-256"):
         program = ethorch.compile(model, x, target, progress=False)
-        assert program.build is not None and not program.build.partition.refusals
+        assert record_of(program).build is not None and not record_of(program).build.partition.refusals
         for found, wanted in zip(program(x), model(x), strict=True):
             assert ethorch.sqnr_db(wanted, found) > 20
 
@@ -139,8 +140,8 @@ def test_integers_that_meet_real_numbers_are_quantized(dtype: torch.dtype) -> No
 def test_an_interpolation_by_a_huge_matrix_is_refused() -> None:
     model = nn.Upsample(scale_factor=2, mode="linear", align_corners=True)
     program = ethorch.compile(nn.Sequential(model, nn.ReLU()), torch.rand(1, 1, 20_000), "ethos-u55-128", progress=False)
-    assert program.build is not None
-    (refusal,) = program.build.partition.refusals
+    assert record_of(program).build is not None
+    (refusal,) = record_of(program).build.partition.refusals
     assert refusal.reason.id == "upsample.matrix" and "20,000 places to 40,000" in refusal.reason.text
 
 
@@ -171,9 +172,9 @@ class Nothing(nn.Module):
 def test_what_holds_constants_is_one_delegate(module: nn.Module) -> None:
     inputs = (torch.randn(3, 4),)
     program = ethorch.compile(module, inputs, "ethos-u55-128", progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert not program.build.partition.refusals
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(module(*inputs), program(*inputs)) > 35
 
 

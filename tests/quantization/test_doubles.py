@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 
 
 class Rotated(nn.Module):
@@ -22,9 +23,9 @@ def test_a_rotation_in_float64_is_one_delegate() -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(1, 6, 8),)
     program = ethorch.compile(Rotated(), inputs, "ethos-u55-128", progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert not program.build.partition.refusals
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(Rotated()(*inputs), program(*inputs)) > 35
 
 

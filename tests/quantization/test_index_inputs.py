@@ -17,6 +17,7 @@ from ethorch.lower.fx.node import op_name
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.spec import find
 from ethorch.models.load import UserModel
+from ethorch.program.program import record_of
 from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.pipeline import run_passes
@@ -180,14 +181,14 @@ def test_a_counter_of_int64_becomes_one_of_int32(counted: type[Counted], write: 
         "cache": ("int8", True),
         "count": ("int32", True),
     }
-    assert {layer.operator.split("::")[1] for layer in program.layers if layer.where == "CPU"} <= {
+    assert {layer.operator.split("::")[1] for layer in record_of(program).layers if layer.where == "CPU"} <= {
         "index_put_", "quantize_per_tensor.out", "dequantize_per_tensor.out"
     }  # fmt: skip
-    assert program.quantized is not None and program.quantized.get_buffer("count").dtype == torch.int64
-    with at_the_beginning(program.quantized):
+    assert record_of(program).quantized is not None and record_of(program).quantized.get_buffer("count").dtype == torch.int64
+    with at_the_beginning(record_of(program).quantized):
         for call in calls:
-            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
-        assert program.quantized.get_buffer("count").item() == (12 if counted is Counted else 36 % 16)
+            torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
+        assert record_of(program).quantized.get_buffer("count").item() == (12 if counted is Counted else 36 % 16)
 
 
 class Wrapped(nn.Module):
@@ -245,10 +246,10 @@ def test_positions_modulo_a_power_of_two_stay_on_the_npu(
     torch.manual_seed(0)
     program = ethorch.compile(Modulo(write).eval(), calls[0], target, scheme=scheme, calibration=[calls], progress=False)
     assert not program.to_json()["cpu"]
-    assert program.quantized is not None
-    with at_the_beginning(program.quantized):
+    assert record_of(program).quantized is not None
+    with at_the_beginning(record_of(program).quantized):
         for call in calls:
-            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
+            torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize(("bound", "step", "size"), [(16, 3, 16), (16, 16, 16), (7, 1, 7), (5, -4, 9)])
@@ -282,11 +283,11 @@ def test_a_counter_that_is_no_index_stays_of_int64(rows: int, dtype: str) -> Non
     calls = [(torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(k)),) for k in range(6)]
     begin = 2**31 - 3 if dtype == "int32" else 2**31 + 5
     program = ethorch.compile(Wrapped(rows, begin).eval(), calls[0], "ethos-u85-256", calibration=[calls], progress=False)
-    assert {state.name: state.dtype for state in program.states} == {"cache": "int8", "count": dtype}
-    assert program.quantized is not None
-    with at_the_beginning(program.quantized):
+    assert {state.name: state.dtype for state in program.explain().states} == {"cache": "int8", "count": dtype}
+    assert record_of(program).quantized is not None
+    with at_the_beginning(record_of(program).quantized):
         for call in calls:
-            torch.testing.assert_close(program(*call), program.quantized(*call), rtol=0, atol=0.05)
+            torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
 
 
 def test_a_rotation_by_a_late_position_keeps_its_accuracy() -> None:
@@ -349,7 +350,7 @@ def test_an_input_is_cast_before_it_is_viewed(target: str) -> None:
     torch.manual_seed(0)
     model, step = Timesteps().eval(), torch.tensor([3, 7, 1])
     program = ethorch.compile(model, step, target, progress=False)
-    assert program.build is not None and not program.build.partition.refusals
+    assert record_of(program).build is not None and not record_of(program).build.partition.refusals
     operators = [call.operator for method in pte.read(program.pte).methods.values() for call in method.calls]
     assert not any("unsqueeze" in name for name in operators)
     assert ethorch.sqnr_db(model(step), program(step)) > 20

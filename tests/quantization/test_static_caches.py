@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 
 VOCABULARY, WIDTH, HEADS, LENGTH = 61, 32, 4, 24
 HEAD = WIDTH // HEADS
@@ -107,9 +108,9 @@ def test_no_operator_is_on_the_cpu(model: type[nn.Module], scheme: str) -> None:
     inputs = calls(model)
     torch.manual_seed(1)
     program = ethorch.compile(model(), inputs[0], "ethos-u85-256", calibration=inputs, scheme=scheme, progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert program.build.partition.refusals == []
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert record_of(program).build.partition.refusals == []
     on_cpu = [row.operator for row in program.explain().operators if row.where == "CPU"]
     assert [name for name in on_cpu if name.split(".")[1].removesuffix(".out") not in CONVERSIONS] == []
     torch.manual_seed(1)

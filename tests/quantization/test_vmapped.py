@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.quantization.passes.vmapped import inline_vmapped
@@ -65,9 +66,9 @@ def test_flex_attention_is_one_delegate() -> None:
     inputs = (torch.randn(1, 2, 128, 8),)
     module = Flexible().eval()
     program = ethorch.compile(module, inputs, "ethos-u55-128", progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert not program.build.partition.refusals
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(module(*inputs), program(*inputs)) > 20
 
 
@@ -87,7 +88,7 @@ def test_a_vmapped_mask_is_a_constant_of_one_delegate() -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(1, 2, 6, 6),)
     program = ethorch.compile(MaskOfPositions(), inputs, "ethos-u85-256", progress=False)
-    assert program.build is not None
-    assert len(program.build.delegates) == 1
-    assert not program.build.partition.refusals
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1
+    assert not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(MaskOfPositions()(*inputs), program(*inputs)) > 35

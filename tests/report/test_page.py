@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.report.markdown import markdown
 from ethorch.report.page import page
 from ethorch.support.errors import EthorchError, FormatError
@@ -203,10 +204,10 @@ def test_a_missing_library_is_named(data: dict[str, Any], monkeypatch: pytest.Mo
 
 
 def test_program_report_with_samples(program: ethorch.Program, tmp_path: Path) -> None:
-    assert program.model is not None
-    text = program.report(tmp_path / "both.html", samples=program.model.calibration[:2]).read_text(encoding="utf-8")
+    assert record_of(program).model is not None
+    text = program.report(tmp_path / "both.html", samples=record_of(program).model.calibration[:2]).read_text(encoding="utf-8")
     section = text.partition('<section id="accuracy">')[2].partition("</section>")[0]
-    comparison = program.compare(samples=program.model.calibration[:2])
+    comparison = program.compare(samples=record_of(program).model.calibration[:2])
     assert "2 samples" in section and "agree in every bit" in section
     names = [layer.module for layer in comparison.layers if layer.module]
     assert "head" in names and all(f"<td>{name}</td>" in section for name in names)

@@ -7,6 +7,7 @@ from typing import Any
 import ethorch
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.program.explanation import explanation
+from ethorch.program.program import record_of
 from ethorch.report.build import partition_text
 from ethorch.report.markdown import markdown
 from ethorch.report.page.page import page
@@ -29,7 +30,11 @@ def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: et
     assert sort.startswith("aten.sort.default (net.py:9): ")
     data |= {key: report.to_json()[key] for key in ("cpu", "without_kernel")}
     table, html = markdown(data), page(data)
-    for text in (partition_text(report), as_text(summary(data)), str(explanation("ethos-u55-128", program.layers, report))):
+    for text in (
+        partition_text(report),
+        as_text(summary(data)),
+        str(explanation("ethos-u55-128", record_of(program).layers, report)),
+    ):
         assert text.count("[GATHER.absent]") == text.count("[operator.unknown]") == 1 and "and 2 more" in text
     assert table.count("(GATHER.absent)") == html.count("<code>GATHER.absent</code>") == 1
     assert "| 3 | aten.index.Tensor | layers.0 |" in table

@@ -8,6 +8,7 @@ from torch import nn
 
 import ethorch
 from ethorch.formats.boundary import Codes
+from ethorch.program.program import host_of, record_of
 
 INF, NAN = float("inf"), float("nan")
 EXTREMES = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e30, -1e30, 2e13, -2e13, 1e12, -1e12, 0.0, -0.0, 0.5, 1e-40])
@@ -21,11 +22,11 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(("scheme", "io"), [("int8", "float32"), ("a16w8", "float32"), ("int8", "uint8"), ("a16w8", "int16")])
 def test_extreme_inputs_are_those_of_the_fake_quantized_model(scheme, io):
     program = ethorch.compile(Scaled(), torch.linspace(-1, 2, len(EXTREMES)), scheme=scheme, io=io)
-    wanted = program.quantized(EXTREMES)
-    for found in (program(EXTREMES), program.host.run_many([list(program.as_taken((EXTREMES,)))])[0]):
-        for one, other in zip(program.floats(list(found)), wanted, strict=True):
+    wanted = record_of(program).quantized(EXTREMES)
+    for found in (program(EXTREMES), host_of(program).run_many([list(record_of(program).as_taken((EXTREMES,)))])[0]):
+        for one, other in zip(record_of(program).floats(list(found)), wanted, strict=True):
             assert torch.allclose(one, other, atol=2 * float((other.max() - other.min()) / 65535), rtol=0)
-    moved = program.floats(list(program(EXTREMES)))[1].flip(0)
+    moved = record_of(program).floats(list(program(EXTREMES)))[1].flip(0)
     assert moved[0] == moved[3] == moved[5] == moved[7] == moved[9] == moved.max()
     assert moved[1] == moved[4] == moved[6] == moved[8] == moved[10] == moved.min()
 

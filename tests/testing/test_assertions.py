@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import ethorch
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from ethorch.testing import assert_bit_exact, assert_runs_on_npu, record
@@ -50,7 +50,7 @@ def test_operators_on_the_cpu_are_listed_with_reason_and_way_out() -> None:
     text = str(error.value)
     assert "operators on the CPU: 2, at most 0 allowed:" in text
     assert "aten.topk.default (networks.py:" in text and text.count("[operator.unknown]") == 1
-    assert assert_runs_on_npu(TopkTwice(), image(), max_cpu_ops=2).payloads
+    assert record_of(assert_runs_on_npu(TopkTwice(), image(), max_cpu_ops=2)).payloads
 
 
 def test_a_model_without_any_npu_operator_fails_whatever_is_allowed() -> None:
@@ -78,10 +78,10 @@ def test_bit_exact(program: Program) -> None:
 
 def test_a_delegate_that_computes_something_else_is_not_bit_exact(program: Program) -> None:
     other = ethorch.compile(Net(seed=1), image(), "ethos-u55-128", calibration=images())
-    assert program.build is not None and other.build is not None
-    (delegate,), (wrong,) = program.build.delegates, other.build.delegates
-    swapped = replace(program.build, delegates=(replace(delegate, tosa=wrong.tosa),))
-    broken = Program(Record(program.pte, settings=program.settings, build=swapped, model=program.model))
+    assert record_of(program).build is not None and record_of(other).build is not None
+    (delegate,), (wrong,) = record_of(program).build.delegates, record_of(other).build.delegates
+    swapped = replace(record_of(program).build, delegates=(replace(delegate, tosa=wrong.tosa),))
+    broken = Program(Record(program.pte, settings=program.settings, build=swapped, model=record_of(program).model))
     with pytest.raises(AssertionError) as error:
         assert_bit_exact(broken)
     assert "delegate 0, output 0, of " in str(error.value) and "at head (networks.py:" in str(error.value)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 from ethorch.quantization.config import get_symmetric_quantization_config
 from ethorch.support.errors import QuantizationError
 
@@ -43,7 +44,7 @@ def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
         singly = torch.cat([converted(image[None]) for image in images])
     assert ethorch.sqnr_db(trained, singly) > 30
     program = ethorch.compile(converted, images[:1])
-    assert program.build is not None and not program.build.partition.refusals
+    assert record_of(program).build is not None and not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(singly, program(images)) > 30
 
 

@@ -14,6 +14,7 @@ from ethorch import EthosUCompileSpec
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.planes import BRICK, turned_inputs, without_turned_inputs
 from ethorch.npu import Program
+from ethorch.program.program import record_of
 from ethorch.targets.npus import TARGETS, TUNING
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
@@ -43,7 +44,7 @@ def compiled(model: nn.Module, *inputs: Tensor, **settings: object) -> ethorch.P
 
 
 def reads_planes(program: ethorch.Program) -> bool:
-    return not any(layer.operator == "Transpose" and layer.cycles for layer in program.layers[:4])
+    return not any(layer.operator == "Transpose" and layer.cycles for layer in record_of(program).layers[:4])
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,10 @@ def test_vela_copies_the_picture_first() -> None:
     case = ALL_MODELS["mobilenet_v1_025"]
     memory = {"memory_mode": "Dedicated_Sram_384KB", "system_config": "Ethos_U85_SYS_DRAM_Mid"}
     program = compiled(case.build().features[:3], *case.example_inputs(), **memory)
-    (copy,) = [layer for layer in program.layers if layer.operator == "MemoryCopy"]
+    (copy,) = [layer for layer in record_of(program).layers if layer.operator == "MemoryCopy"]
     assert reads_planes(program)
     assert copy.cycles == -(-3 * 96 * 96 // 12)
-    (delegate,) = program.build.delegates
+    (delegate,) = record_of(program).build.delegates
     operations = Program(delegate.compiled.command_stream, delegate.compiled.constants).operations()
     assert next(op.name for op in operations if op.name.startswith("NPU_OP_") and "WAIT" not in op.name) == "NPU_OP_DMA_START"
 
@@ -121,7 +122,7 @@ def test_two_pictures() -> None:
 
 def test_layers_are_named_for_the_users_code() -> None:
     program = compiled(stem(), torch.randn(1, 3, 48, 48))
-    first = next(layer for layer in program.layers if layer.where == "NPU")
+    first = next(layer for layer in record_of(program).layers if layer.where == "NPU")
     assert (first.operator, first.module, first.macs) == ("Conv2D", "0", 0)
 
 

@@ -13,6 +13,7 @@ import ethorch
 from ethorch import EthosUCompileSpec
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.vela_bugs import VELA_BUGS
+from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault, VelaError, VerificationError
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa.ir import Graph
@@ -125,8 +126,8 @@ def test_the_program_says_what_was_repaired() -> None:
     x = torch.randn(1, 4, 8, 5, generator=torch.Generator().manual_seed(0))
     with without_row("vela.turned-slice"):
         program = ethorch.compile(Rows(), x, "ethos-u55-128", calibration=[(x,)])
-    assert program.verification is not None and len(program.verification.repairs) == 1
-    assert program.to_json()["verification"]["repairs"] == program.verification.repairs
+    assert record_of(program).verification is not None and len(record_of(program).verification.repairs) == 1
+    assert program.to_json()["verification"]["repairs"] == record_of(program).verification.repairs
     assert "Repaired" in str(program)
 
 

@@ -108,10 +108,10 @@ def compiled(**settings: object) -> ethorch.Program:
 def test_auto_takes_what_the_ram_allows() -> None:
     flash, sram, some = compiled(), compiled(constants="sram"), compiled(constants="16K")
     assert flash.memory.ram_bytes < some.memory.ram_bytes < sram.memory.ram_bytes
-    assert (sram.milliseconds or 0) < (some.milliseconds or 0) < 0.7 * (flash.milliseconds or 0)
+    assert (sram.estimate.milliseconds or 0) < (some.estimate.milliseconds or 0) < 0.7 * (flash.estimate.milliseconds or 0)
     auto = compiled(constants="auto", ram=some.memory.ram_bytes)
-    assert auto.fits and auto.settings is not None and isinstance(auto.settings.constants, int)
-    assert auto.total_cycles == some.total_cycles and auto.tried[-1].change.endswith("read several times")
+    assert auto.budgets.met and auto.settings is not None and isinstance(auto.settings.constants, int)
+    assert auto.estimate.npu_cycles == some.estimate.npu_cycles and auto.budgets.attempts[-1].change.endswith("read several times")
     assert Settings.from_json(auto.settings.to_json()) == auto.settings == Settings.from_toml(auto.settings.to_toml())
     for x in SAMPLES:
         assert torch.equal(auto(x), flash(x)) and torch.equal(sram(x), flash(x))

@@ -16,7 +16,7 @@ from ethorch.figures.dataflow import dataflow
 from ethorch.figures.layer import CPU, Layer
 from ethorch.figures.subject import subject
 from ethorch.formats.files import write_whole
-from ethorch.program.program import Program, load
+from ethorch.program.program import Program, load, record_of
 
 Data = dict[str, Any]
 
@@ -51,7 +51,7 @@ def save(program: Program, path: str | os.PathLike[str]) -> Path:
     Of a program that ``ethorch.compile`` returned, the TOSA graphs are among them.
     """
     found = [program_graph(program)]
-    for number, delegate in enumerate(() if program.build is None else program.build.delegates):
+    for number, delegate in enumerate(() if (build := record_of(program).build) is None else build.delegates):
         found.append(tosa_graph(delegate.text, f"TOSA of delegate {number}"))
     write_whole(path, json.dumps(found).encode())
     return Path(path)
@@ -59,7 +59,7 @@ def save(program: Program, path: str | os.PathLike[str]) -> Path:
 
 def program_graph(program: Program) -> Data:
     """The program: its ends, NPU operations, CPU operators, and what flows between them."""
-    flow = dataflow(subject(program.pte, program.method, sources=program.command_sources))
+    flow = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources))
     incoming: dict[str, list[str]] = {}
     for source, target in flow.edges:
         incoming.setdefault(target, []).append(source)
@@ -67,7 +67,7 @@ def program_graph(program: Program) -> Data:
     nodes += [_layer(layer, incoming) for layer in flow.layers]
     nodes += [_end(name, incoming) for name in flow.outputs]
     target = f" for {program.target}" if program.target else ""
-    return {"id": f"{program.method}{target}", "nodes": nodes}
+    return {"id": f"{record_of(program).method}{target}", "nodes": nodes}
 
 
 def _end(name: str, incoming: dict[str, list[str]]) -> Data:
@@ -117,7 +117,7 @@ def _metadata(shape: str) -> list[Data]:
 
 def node_data(program: Program) -> Data:
     """Figures to colour the nodes of ``program_graph`` by, in Model Explorer's format of node data: a graph's id -> its results."""
-    found = dataflow(subject(program.pte, program.method, sources=program.command_sources)).layers
+    found = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
     graph = program_graph(program)["id"]
     cycles = {str(layer.index): {"value": layer.cycles} for layer in found if layer.cycles is not None}
     moved = {str(layer.index): {"value": sum(layer.read_bytes.values()) + sum(layer.written_bytes.values())} for layer in found}

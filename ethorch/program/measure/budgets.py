@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ethorch.figures.memory_use import MEMORY
+from ethorch.program.attempt import Attempt
 from ethorch.program.facts import Budget
 from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.record import Record
 
 
-def budgets(record: Record) -> tuple[Budget, ...]:
+class Budgets(tuple[Budget, ...]):
+    """The budgets of a program, a row each, and the programs that were tried for them.
+
+    Attributes:
+        attempts: Programs that the search for budgets compiled, including this one; the first follows the settings.
+    """
+
+    attempts: tuple[Attempt, ...]
+
+    def __new__(cls, rows: Iterable[Budget], attempts: tuple[Attempt, ...] = ()) -> Budgets:
+        found = super().__new__(cls, tuple(rows))
+        found.attempts = attempts
+        return found
+
+    @property
+    def met(self) -> bool:
+        """True if no budget is known to be exceeded."""
+        return all(budget.holds is not False for budget in self)
+
+
+def budgets(record: Record) -> Budgets:
     """Return the limits that the settings have and the memories of the board, each with what was found.
 
     The accuracy is measured if a budget asks for it.
     """
     if record.settings is None:
-        return ()
+        return Budgets(())
     settings, rows = record.settings, []
     needs = {"ram": record.memory.ram_bytes, "flash": record.memory.flash_bytes}
     for name, limit in (("ram", settings.ram_limit), ("flash", settings.flash_limit)):
@@ -29,9 +52,9 @@ def budgets(record: Record) -> tuple[Budget, ...]:
         measured = accuracy(record)
         figure = None if measured is None else measured.sqnr_db
         rows.append(Budget("min_sqnr_db", settings.min_sqnr_db, figure, None if figure is None else figure >= settings.min_sqnr_db))
-    return tuple(rows)
+    return Budgets(rows, record.tried)
 
 
 def fits(record: Record) -> bool:
     """Return True if every budget holds, as far as that can be known."""
-    return all(budget.holds is not False for budget in budgets(record))
+    return budgets(record).met

@@ -12,6 +12,7 @@ from elftools.elf.elffile import ELFFile
 
 from ethorch.deploy.firmware.delegate import write_delegate
 from ethorch.figures.pools import pools
+from ethorch.program.program import record_of
 from tests.helpers.firmware import program
 
 INCLUDE = Path(next(iter(executorch.__path__))) / "include"
@@ -54,10 +55,10 @@ def test_pools_of_each_method() -> None:
     (found,) = pools(made.pte)
     assert found.method == "forward"
     assert found.method_pool_bytes == made.memory.method_pool_bytes
-    assert found.temporary_pool_bytes >= max(payload.scratch_bytes for payload in made.payloads)
-    assert sum(found.planned_bytes) == sum(made.description.memories)
-    tensors = sum(len(payload.inputs) + len(payload.outputs) for payload in made.payloads)
-    assert found.delegate_bytes == 48 * len(made.payloads) + 4 * tensors
+    assert found.temporary_pool_bytes >= max(payload.scratch_bytes for payload in record_of(made).payloads)
+    assert sum(found.planned_bytes) == sum(record_of(made).description.memories)
+    tensors = sum(len(payload.inputs) + len(payload.outputs) for payload in record_of(made).payloads)
+    assert found.delegate_bytes == 48 * len(record_of(made).payloads) + 4 * tensors
     numbers = [value for key, value in found.to_json().items() if key.endswith("_bytes") and isinstance(value, int)]
     assert found.total_bytes == sum(numbers) - found.total_bytes + sum(found.planned_bytes)
     assert f"{found.temporary_pool_bytes:,}" in str(found)

@@ -11,6 +11,7 @@ import pytest
 
 from ethorch import cli
 from ethorch.deploy.firmware import project_run
+from ethorch.program.program import record_of
 from tests.helpers.firmware import program
 
 
@@ -67,7 +68,7 @@ def test_pools_and_the_delegate(tmp_path: Path, capsys: pytest.CaptureFixture[st
     made.save(tmp_path / "state.pte")
     assert cli.main(["explain", str(tmp_path / "state.pte"), "--memory", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["pools"]
-    assert found["method"] == "forward" and found["planned_bytes"] == list(made.description.memories[1:])
+    assert found["method"] == "forward" and found["planned_bytes"] == list(record_of(made).description.memories[1:])
     assert cli.main(["firmware", "--runtime", "executorch", "-o", str(tmp_path / "delegate"), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert sorted(path.name for path in (tmp_path / "delegate").iterdir()) == sorted(files)

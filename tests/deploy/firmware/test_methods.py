@@ -23,6 +23,7 @@ from ethorch.deploy.firmware.steps import ARENA, TENSORS, Place, Plan, Run
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Method, Program
 from ethorch.formats.pte_writer import write
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError
 from tests.deploy.firmware.test_project import compiled
 from tests.deploy.virtual_board.test_qemu import needs_qemu
@@ -72,7 +73,7 @@ def test_a_session_runs_on_the_board_with_weights_stored_once_and_the_reset_is_s
     made = firmware(steps(), tmp_path)
     assert [path for path in made.files if "weights" in path] == ["model/model_weights_0.bin"]
     assert set(made.methods) == {"steps", "step"} and made.sizes["arena"] == max(own["arena"] for own in made.methods.values())
-    weights = [delegate.payload.weights for name in made.methods for delegate in steps()[name].description.delegates]
+    weights = [delegate.payload.weights for name in made.methods for delegate in record_of(steps()[name]).description.delegates]
     assert len(weights) == 2 and made.sizes["weights"] == len(weights[0]) == len(weights[1])
     header = (tmp_path / "model" / "model.h").read_text()
     assert all(f"ethosu_status model_{method}_run(model_t *self);" in header for method in made.methods)
@@ -187,8 +188,8 @@ def test_a_decoder_speaks_on_the_board(target: str, platform: str, tmp_path: Pat
     texts = torch.randint(model.vocabulary, (3, 20), generator=torch.Generator().manual_seed(7)).tolist()
     made = ethorch.compile(model.modules, model.example_inputs, target, calibration=model.sessions(texts), progress=False)
     found = firmware(made, tmp_path)
-    caches = sum(v.nbytes for v in made["decode"].description.values if v.kind == "tensor" and v.extra and v.extra.name)
-    assert caches <= found.sizes["arena"] and all(state.in_place for state in made["decode"].states)
+    caches = sum(v.nbytes for v in record_of(made["decode"]).description.values if v.kind == "tensor" and v.extra and v.extra.name)
+    assert caches <= found.sizes["arena"] and all(state.in_place for state in made["decode"].explain().states)
     assert len([path for path in found.files if "weights" in path]) == 1
     assert built_and_run(tmp_path, Options(caches=platform == "unicorn"), platform=platform).text.count("reset") == 1
     assert project_run.described(tmp_path)["calls"] == ["prefill", "decode", "decode", "decode"] * 2

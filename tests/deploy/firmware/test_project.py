@@ -17,6 +17,7 @@ import ethorch
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import firmware
 from ethorch.deploy.firmware.project_run import Options
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, SpecError
 from tests.helpers.firmware import built_and_run, program, project
 
@@ -174,7 +175,7 @@ def test_two_models_in_one_firmware_one_with_floats_and_one_with_codes(tmp_path:
     elf = project_run.build(tmp_path, Options(defines={"SECOND_FLOATS": "0"}), sources=sources)
     lines = project_run.run(tmp_path, elf).check().text.splitlines()
     assert bytes(map(int, lines[0].split())) == wanted_floats.numpy().tobytes()
-    scale, zero_point = floats.description.values[output_codes(floats)[0]].number, output_codes(floats)[1]
+    scale, zero_point = record_of(floats).description.values[output_codes(floats)[0]].number, output_codes(floats)[1]
     dequantized = (torch.tensor([int(v) - 256 * (int(v) > 127) for v in lines[1].split()]) - zero_point) * scale
     assert torch.allclose(dequantized.float(), wanted_floats.flatten(), atol=1e-6)
     assert wanted_codes.shape == wanted_floats.shape

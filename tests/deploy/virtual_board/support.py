@@ -19,6 +19,7 @@ from ethorch.deploy import virtual_board
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Machine, Program, Sources
 from ethorch.npu.staging import staging_bytes
+from ethorch.program.program import record_of
 from ethorch.targets import boards
 
 FIRMWARE = Path(__file__).parent / "firmware"
@@ -85,7 +86,7 @@ def model(target: str) -> Model:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3, stride=2)).eval()
     program = ethorch.compile(network, torch.rand(4, 3, 16, 16).cumsum(-1), target)
-    (payload,) = program.payloads
+    (payload,) = record_of(program).payloads
     whole = Program(payload.commands, payload.weights)
     staging = staging_bytes(whole)
     machine = Machine(whole, payload.scratch_bytes, staging)
@@ -96,7 +97,13 @@ def model(target: str) -> Model:
     wanted = machine.region(1)[out.offset : out.offset + out.nbytes].tobytes()
     header = whole.header
     return Model(
-        target, payload, payload.commands[header.start : header.stop], sent, wanted, staging, (program.command_sources or {}).get(0)
+        target,
+        payload,
+        payload.commands[header.start : header.stop],
+        sent,
+        wanted,
+        staging,
+        (record_of(program).command_sources or {}).get(0),
     )
 
 

@@ -27,4 +27,4 @@ def test_the_count_is_the_models(target: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(x)
     program = ethorch.compile(model, x, target)
-    assert program.mac_count == program.to_json()["mac_count"] == counter.get_total_flops() // 2
+    assert program.estimate.macs == program.to_json()["mac_count"] == counter.get_total_flops() // 2

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.lower.rewrite.split_rows import parts
+from ethorch.program.program import record_of
 from ethorch.targets.npus import TUNING
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
@@ -58,14 +59,14 @@ class Skips(nn.Module):
 
 
 def lowered(program: ethorch.Program) -> Graph:
-    assert program.build is not None
-    (delegate,) = program.build.delegates
+    assert record_of(program).build is not None
+    (delegate,) = record_of(program).build.delegates
     return delegate.graph
 
 
 def arena_of(program: ethorch.Program) -> int:
-    assert program.build is not None
-    return arena.arena_bytes(program.build.delegates[0].compiled)
+    assert record_of(program).build is not None
+    return arena.arena_bytes(record_of(program).build.delegates[0].compiled)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "a16w8"])
@@ -130,4 +131,4 @@ def test_a_budget_finds_them(pictures: Sequence[Tensor]) -> None:
     usual = ethorch.compile(Skips().eval(), pictures[0], "ethos-u55-128", calibration=list(pictures), io="int8")
     limit = usual.memory.ram_bytes - 20_000
     program = ethorch.compile(Skips().eval(), pictures[0], "ethos-u55-128", calibration=list(pictures), io="int8", ram=limit)
-    assert program.fits and program.memory.ram_bytes <= limit
+    assert program.budgets.met and program.memory.ram_bytes <= limit

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.program.program import record_of
 
 
 class Function(nn.Module):
@@ -98,6 +99,6 @@ def test_programs(name: str, target: str) -> None:
     torch.manual_seed(0)
     module, inputs = Function(each.function, each.layer()).eval(), tuple(torch.randn(*shape) for shape in each.shapes)
     program = ethorch.compile(module, inputs, target, scheme=each.scheme, settings=ethorch.Settings(verify=False))
-    assert program.build is not None
-    assert len(program.build.delegates) == 1 and not program.build.partition.refusals
+    assert record_of(program).build is not None
+    assert len(record_of(program).build.delegates) == 1 and not record_of(program).build.partition.refusals
     assert program.compare(*inputs).bit_exact

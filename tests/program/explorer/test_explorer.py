@@ -16,7 +16,7 @@ from ethorch.figures import layers
 from ethorch.figures.dataflow import Dataflow, dataflow
 from ethorch.figures.subject import subject
 from ethorch.program.explorer import graphs
-from ethorch.program.program import Program
+from ethorch.program.program import Program, record_of
 from tests.figures.programs import built
 
 
@@ -85,7 +85,7 @@ def test_operations_have_module_line_and_figures(program: Program) -> None:
     assert int(found["cycles"]) > 0 and found["runs on"] == "NPU, delegate 1" and int(found["MACs"]) == 12
     assert {node["namespace"] for node in graph["nodes"]} >= {"block/0", "other", "head"}
     total = sum(int(attributes(node)["cycles"]) for node in graph["nodes"] if attributes(node).get("runs on", "").startswith("NPU"))
-    assert total == sum(layer.cycles or 0 for layer in program.layers if layer.where == "NPU")
+    assert total == sum(layer.cycles or 0 for layer in record_of(program).layers if layer.where == "NPU")
 
 
 def test_a_bare_file_is_drawn_by_its_commands(program: Program, tmp_path: Path) -> None:
