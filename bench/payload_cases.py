@@ -141,9 +141,9 @@ def _compile(model: Any, inputs: Any, target: str, scheme: str, **settings: Any)
     """Return the ``.pte`` of ``ethorch.compile``, which is not verified: this compares bytes with bytes."""
     import ethorch
 
-    if "verify" in ethorch.Settings.__dataclass_fields__:
-        settings["verify"] = False
-    return bytes(ethorch.compile(model, inputs, target, scheme=scheme, progress=False, **settings).pte)
+    calibration = settings.pop("calibration", None)
+    chosen = ethorch.Settings(target, scheme).with_(verify=False, **settings)
+    return bytes(ethorch.compile(model, inputs, calibration=calibration, settings=chosen, progress=False).pte)
 
 
 def _compile_model(model: str, target: str, scheme: str) -> bytes:

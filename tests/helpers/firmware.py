@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import Firmware, firmware
+from tests.helpers.compiling import compile_with
 
 TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256", "ethos-u85-1024")
 
@@ -126,7 +127,7 @@ def program(name: str, target: str) -> ethorch.Program:
 
             case = ALL_MODELS[name]
             module, calibration, options = case.build(), case.calibration(4), {}
-        return ethorch.compile(module, calibration[0], target, calibration=calibration, progress=False, **options)
+        return compile_with(module, calibration[0], target, calibration=calibration, progress=False, **options)
 
 
 def project(name: str, target: str, folder: Path, **options: Any) -> Firmware:

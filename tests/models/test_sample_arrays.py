@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch.models.samples import samples
+from ethorch.models.samples import read_samples
 from ethorch.support.errors import EthorchError
 
 pytestmark = pytest.mark.core
 
 
 def only(source: object, *example: np.ndarray) -> tuple[np.ndarray, ...]:
-    (found,) = samples(source, example)
+    (found,) = read_samples(source, example)
     assert all(isinstance(x, np.ndarray) for x in found.inputs)
     return found.inputs
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch import runtime
-from ethorch.cli.options import Compiler, Quantization, settings_of
+from ethorch.cli.options import Choices, settings_of
 from ethorch.npu import stream
 from ethorch.program import verification
 from ethorch.program.program import record_of
@@ -23,6 +23,7 @@ from ethorch.tosa.ir import Graph
 from ethorch.vela import arena, delegate
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.lowered import Lowered
+from tests.helpers.compiling import compile_with
 
 
 class Small(nn.Module):
@@ -48,7 +49,7 @@ SAMPLES = [torch.linspace(-1, 1, 3 * 16 * 16).sin().reshape(1, 3, 16, 16) * (1 +
 
 
 def compiled(model: nn.Module, **options: object) -> ethorch.Program:
-    return ethorch.compile(model, SAMPLES[0], "ethos-u55-128", calibration=SAMPLES, **options)
+    return compile_with(model, SAMPLES[0], "ethos-u55-128", calibration=SAMPLES, **options)
 
 
 @pytest.mark.core
@@ -66,8 +67,8 @@ def test_verification_can_be_turned_off(small: nn.Module) -> None:
 
 
 def test_the_command_line_and_files_can_turn_it_off() -> None:
-    assert settings_of(Quantization()).verify
-    chosen = settings_of(Quantization(), Compiler(no_verify=True))
+    assert settings_of().verify
+    chosen = settings_of(Choices(set=["verify=false"]))
     assert not chosen.verify and not Settings.from_toml(chosen.to_toml()).verify
     with pytest.raises(SpecError, match="verify is 'no'"):
         Settings(verify="no")  # type: ignore[arg-type]
@@ -205,7 +206,7 @@ KINDS = {
 def test_every_delegate_of_every_kind_of_program_is_verified(kind: str) -> None:
     create, inputs, options = KINDS[kind]
     torch.manual_seed(0)
-    program = ethorch.compile(create().eval(), inputs, calibration=[inputs], **{"target": "ethos-u85-256", **options})
+    program = compile_with(create().eval(), inputs, calibration=[inputs], **{"target": "ethos-u85-256", **options})
     found = record_of(program).verification
     assert found is not None and found.unchecked == ()
     assert found.equal == found.delegates == len(record_of(program).payloads) > 0

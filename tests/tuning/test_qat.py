@@ -73,4 +73,4 @@ def test_without_freezing_they_move() -> None:
 
 def test_a_config_for_calibration_is_refused() -> None:
     with pytest.raises(QuantizationError, match=r"config\.not_qat"):
-        ethorch.tuning.prepare_qat(network(), torch.rand(2, 1, 8, 8), config=get_symmetric_quantization_config())
+        ethorch.tuning.prepare_qat(network(), torch.rand(2, 1, 8, 8), scheme=get_symmetric_quantization_config())

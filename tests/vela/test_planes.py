@@ -22,6 +22,7 @@ from ethorch.vela import compile
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.delegate import compile_graph, compile_lowered, rewritten
 from ethorch.vela.planes import with_planes
+from tests.helpers.compiling import compile_with
 
 WAY = TUNING["u85"].read_planes
 
@@ -38,7 +39,7 @@ def stem(channels: int = 3, stride: int = 2) -> nn.Module:
 
 
 def compiled(model: nn.Module, *inputs: Tensor, **settings: object) -> ethorch.Program:
-    program = ethorch.compile(model, inputs, **{"target": "ethos-u85-256", **settings})
+    program = compile_with(model, inputs, **{"target": "ethos-u85-256", **settings})
     assert program.compare(*inputs).bit_exact
     return program
 

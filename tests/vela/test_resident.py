@@ -20,6 +20,7 @@ from ethorch.support.errors import SpecError
 from ethorch.targets.settings import Settings
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.resident import unchanged, with_resident_weights
+from tests.helpers.compiling import compile_with
 from tests.helpers.tosa_runs import run_compiled
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
@@ -102,7 +103,7 @@ def test_nothing_is_done_where_nothing_is_gained(model: CompiledModel, quantized
 
 
 def compiled(**settings: object) -> ethorch.Program:
-    return ethorch.compile(Steps().eval(), SAMPLES[0], "ethos-u55-128", calibration=SAMPLES, **settings)  # type: ignore[arg-type]
+    return compile_with(Steps().eval(), SAMPLES[0], "ethos-u55-128", calibration=SAMPLES, **settings)
 
 
 def test_auto_takes_what_the_ram_allows() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import ethorch
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import firmware
 from ethorch.deploy.firmware.project_run import Options
 from ethorch.targets.boards.loading import load, names
+from tests.helpers.compiling import compile_with
 from tests.helpers.firmware import NETWORKS, PUBLIC, TARGETS, built_and_run, program, project
 
 CROSS_SECTION = [
@@ -91,9 +91,7 @@ def test_ports_follow_the_memory_mode(target: str, mode: str, regions: str, queu
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3)).eval()
     x = torch.randn(4, 3, 24, 24)
-    made = firmware(
-        ethorch.compile(model, x[:1], target, calibration=x, progress=False, settings=ethorch.Settings(memory_mode=mode)), tmp_path
-    )
+    made = firmware(compile_with(model, x[:1], target, calibration=x, progress=False, memory_mode=mode), tmp_path)
     text = (tmp_path / "model" / "model.c").read_text()
     assert f".region_config = {regions}," in text and f".queue_config = {queue}," in text
     assert (made.sizes["fast"] > 0) == mode.startswith("Dedicated")
