@@ -57,10 +57,7 @@ class OtherProgram:
         modules = (module for _, module in self.edge.exported_program().graph_module.named_children())
         found = [module.processed_bytes for module in modules if getattr(module, "backend_id", None) == TOSABackend.__name__]
         if len(found) != 1:
-            raise EthorchError(
-                f"the program has {counted(len(found), 'delegate')} and so as many TOSA graphs. Write a .pte, or all graphs to a "
-                "folder with --dump."
-            )
+            raise EthorchError(f"the program has {counted(len(found), 'delegate')} and so as many TOSA graphs. Write a .pte.")
         return bytes(found[0])
 
 

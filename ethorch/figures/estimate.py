@@ -1,7 +1,7 @@
 """What one inference takes, by part: the NPU's operators and transposes, the CPU's operators, copies at delegates, and calls.
 
-This is the one place where the parts of an estimate are added up. ``Program.milliseconds``, the JSON, reports and ``explore`` take
-its sums.
+This is the one place where the parts of an estimate are added up. ``Program.estimate``, the JSON, reports and ``explore`` take its
+sums.
 """
 
 from __future__ import annotations

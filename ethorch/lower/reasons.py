@@ -130,7 +130,7 @@ INT64_OUTPUT = Reason(
 LEFT_OUT = Reason(
     "quantize.left_out",
     "a setting leaves it out of quantization",
-    "Take its module out of leave_out, or the setter that says None of it.",
+    "Give its module a scheme instead of float, or take out the setter that gives it None.",
 )
 
 OTHER_RESULT = Reason(

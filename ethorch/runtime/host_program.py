@@ -175,7 +175,7 @@ class HostProgram:
         """``executorch.devtools.Inspector`` of what the runs so far have recorded; HostError as of ``write_etdump``.
 
         Args:
-            etrecord: the file that ``ethorch.compile(..., etrecord=...)`` wrote: events have operators and modules by it.
+            etrecord: ``etrecord.bin`` of a program's folder, by which the Inspector maps events to operators and modules.
         """
         from executorch.devtools import Inspector  # a second of pandas
 

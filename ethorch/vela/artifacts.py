@@ -70,8 +70,8 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
     found = _compiled_again(sorted(Path(folder).glob("*.tosa")), payload, specs)
     if found is None:
         raise EthorchError(
-            f"{os.fspath(folder)} has no dump of this program: `ethorch compile ... --dump {os.fspath(folder)}`, or a compile "
-            "spec's dump_intermediate_artifacts_to(), makes one."
+            f"{os.fspath(folder)} has no graphs of this program: give the folder that Program.save wrote, or that of a compile "
+            "spec's dump_intermediate_artifacts_to()."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What was measured of a program beside what is estimated for it: ``ethorch report --profile`` and ``Program.import_profile``."""
+"""What was measured of a program beside what is estimated for it: ``ethorch report --profile`` and ``Program.profile``."""
 
 from __future__ import annotations
 
