@@ -18,7 +18,7 @@ from ethorch.support.errors import SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
-from ethorch.support.progress_bar import shown
+from ethorch.support.progress_display import shown
 from ethorch.support.wording import shown as quoted
 from ethorch.targets.settings import NCHW, Settings
 from ethorch.tuning.compress import Plan, apply, plan
