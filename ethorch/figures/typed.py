@@ -23,6 +23,8 @@ def _each(x: Any, check: Callable[[Any], bool]) -> bool:
 #: Annotation, as it is written -> does a value keep it?
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": _int,
+    "bool": lambda x: isinstance(x, bool),
+    "float": lambda x: _int(x) or isinstance(x, float),
     "str": lambda x: isinstance(x, str),
     "int | None": lambda x: x is None or _int(x),
     "float | None": lambda x: x is None or _int(x) or isinstance(x, float),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ethorch.support.errors import Reason
-from ethorch.support.wording import counted
+from ethorch.support.errors import FormatError, Reason
+from ethorch.support.wording import counted, shown
 from ethorch.tosa.ir import Origin
 
 
@@ -42,6 +42,19 @@ class Refusal:
             "reason": self.reason.text,
             "way_out": self.reason.way_out,
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Refusal:
+        """Return what ``to_json`` made plain data of.
+
+        Raises:
+            FormatError: The data is something else.
+        """
+        names = ("node", "operator", "module", "source", "id", "reason", "way_out")
+        if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
+            raise FormatError(f"a refusal is {shown(data)}; expected the texts {', '.join(names)}.")
+        node, operator, module, source, id, reason, way_out = (data[name] for name in names)
+        return cls(node, Origin(node, operator, module, source), Reason(id, reason, way_out))
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -109,6 +122,22 @@ class PartitionReport:
     def refusal_texts(self) -> list[str]:
         """Return the reasons that keep operators on the CPU, and the missing kernels, as of ``refusal_texts``."""
         return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PartitionReport:
+        """Return what ``to_json`` made plain data of.
+
+        Raises:
+            FormatError: The data is something else.
+        """
+        target, delegated = data.get("target"), data.get("delegates")
+        lists = [data.get(name) for name in ("cpu", "without_kernel")]
+        if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(found, list) for found in lists)):
+            raise FormatError("the partition has no target, delegates, cpu and without_kernel.")
+        if not all(isinstance(names, list) for names in delegated.values()):
+            raise FormatError(f"delegates is {shown(delegated)}; expected lists of names.")
+        cpu, without_kernel = ([Refusal.from_json(entry) for entry in found] for found in lists if isinstance(found, list))
+        return cls(target, {tag: [str(name) for name in names] for tag, names in delegated.items()}, cpu, without_kernel)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

@@ -13,6 +13,7 @@ from ethorch.support.versions import versions
 from ethorch.targets.boards.measured import spread
 from ethorch.targets.boards.memory_roles import assumptions
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.settings import FORMAT
 
 
 def plain_data(record: Record) -> dict[str, Any]:
@@ -23,11 +24,12 @@ def plain_data(record: Record) -> dict[str, Any]:
         record.milliseconds,
         sum(layer.macs for layer in record.layers),
     )
-    partition = None if record.build is None else record.build.partition
+    partition = record.partition
     per_cycle = 0 if record.spec is None else record.spec.target.macs
     kernels = sum(layer.where == CPU for layer in record.layers)
     measured = record.measured.get("accuracy")
     return {
+        "format": FORMAT,
         "method": record.method,
         "methods": list(record.methods),
         "target": record.target,
@@ -61,6 +63,7 @@ def plain_data(record: Record) -> dict[str, Any]:
         "outputs": [asdict(info) for info in record.outputs],
         "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
         "without_kernel": [] if partition is None else [refusal.to_json() for refusal in partition.without_kernel],
+        "delegated": None if partition is None else partition.delegated,
         "states": [asdict(state) for state in record.states],
         "layers": [layer.to_json() for layer in record.layers],
         "memory": record.memory.to_json(),

@@ -22,6 +22,7 @@ from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles
 from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
+from ethorch.program.restoring import restore
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.report.page import page
 from ethorch.report.summary import summary
@@ -299,8 +300,7 @@ class Program:
             cpu_only: only those on the CPU.
         """
         record = self._record
-        partition = None if record.build is None else record.build.partition
-        return explanation(record.target, record.layers, partition, operator, cpu_only, record.states)
+        return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
 
     def suggest(self, limit: int | None = None) -> Suggestions:
         """Return changes that make it smaller or faster. Each was compiled.
@@ -441,21 +441,24 @@ def load(
     Args:
         path: the file or folder, or a file's contents.
         method: which entry point; None is ``forward``, or the first of a file without it.
-        sources: the folder that ``dump`` of ``ethorch.compile`` named.
+        sources: a folder of ``dump_intermediate_artifacts_to``, which names the operator of each command.
 
     Raises:
         EthorchError: there is no such file or method, or it is no program.
     """
-    settings = None
+    settings = folder = None
     if isinstance(path, (bytes, bytearray, memoryview)):
         data = bytes(path)
     else:
         file = Path(path)
         if file.is_dir():
+            folder = file
             if (kept := file / "settings.toml").is_file():
                 settings = Settings.read(kept)
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
         data = pte.contents(file)
     found = Record(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)
+    if folder is not None:
+        restore(found, folder)
     return Program(found.selecting() if method is None else found)

@@ -16,6 +16,7 @@ from ethorch.formats import pte
 from ethorch.formats.boundary import as_codes, boundary_of
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 from ethorch.formats.pte_types import Method
+from ethorch.lower.partition_report import PartitionReport
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import State, states_of
@@ -53,6 +54,7 @@ class Record:
         sessions: Calibration sessions of a program with several methods.
         sources: A folder that names the operator of each command, if there is one.
         selection: Method for each shape of the inputs; None if the program has one shape.
+        partition: Operators on the NPU, and why the others are not; None if it is unknown.
         verification: Comparison of the delegates with the TOSA reference, unless the setting ``verify`` is False.
         tried: Programs that the search for budgets compiled, including this one.
         measured: Results of runs on the model's samples, by name (``program.measure.accuracy``).
@@ -80,6 +82,7 @@ class Record:
         self.selection: Selection | None = None
         self.tried: tuple[Attempt, ...] = ()
         self.verification: Verification | None = None
+        self.partition: PartitionReport | None = None if build is None else build.partition
         self.measured: dict[str, Any] = {}
         self._parsed = pte.read(data)
         pte.entry_point(self._parsed, method)

@@ -31,6 +31,8 @@ def read_program_data(path: str | os.PathLike[str]) -> dict[str, Any]:
     if file.is_dir():
         file = file / IN_FOLDER
     data = read_json(file, "Name a file that `ethorch compile --json` wrote.")
+    if data.get("format", 1) != 1:
+        raise FormatError(f"{file} has format {data['format']!r}; this ethorch reads format 1. Install a newer one.")
     if missing := {"target", "layers", "memory", "versions"} - data.keys():
         raise FormatError(f"{file} is not the data of a program: it has no {', '.join(sorted(missing))}.")
     return data

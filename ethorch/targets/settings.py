@@ -31,6 +31,8 @@ SCHEMES = {
     "a16w8": "int16 activations, int8 weights with a scale per channel",
     "a8w4": "int8 activations, int4 weights with a scale per channel",
 }
+#: Version of the layout of ``settings.toml`` and ``program.json``.
+FORMAT = 1
 #: What those get who name neither target nor board.
 DEFAULT_TARGET = "ethos-u55-128"
 #: The shapes of a method's inputs.
@@ -358,7 +360,7 @@ class Settings:
         kept = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
         if board is not None:
             kept["board"] = board
-        return tomli_w.dumps(kept)
+        return tomli_w.dumps({"format": FORMAT, **kept})
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the settings", folder: Path | None = None) -> Settings:
@@ -375,6 +377,9 @@ class Settings:
             data = parse_toml(text, name)
         except FormatError as error:
             raise SpecError(str(error)) from None
+        version = data.pop("format", FORMAT)
+        if version != FORMAT:
+            raise SpecError(f"{name} has format {shown(version)}; this ethorch reads format {FORMAT}. Install a newer one.")
         board = data.get("board")
         if folder is not None and isinstance(board, str) and isfile(folder / board):
             data["board"] = str(folder / board)

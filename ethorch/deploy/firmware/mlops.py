@@ -144,7 +144,8 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     Raises:
         EthorchError: as of ``ethorch.firmware``.
     """
-    project = Project(opened_of(program, getattr(program, "method", "forward"), None), mlops.name, "incbin", None)
+    record = getattr(program, "_record", None)
+    project = Project(opened_of(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
     files = project.layer(mlops.processor)
     target = Path(folder)
     try:

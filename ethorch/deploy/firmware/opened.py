@@ -73,7 +73,7 @@ def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[
     Args:
         method, inputs: as of ``ethorch.firmware``.
     """
-    record: Compiled | None = getattr(source, "record", None)
+    record: Compiled | None = getattr(source, "_record", None)  # of an ethorch.Program, whose package is above this one
     if isinstance(source, (str, os.PathLike)):
         data = pte.contents(source)
     else:

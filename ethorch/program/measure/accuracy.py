@@ -11,9 +11,9 @@ def accuracy(record: Record) -> Accuracy | None:
 
     The first call runs the samples.
     """
-    if record.model is None or record.model.quantized:
-        return None
     if "accuracy" not in record.measured:
+        if record.model is None or record.model.quantized:
+            return None
         # 1 second of torch, which a record of a file does without
         from ethorch.program.measure.sample_accuracy import accuracy_in_sessions, accuracy_of_samples
 
