@@ -26,19 +26,19 @@ inputs = (torch.randn(1, 3, 16, 16),)
 """
 SAVE = f"""{MODEL}
 import ethorch
-program = ethorch.compile(model, inputs, verify=False)
+program = ethorch.compile(model, inputs, settings=ethorch.Settings(verify=False))
 program.save("net.pte")
 program.save("net")
 """
-EXPORT, COMPILE = "a bare `torch.export`", "`ethorch.compile`, `verify=False`"
+EXPORT, COMPILE = "a bare `torch.export`", "`ethorch.compile` without verification"
 SCRIPTS = {
     "`import ethorch`": "import ethorch",
     EXPORT: f"{MODEL}\ntorch.export.export(model, inputs)",
-    COMPILE: f"{MODEL}\nimport ethorch\nethorch.compile(model, inputs, verify=False)",
+    COMPILE: f"{MODEL}\nimport ethorch\nethorch.compile(model, inputs, settings=ethorch.Settings(verify=False))",
 }
 COMMANDS = (
     "run net.pte",
-    "dis net.pte",
+    "disassemble net.pte",
     "explain net",
     "report net -o report.html",
     "firmware net.pte -o project",
@@ -47,7 +47,7 @@ COMMANDS = (
     "boards",
 )
 #: What the first measurement gave, at commit ebe7a6c.
-BEFORE = {COMPILE: 3.9, "run net.pte": 5.1, "dis net.pte": 3.4, "ops": 2.0}
+BEFORE = {COMPILE: 3.9, "run net.pte": 5.1, "disassemble net.pte": 3.4, "ops": 2.0}
 
 
 def cpu_seconds(arguments: list[str], folder: Path) -> float:
