@@ -196,7 +196,8 @@ def settings_of(
     """
     from ethorch.targets.assignments import parse_latency, with_assignments
 
-    chosen = with_assignments(_read_settings(choices.settings), choices.set or ())
+    chosen = _read_settings(choices.settings).with_(target=quantization.target, board=quantization.board)
+    chosen = with_assignments(chosen, choices.set or ())
     modules = dict(chosen.modules)
     for entry in quantization.module or ():
         name, equals, value = entry.partition("=")

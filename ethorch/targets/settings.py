@@ -205,7 +205,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if not self.target:
+        is_default = not self.target
+        if is_default:
             object.__setattr__(self, "target", DEFAULT_TARGET if self.described is None else self.described.targets[0])
         object.__setattr__(self, "modules", dict(self.modules))
         object.__setattr__(self, "samples", dict(self.samples))
@@ -239,11 +240,11 @@ class Settings:
                 f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {shown(self.memory_mode)}: leave one "
                 "of them out."
             )
-        if self.constants == AUTO and self.ram_limit is None:
-            raise SpecError(
-                "constants='auto' has to know how much RAM there is: give ram (--ram) or a board (--board), or constants='sram'."
-            )
-        object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
+        try:
+            object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
+        except SpecError:
+            if not is_default:  # a target that is chosen later may have it: the compilation asks again
+                raise
 
     def _check_types(self) -> None:
         for name, (types, expected) in _TYPES.items():
@@ -294,7 +295,15 @@ class Settings:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The same choices for the compiler; of constants that are ``auto``, those in flash."""
+        """The same choices for the compiler; of constants that are ``auto``, those in flash.
+
+        Raises:
+            SpecError: The target does not have what the settings ask for, or ``auto`` does not know the RAM.
+        """
+        if self.constants == AUTO and self.ram_limit is None:
+            raise SpecError(
+                "constants='auto' has to know how much RAM there is: give ram (--ram) or a board (--board), or constants='sram'."
+            )
         mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
         resident = self.constants if isinstance(self.constants, int) else 0
         board, slot = self.described, self.slot

@@ -164,6 +164,12 @@ def test_settings_of_a_folder_are_used_again(folder: Path, capsys: pytest.Captur
     shutil.rmtree(folder / "kept")
 
 
+def test_a_setting_may_be_one_that_only_the_given_target_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--set", "memory_mode=Dedicated_Sram_384KB", "--target", "ethos-u85-256"]
+    found = answer(capsys, "compile", f"{folder}/net.py:small", *options)
+    assert found["settings"]["memory_mode"] == "Dedicated_Sram_384KB"
+
+
 def test_the_fields_of_the_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", "no.py:net", "--set", "help"]) == 0
     out = capsys.readouterr().out

@@ -42,3 +42,13 @@ def test_wrong_settings_name_file_and_key() -> None:
     ):
         with pytest.raises(SpecError, match=said):
             Settings.from_toml(text, "x.toml")
+
+
+def test_a_target_that_is_chosen_later_may_have_what_the_default_lacks() -> None:
+    settings = Settings(memory_mode="Dedicated_Sram_384KB")
+    with pytest.raises(SpecError, match="Dedicated_Sram_384KB"):
+        _ = settings.spec
+    assert settings.with_(target="ethos-u85-256").spec.memory_mode == "Dedicated_Sram_384KB"
+    assert Settings(constants="auto").with_(ram="1M").spec.target.name == "ethos-u55-128"
+    with pytest.raises(SpecError, match="Dedicated_Sram_384KB"):
+        Settings("ethos-u55-128", memory_mode="Dedicated_Sram_384KB")
