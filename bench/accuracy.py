@@ -34,7 +34,7 @@ from bench.implementation import IMPLEMENTATIONS, flat, load_api, memory_for, ru
 Record = dict[str, Any]
 SCHEMES = ("int8", "a16w8")
 STEPS = ("prepare", "calibrate", "convert")
-CONFIGS = {"ethorch": "ethorch", "arm": "executorch.backends.arm.quantizer"}
+CONFIGS = {"ethorch": "ethorch.arm.quantizer", "arm": "executorch.backends.arm.quantizer"}
 FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetric_a16w8_quantization_config"}
 
 
@@ -96,7 +96,7 @@ def measure(
                 seconds[step] += time.process_time() - start
                 start, step = time.process_time(), "convert"
                 if improved:
-                    prepared = import_module("ethorch").round_weights(prepared, case.calibration(calibration, seed=1))
+                    prepared = import_module("ethorch.tuning").round_weights(prepared, case.calibration(calibration, seed=1))
                 converted = convert_pt2e(prepared)
                 seconds[step] += time.process_time() - start
                 step = "evaluate"

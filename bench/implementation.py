@@ -61,7 +61,7 @@ _MODULES = {
         "EthosUCompileSpec": "ethorch",
         "EthosUPartitioner": "ethorch",
         "EthosUQuantizer": "ethorch",
-        "get_symmetric_quantization_config": "ethorch",
+        "get_symmetric_quantization_config": "ethorch.arm.quantizer",
         "EthosUBackend": "ethorch.backend",
     },
     "arm": {

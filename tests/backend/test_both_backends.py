@@ -26,7 +26,7 @@ def test_programs_do_not_depend_on_the_other_backends_of_the_process() -> None:
         )
         for order in ORDERS
     ]
-    alone = facts(programs(ethorch))
+    alone = facts(programs(ethorch.arm))
     results = []
     for process in processes:
         out, errors = process.communicate()

@@ -47,7 +47,7 @@ def programs(*backends: Any) -> dict[str, bytes]:
     found = {}
     for names in backends:
         program, partitioner = prepared_for(names)
-        found[names.__name__] = pte(to_edge(program, compile_config=CONFIG).to_backend(partitioner))
+        found[_top(names.__name__)] = pte(to_edge(program, compile_config=CONFIG).to_backend(partitioner))
     each = {_top(names.__name__): prepared_for(names) for names in backends}
     edge = to_edge_transform_and_lower(
         {name: program for name, (program, _) in each.items()},
@@ -95,5 +95,5 @@ def _top(name: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         product_on_cpu() if name == product_on_cpu.__name__ else importlib.import_module(name)
-    made = programs(*map(importlib.import_module, ("ethorch", ARM)))
+    made = programs(*map(importlib.import_module, ("ethorch.arm", ARM)))
     print(json.dumps(facts({**made, product_on_cpu.__name__: product_on_cpu()})))

@@ -49,7 +49,7 @@ def test_an_operator_in_forward_has_a_row_and_can_be_raised() -> None:
     data = samples((1, 8), count=8)
     found = ethorch.tuning.sensitivity(LogInForward(), SPEC, data)
     rows = {row.module: row for row in found.rows}
-    assert rows["log"].operator.startswith("aten.log.default, test_sensitivity.py:") and rows["log"].only < 60
+    assert rows["log"].operator.startswith("aten.log.default, test_module_sensitivity.py:") and rows["log"].only < 60
     assert found.whole < rows["log"].only and "log (aten.log.default, " in found.table()
     assert rows["softmax"].operator.startswith("aten.softmax.int"), "a composite is one operator"
     (alone,) = ethorch.tuning.sensitivity(LogInForward(), SPEC, data, modules=["log"]).rows

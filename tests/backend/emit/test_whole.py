@@ -280,7 +280,7 @@ def test_a_program_of_one_delegate_is_compiled_without_importing_executorch() ->
     code = """
 import sys, torch, ethorch
 program = ethorch.compile(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.rand(1, 3, 8, 8))
-assert len(program.description.delegates) == 1 and str(program)
+assert len(program.delegates) == 1 and str(program)
 print([name for name in sys.modules if name.split(".")[0] == "executorch"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

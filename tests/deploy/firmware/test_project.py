@@ -183,15 +183,15 @@ def test_two_models_in_one_firmware_one_with_floats_and_one_with_codes(tmp_path:
 
 def plan_codes(made: Any, x: torch.Tensor) -> list[int]:
     """The codes of a program's float input."""
-    call = next(call for call in made.description.calls if "quantize" in call.operator)
-    scale, zero_point, low, high = (made.description.values[arg].number for arg in call.args[1:5])
+    call = next(call for call in record_of(made).description.calls if "quantize" in call.operator)
+    scale, zero_point, low, high = (record_of(made).description.values[arg].number for arg in call.args[1:5])
     return (torch.round(x * (1.0 / scale)) + zero_point).clamp(low, high).to(torch.int8).flatten().tolist()
 
 
 def output_codes(made: Any) -> tuple[int, int]:
     """Index of the value with the scale of a program's output codes, and their zero point."""
-    call = next(call for call in made.description.calls if "dequantize" in call.operator)
-    return call.args[1], int(made.description.values[call.args[2]].number)
+    call = next(call for call in record_of(made).description.calls if "dequantize" in call.operator)
+    return call.args[1], int(record_of(made).description.values[call.args[2]].number)
 
 
 class Refused(torch.nn.Module):
