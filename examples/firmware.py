@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         calibration = data.train_images[:64]
         program = ethorch.compile(model, data.train_images[:1], options.target, calibration=calibration, progress=False)
-        print(ethorch.firmware(program, options.out, name="digits", inputs=[(image,) for image in images.split(1)]))
+        print(ethorch.firmware(program, options.out, name="digits", samples=[(image,) for image in images.split(1)]))
     except (EthorchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

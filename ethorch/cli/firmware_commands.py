@@ -58,7 +58,7 @@ def firmware(
     from ethorch.deploy.firmware.firmware import firmware as write_project
 
     made = write_project(
-        subject, output, board=board, name=name, method=method, inputs=_self_test(subject, inputs, method), data=embed
+        subject, output, board=board, name=name, methods=method, samples=_self_test(subject, inputs, method), embed=embed
     )
     others = [name for name in subject.methods if name not in made.methods]
     note = f"\nMethods that are not in it: {', '.join(others)}." if others else ""
@@ -75,7 +75,7 @@ def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | 
     if len(methods) > 1:
         raise SpecError(
             f"--inputs are of one method, and the project is of {', '.join(methods)}: say --method NAME, or call "
-            "ethorch.firmware(program, folder, inputs=[(method, inputs), ...])."
+            "ethorch.firmware(program, folder, samples=[(method, inputs), ...])."
         )
     return [inputs_for(program[methods[0]], inputs)]
 

@@ -216,11 +216,11 @@ def test_a_saved_folder_knows_the_operators_of_both(both: tuple[dict[str, nn.Mod
 
 def test_firmware_is_of_one_method_where_one_is_named(both: tuple[dict[str, nn.Module], ethorch.Program], tmp_path: Path) -> None:
     program = both[1]
-    made = {name: ethorch.firmware(program, tmp_path / name, method=name) for name in program.methods}
+    made = {name: ethorch.firmware(program, tmp_path / name, methods=name) for name in program.methods}
     sizes = {name: made[name].sizes for name in made}
     assert sizes["steps"]["commands"] > sizes["step"]["commands"]
     program.save(tmp_path / "two.pte")
-    assert ethorch.firmware(tmp_path / "two.pte", tmp_path / "file", method="step").sizes == sizes["step"]
+    assert ethorch.firmware(tmp_path / "two.pte", tmp_path / "file", methods="step").sizes == sizes["step"]
     every = ethorch.firmware(program["step"], tmp_path / "all")
     alone = sizes["step"]["commands"] + sizes["steps"]["commands"]
     assert alone <= every.sizes["commands"] <= alone + 2 * 64  # a stream that reads the state where it lies says so

@@ -153,7 +153,7 @@ def test_evaluate_and_compare_take_samples_of_every_shape(encoder):
 
 def test_firmware_selects_the_method_by_the_sizes(encoder, tmp_path):
     _, program = encoder
-    ethorch.firmware(program, tmp_path, data="arrays")
+    ethorch.firmware(program, tmp_path, embed="arrays")
     (tmp_path / "main.c").write_text(
         '#include <stdio.h>\n#include "model.h"\nint main(void) {\n'
         "  static const uint32_t sizes[][MODEL_SIZES] = {{1, 8, 16, 1, 8}, {1, 3, 16, 1, 3}, {1, 9, 16, 1, 9},\n"

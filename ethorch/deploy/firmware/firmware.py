@@ -91,9 +91,9 @@ def firmware(
     *,
     board: str | os.PathLike[str] | Board | None = None,
     name: str = "model",
-    method: str | Sequence[str] | None = None,
-    inputs: Sequence[Any] | None = None,
-    data: str = "incbin",
+    methods: str | Sequence[str] | None = None,
+    samples: Sequence[Any] | None = None,
+    embed: str = "incbin",
 ) -> Firmware:
     """Write a C project that runs a program on a Cortex-M with an Ethos-U, without ExecuTorch.
 
@@ -110,11 +110,11 @@ def firmware(
         folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
         board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
         name: stands before every symbol and file of the model, so that several can be linked together.
-        method: the entry point, or several of them; None is all that the program has, whichever of them a Program stands for.
-        inputs: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
+        methods: the entry point, or several of them; None is all that the program has, whichever of them a Program stands for.
+        samples: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
             ``(method, inputs)``. None takes the program's own calibration samples, random ones where there are none. A session is
             made twice, with a reset between.
-        data: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
+        embed: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
         EthorchError: an operator on the CPU has no kernel in C, methods cannot be in one project, or the program does what firmware
@@ -124,10 +124,10 @@ def firmware(
         HostError: the samples are not the program's inputs.
     """
     prefix(name)
-    if data not in DATA_FORMS:
-        raise EthorchError(f"data is {data!r}; allowed: {' or '.join(DATA_FORMS)}.")
-    opened = opened_of(source, method, inputs)
-    writer = Project(opened, name, data, board)
+    if embed not in DATA_FORMS:
+        raise EthorchError(f"embed is {embed!r}; allowed: {' or '.join(DATA_FORMS)}.")
+    opened = opened_of(source, methods, samples)
+    writer = Project(opened, name, embed, board)
     return writer.write(Path(folder))
 
 

@@ -83,7 +83,7 @@ def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[
     entries = [name for name, found in parsed.methods.items() if not pte.is_figure(found)]
     names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if wanted is None else wanted)]
     if not names:
-        raise EthorchError("a project is of at least one method; method names none.")
+        raise EthorchError("a project is of at least one method; methods names none.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _known(record[name], name) for name in names}
     return Opened(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)

@@ -133,7 +133,7 @@ def test_state_of_a_method_alone_is_overwritten_by_no_other(tmp_path: Path) -> N
             assert all(stop <= low or high <= start for low, high in spans(own)), name
     x, y = torch.randn(1, 1, 8, 8), torch.randn(1, 8)
     calls = [("one", (y,)), ("look", (x,)), ("one", (y,)), ("other", (y,)), ("look", (x,)), ("one", (y,)), ("other", (y,))]
-    firmware(write(both), tmp_path, inputs=calls)
+    firmware(write(both), tmp_path, samples=calls)
     done = built_and_run(tmp_path)
     hashes = [output.found for output in project_run.outputs(done.text, project_run.described(tmp_path))][:7]
     assert hashes[3] == hashes[0] != hashes[2] == hashes[6] != hashes[5]  # each of the two begins by itself
@@ -158,9 +158,9 @@ def test_what_cannot_be_had_is_refused_with_a_reason() -> None:
         whole(changed, ["steps", "step"])
     for inputs in ([INPUTS["step"]], [("stairs", INPUTS["step"])]):
         with pytest.raises(EthorchError, match="one of steps, step; call 0 is not that"):
-            firmware(steps(), "nowhere", inputs=inputs)
+            firmware(steps(), "nowhere", samples=inputs)
     with pytest.raises(EthorchError, match="at least one method"):
-        firmware(steps(), "nowhere", method=[])
+        firmware(steps(), "nowhere", methods=[])
 
 
 def test_the_command_makes_a_project_of_all_methods_or_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

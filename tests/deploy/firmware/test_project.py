@@ -96,7 +96,7 @@ def test_two_generations_are_the_same_bytes_and_name_no_folder(tmp_path: Path) -
 
 
 def test_arrays_are_another_way_to_hold_the_bytes(tmp_path: Path) -> None:
-    made = project("small", "ethos-u55-128", tmp_path, data="arrays")
+    made = project("small", "ethos-u55-128", tmp_path, embed="arrays")
     assert "model/model_data.c" in made.files and not [path for path in made.files if path.endswith((".bin", ".S"))]
     built_and_run(tmp_path)
 
@@ -224,10 +224,10 @@ def test_an_operator_without_c_is_refused_with_name_place_and_way_out(tmp_path: 
     [
         ({"name": "Model"}, "small letters"),
         ({"name": "switch"}, "no word of C's own"),
-        ({"data": "hex"}, "incbin or arrays"),
+        ({"embed": "hex"}, "incbin or arrays"),
         ({"board": "corstone-3000"}, "corstone-300"),
         ({"board": "corstone-320"}, "ethos-u85-256"),
-        ({"method": "backward"}, "no method 'backward'"),
+        ({"methods": "backward"}, "no method 'backward'"),
     ],
 )
 def test_what_is_wrong_is_said(options: dict[str, Any], words: str, tmp_path: Path) -> None:
