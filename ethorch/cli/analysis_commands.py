@@ -15,7 +15,6 @@ from ethorch.cli.command import command, option
 from ethorch.support.errors import EthorchError, SpecError
 
 if TYPE_CHECKING:
-    from ethorch.program.evaluate import Evaluation
     from ethorch.program.program import Program
 
 PANEL = "A program"
@@ -56,11 +55,7 @@ def evaluate(
     from ethorch.program.evaluate import evaluate as run_data
 
     found = run_data(subject, samples, metric=function, batch=batch, jobs=jobs)
-    return Answer(found.to_json(), lambda: _evaluated(found), Status.INTERRUPTED if found.interrupted else Status.DONE)
-
-
-def _evaluated(found: Evaluation) -> str:
-    return str(found)
+    return Answer(found.to_json(), found.rich, Status.INTERRUPTED if found.interrupted else Status.DONE)
 
 
 @command("explain", PANEL)

@@ -199,7 +199,7 @@ REAL = {
     "tune net.py:net": True,
     "tune net.py:net --goal flash --flash 1K": True,
     "explore net.py:net --vary scheme=int8,a16w8 --jobs 1": True,
-    "evaluate net.py:net --data x.npy": False,
+    "evaluate net.py:net --data x.npy": True,
     "compare net.py:net": False,
     "run made/model.pte": False,
     "disassemble made/model.pte": False,
