@@ -20,11 +20,11 @@ from ethorch.models.narrower import narrowed
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import said_already
-from ethorch.report.summary import kib
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.support.rendering import as_text
+from ethorch.support.wording import kib
 from ethorch.targets.compile_spec import FAST
 from ethorch.targets.settings import FLASH, NHWC, SRAM, Settings
 

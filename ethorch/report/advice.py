@@ -10,9 +10,8 @@ from typing import Any
 
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport
-from ethorch.report.summary import kib
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import counted
+from ethorch.support.wording import counted, kib
 
 Data = Mapping[str, Any]
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ethorch.figures.estimate import CALLS, COPIES, END_TRANSPOSES
 from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import placed, refusal_texts
+from ethorch.report.advice import advice
 from ethorch.support import tables
-from ethorch.support.wording import counted
+from ethorch.support.wording import counted, kib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = Mapping[str, Any]
-_NO_LAYERS = (COPIES, CALLS)
-_LOUD = 0.02  # share of the NPU's cycles
+_LOUD = 0.02  # share of the time or the RAM that is worth a line
 
 
 def summary(data: Data) -> RenderableType:
@@ -40,6 +39,8 @@ def summary(data: Data) -> RenderableType:
             verdict = "unknown" if row["holds"] is None else "holds" if row["holds"] else "does NOT hold"
             budgets.add_row(row["name"], _figure(row["limit"]), found, verdict)
         parts += ["", budgets]
+    if saving := largest_saving(data):
+        parts += ["", saving]
     parts += [line for text in refusal_texts((*data["cpu"], *data["without_kernel"])) for line in ("", text)]
     return Group(*parts)
 
@@ -64,44 +65,24 @@ def _others(data: Data) -> list[str]:
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     """(name, figure, note) of each figure that is known."""
-    if data["total_cycles"] is not None:
-        yield "cycles of the NPU", f"{data['total_cycles']:,}", "estimated by Vela" + _of_it(data, NPU, 1)
-        if data["cpu_cycles"]:
-            yield (
-                "cycles of the CPU",
-                f"{data['cpu_cycles']:,}",
-                "estimated for a Cortex-M55, by the rates of ethorch.figures.RATES" + _of_it(data, CPU, 0),
-            )
-        if data.get("overhead_cycles"):
-            yield "beside operators", f"{data['overhead_cycles']:,}", "cycles of the CPU" + _of_it(data, CPU, 0, layers=False)
-        yield (
-            "time",
-            f"{data['milliseconds']:.3f} ms",
-            f"{_clocks(data)}; {data['inferences_per_second']:,.1f} a second",
-        )
-    yield from _layout(data)
+    yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
         seen = board["spread"]
         note = f"published figures of {seen['of']}: {seen['count']}"
-        yield "measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
+        yield "Measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
         if board["assumed"]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
-            yield "assumed", counted(len(board["assumed"]), "number"), f"behind that time: {note}"
+            yield "Assumed", counted(len(board["assumed"]), "number"), f"behind that time: {note}"
+    yield "RAM", kib(data["ram_bytes"]), f"whole application; NPU arena {kib(data['sram_bytes'])}"
+    yield "Flash", kib(data["flash_bytes"]), "the .pte, without code"
     if data["mac_count"]:
-        share = data["util_mac_percentage"]
-        yield (
-            "multiply-accumulates",
-            f"{data['mac_count']:,}",
-            "" if share is None else f"{share:.1f} % of what the NPU could do in that time",
-        )
-    yield "RAM", kib(data["ram_bytes"]), f"of the whole application; of it {kib(data['sram_bytes'])} are the NPU's feature maps"
-    yield "flash", kib(data["flash_bytes"]), "the .pte; code comes on top"
+        yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates of one inference"
     accuracy = data["accuracy"]
     if accuracy:
         figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
-        yield "SQNR", figure, f"NPU against the float model, {counted(accuracy['samples'], 'sample')}"
+        yield "Accuracy", figure, f"SQNR against float, {counted(accuracy['samples'], 'sample')}"
     verification = data.get("verification")
     if verification and verification["delegates"]:
         yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"
@@ -113,37 +94,35 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         for number, info in enumerate(data[side]):
             codes = info["codes"]
             meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
-            yield f"{side[:-1]} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+            yield f"{side[:-1].capitalize()} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
 
 
-def _layout(data: Data) -> Iterator[tuple[str, str, str]]:
-    """What transposes at the ends take, where the program has channels first and that is worth a word.
-
-    With channels last they go, but a first convolution that reads pixels from DRAM may take longer: only trying tells.
-    """
-    settings, cycles = data["settings"], data["total_cycles"]
-    moved = sum(part["cycles"] for part in data.get("estimate", ()) if part["name"] == END_TRANSPOSES)
-    if settings is not None and settings["io_layout"] != "nhwc" and moved >= _LOUD * cycles > 0:
-        note = 'of the NPU\'s cycles are transposes at the ends: the setting io_layout="auto" tries channels last there'
-        yield "WORTH A TRY", f"{moved / cycles:.1%}", note
-
-
-def _of_it(data: Data, where: str, first: int, layers: bool = True) -> str:
-    """``; of it 1,000 calls of the NPU``: the parts of one clock, without the first so many."""
-    parts = [part for part in data.get("estimate", ()) if part["where"] == where and (part["name"] in _NO_LAYERS) is not layers]
-    named = ", ".join(f"{part['cycles']:,} {part['name']}" for part in parts[first:] if part["cycles"])
-    return f"; of it {named}" if named else ""
-
-
-def _clocks(data: Data) -> str:
-    """``at 400 MHz of both``, or each."""
-    npu, cpu = data["core_clock_hz"] / 1e6, data.get("cpu_clock_hz", data["core_clock_hz"]) / 1e6
-    return f"at {npu:.0f} MHz of both" if npu == cpu else f"NPU at {npu:.0f} MHz, CPU at {cpu:.0f} MHz"
+def _time(data: Data) -> Iterator[tuple[str, str, str]]:
+    """The time of one inference, and that of CPU and NPU, the longer first; nothing without cycles."""
+    if data["total_cycles"] is None:
+        return
+    yield "Inference time", f"{data['milliseconds']:.3f} ms", f"{data['inferences_per_second']:,.1f} per second (estimated)"
+    found = []
+    for where, clock in ((CPU, data["cpu_clock_hz"]), (NPU, data["core_clock_hz"])):
+        parts = sorted((part for part in data["estimate"] if part["where"] == where and part["cycles"]), key=_cycles, reverse=True)
+        named = ", ".join(f"{part['name']} {part['cycles']:,}" for part in parts)
+        note = f"{sum(map(_cycles, parts)):,} cycles at {clock / 1e6:,.0f} MHz: {named}"
+        if where == NPU and data["util_mac_percentage"] is not None:
+            note += f"; MAC utilization {data['util_mac_percentage']:.1f} %"
+        found.append((sum(part["milliseconds"] for part in parts), f"  {where}", note, bool(parts)))
+    for milliseconds, name, note, is_used in sorted(found, reverse=True):
+        if is_used:
+            yield name, f"{milliseconds:.3f} ms", note
 
 
-def kib(size: int | None) -> str:
-    """A size in KiB."""
-    return "unknown" if size is None else f"{size / 1024:,.1f} KiB"
+def _cycles(part: Mapping[str, Any]) -> int:
+    return int(part["cycles"])
+
+
+def largest_saving(data: Data) -> str:
+    """Return the advice about the largest share of time or RAM, in a line; empty if there is none. Refusals are listed anyway."""
+    found = next((one for one in advice(data) if not one.id.startswith("cpu.") and one.weight >= _LOUD), None)
+    return "" if found is None else f"Largest saving: {found.figure}. {found.text}"
 
 
 def _figure(value: float | None) -> str:

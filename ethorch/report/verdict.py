@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from ethorch.report.summary import kib
-from ethorch.support.wording import counted
+from ethorch.support.wording import counted, kib
 
 Data = Mapping[str, Any]
 YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"

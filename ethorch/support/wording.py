@@ -35,3 +35,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'int8'?``, to stand behind a sentence; nothing where no known name is near."""
     found = near(name, known)
     return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def kib(size: int | None) -> str:
+    """Return a size in KiB as text; ``unknown`` if there is none."""
+    return "unknown" if size is None else f"{size / 1024:,.1f} KiB"

@@ -226,7 +226,11 @@ def test_a_bundled_program_holds_inputs_and_what_the_program_answers(
 
 def test_a_program_answers(tmp_path: Path, program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
     text = str(program)
-    assert text.startswith("5 of 5 PyTorch operators on ethos-u55-128 in 1 delegate.") and "cycles of the NPU" in text
+    assert (
+        text.startswith("5 of 5 PyTorch operators on ethos-u55-128 in 1 delegate.")
+        and "Inference time" in text
+        and "Largest saving" in text
+    )
     assert "<pre" in program._repr_html_()
     found = program.to_json()
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(program.to_json()))

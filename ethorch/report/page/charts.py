@@ -13,7 +13,7 @@ from ethorch.figures.layer import COMPUTE, CPU, MEMORY_KEYS, NPU, TRANSPOSES, La
 from ethorch.figures.memory_report import MemoryReport, TensorPlace
 from ethorch.figures.timeline import LANES, timeline
 from ethorch.report.page.view import Module, cycles_known, operator_of, parts_of, short, tree
-from ethorch.report.summary import kib
+from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
 Figures = dict[str, Any]

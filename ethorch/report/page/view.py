@@ -11,8 +11,9 @@ from ethorch.figures.memory_report import MemoryReport
 from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
-from ethorch.report.summary import head, kib, rows
+from ethorch.report.summary import head, rows
 from ethorch.report.verdict import verdicts
+from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
 _LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db")  # settings
