@@ -267,5 +267,5 @@ def test_artifacts_name_the_operators(incumbent, tmp_path, name):
 
 
 def test_artifacts_of_another_program(incumbent):
-    with pytest.raises(EthorchError, match="no dump of this program"):
+    with pytest.raises(EthorchError, match="no graphs of this program"):
         runtime.load(incumbent / "cnn.pte", sources=artifacts.reader(incumbent / "interrupted"))

@@ -72,5 +72,5 @@ def test_the_tosa_of_another_backend_is_compiled_again(tmp_path: Path, compiled:
     found = artifacts.sources(tmp_path, model.payload, pairs)
     assert found.to_json() == Sources.from_schedule(model.rows()).to_json()
     pairs = [(spec.key, spec.value) for spec in EthosUCompileSpec("ethos-u55-256").to_list()]
-    with pytest.raises(EthorchError, match="no dump of this program"):
+    with pytest.raises(EthorchError, match="no graphs of this program"):
         artifacts.sources(tmp_path, model.payload, pairs)
