@@ -6,10 +6,12 @@ default test 200 from a fresh seed, which it prints.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from unittest import mock
 
@@ -18,7 +20,7 @@ import torch
 
 from ethorch.targets.npus import TARGETS
 from ethorch.vela import delegate
-from tests.helpers.random_networks import Network, network
+from tests.helpers.random_networks import Network, network, sweeps
 from tests.helpers.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
 from tests.helpers.random_networks.shrink import shrunk
 from tests.helpers.random_networks.sweeps import first_failures, sweep, without_row
@@ -178,6 +180,38 @@ def test_networks_run_as_they_are_printed() -> None:
         printed = names["model"](*names["samples"][0])  # type: ignore[operator,index]
         model, samples = drawn.build()
         torch.testing.assert_close(printed, model(*samples[0]), rtol=0, atol=0)
+
+
+def test_a_network_goes_with_its_last_reader() -> None:
+    """A sweep that keeps them until the next garbage collection runs out of memory."""
+    model, samples = network(11).build()
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model, samples
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_network_that_exhausts_the_memory_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep goes on, also if drawing the network is what takes the memory."""
+
+    def drawn(seed: int) -> Network:
+        if seed == 1:
+            raise MemoryError
+        return network(seed)
+
+    monkeypatch.setattr(sweeps, "network", drawn)
+    result = sweep(0, 3, 2, lambda text: None)
+    assert result.networks == 3 and result.outcomes["equal"] == 4
+    assert {(found.seed, found.kind, found.smallest) for found in result.failures} == {(1, "failure MemoryError", None)}
+
+    large = Network(1, (("x", "torch.randn(1, 4)"),), (), (("y", "x + torch.ones(1 << 40, 4)"),), ("y",))
+    monkeypatch.setattr(sweeps, "network", lambda seed: large if seed == 1 else network(seed))
+    result = sweep(0, 3, 2, lambda text: None)
+    assert result.networks == 3 and result.outcomes["equal"] == 4
+    assert {found.seed for found in result.failures} == {1}
 
 
 def test_shrinking() -> None:

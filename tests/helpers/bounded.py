@@ -16,6 +16,8 @@ from typing import Any
 CALLS = 500
 #: How much longer than its seconds of the CPU a call may take on the clock: other processes may keep the CPUs busy.
 PATIENCE = 10
+#: Words of errors of Python, C++ and PyTorch about too little memory.
+_OF_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory")
 
 
 class Bounded:
@@ -58,10 +60,11 @@ class Bounded:
             self.close()
             raise
         self._calls += 1
-        if self._calls == CALLS or "MemoryError" in error or "bad_alloc" in error:
+        of_memory = any(words in error for words in _OF_MEMORY)
+        if self._calls == CALLS or of_memory:
             self.close()
         if error:
-            raise (MemoryError if "MemoryError" in error or "bad_alloc" in error else RuntimeError)(error)
+            raise (MemoryError if of_memory else RuntimeError)(error)
         return result
 
     def close(self) -> None:
@@ -76,7 +79,8 @@ def _serve(pipe: Connection, other_end: Connection, seconds: float, gigabytes: f
     other_end.close()  # else it would wait forever where the parent is killed
     _, most_seconds = resource.getrlimit(resource.RLIMIT_CPU)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30), hard))
+    most = int(gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     while True:
         try:
             function, args = pipe.recv()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.helpers.random_networks.network import NAMESPACE, Line, Network, names_in
 
@@ -27,6 +27,8 @@ LONG_SIZES = (65_535, 65_536, 65_537, 66_000, 70_000, 131_073)
 PICTURE_SIZES = (255, 256, 256, 257, 300, 512)
 MOST_ELEMENTS, MOST_ELEMENTS_OF_LARGE = 1 << 14, 1 << 19
 MOST_MACS = 1 << 24
+#: Of one layer. A compilation holds some twenty times as many bytes.
+MOST_PARAMETERS = 1 << 22
 
 
 class Unfit(Exception):
@@ -212,9 +214,16 @@ class Draw:
         return self.values[-1]
 
     def layer(self, expression: str, prefix: str = "l") -> str:
-        """Add an attribute of the module; return how ``forward`` names it."""
-        name = f"{prefix}{len(self.layers)}"
-        setattr(self._layers, name, self._evaluated(expression))
+        """Add an attribute of the module; return how ``forward`` names it.
+
+        Raises:
+            Unfit: PyTorch refuses it, or its parameters are too many.
+        """
+        name, made = f"{prefix}{len(self.layers)}", self._evaluated(expression)
+        tensors = (*made.parameters(), *made.buffers()) if isinstance(made, nn.Module) else (made,)
+        if sum(tensor.numel() for tensor in tensors) > MOST_PARAMETERS:
+            raise Unfit("too many parameters")
+        setattr(self._layers, name, made)
         self.layers.append((name, expression))
         return f"self.{name}"
 

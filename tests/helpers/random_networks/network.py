@@ -48,12 +48,15 @@ class Network:
         )
 
     def build(self) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-        """Run ``source`` and return its ``model`` and ``samples``. Torch's random state is left as it was."""
+        """Run ``source`` and return its ``model`` and ``samples``. Torch's random state is left as it was.
+
+        The class's functions keep the names alive, and these not the model: it would stay until the next garbage collection.
+        """
         names: dict[str, Any] = {}
         with torch.random.fork_rng(devices=()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(self.source(), "network.py", "exec"), names)
-        return names["model"], names["samples"]
+        return names.pop("model"), names.pop("samples")
 
     def pruned(self) -> Network:
         """Return the network without the lines, layers and inputs that no output depends on; one input stays."""

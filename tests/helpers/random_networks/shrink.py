@@ -10,16 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers.random_networks.draw import MOST_ELEMENTS_OF_LARGE
 from tests.helpers.random_networks.network import NAMESPACE, Line, Network
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
-def shrunk(network: Network, fails: Callable[[Network], bool], most_tries: int = 400) -> Network:
+def shrunk(
+    network: Network,
+    fails: Callable[[Network], bool],
+    most_tries: int = 400,
+    runs: Callable[[Network], bool] | None = None,
+) -> Network:
     """Return the smallest network found for which ``fails`` is True, after at most ``most_tries`` calls of it.
 
     Outputs are dropped, values are replaced by inputs and by other values of their shape, and sizes get smaller, wherever
     they occur and one at a time.
+
+    Args:
+        runs: Calls ``runs_in_bounds``, in a process that may run out of memory.
     """
     tries = 0
     seen = {network}
@@ -31,7 +40,7 @@ def shrunk(network: Network, fails: Callable[[Network], bool], most_tries: int =
             if candidate in seen or not candidate.outputs:
                 continue
             seen.add(candidate)
-            if not _runs(candidate):
+            if not (runs or runs_in_bounds)(candidate):
                 continue
             tries += 1
             if tries > most_tries:
@@ -50,9 +59,13 @@ def shrunk(network: Network, fails: Callable[[Network], bool], most_tries: int =
     return network
 
 
-def _runs(network: Network) -> bool:
+def runs_in_bounds(network: Network) -> bool:
+    """Return True if the network runs and no value is empty, or far larger than in any network that is drawn.
+
+    A smaller size can let two values broadcast to a far larger one.
+    """
     try:
-        return all(value.numel() for value in _values(network).values())
+        return all(0 < value.numel() <= 4 * MOST_ELEMENTS_OF_LARGE for value in _values(network).values())
     except Exception:
         return False
 

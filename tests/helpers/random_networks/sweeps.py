@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from unittest import mock
 
 from ethorch.lower.rewrite import vela_bugs
@@ -19,25 +20,30 @@ from tests.helpers.bounded import Bounded
 from tests.helpers.random_networks import network
 from tests.helpers.random_networks.network import Network
 from tests.helpers.random_networks.runs import Case, Delegate, Subject, cases, outcome
-from tests.helpers.random_networks.shrink import shrunk
+from tests.helpers.random_networks.shrink import runs_in_bounds, shrunk
 
-SECONDS, GIGABYTES = 300, 12
+T = TypeVar("T")
+SECONDS, GIGABYTES = 300, 8
 #: One network in this many is run as a ``.pte`` in ExecuTorch's runtime, too.
 WHOLE_PROGRAM_EVERY = 40
+_ENDED = (RuntimeError, MemoryError, TimeoutError)  # what a call of ``Bounded`` raises
 
 
 @dataclass(frozen=True)
 class Found:
-    """A failure: the seed and configuration, its kind and text, and the network that is left after shrinking."""
+    """A failure: the seed and configuration, its kind and text, and the network that is left after shrinking.
+
+    There is no network if memory or time end while it is drawn.
+    """
 
     seed: int
     case: Case
     kind: str
     text: str
-    smallest: Network
+    smallest: Network | None
 
     def __str__(self) -> str:
-        return f"seed {self.seed}, {self.case}: {self.kind}\n{self.text}\n{self.smallest}"
+        return f"seed {self.seed}, {self.case}: {self.kind}\n{self.text}\n{self.smallest or ''}"
 
 
 @dataclass
@@ -67,7 +73,7 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
     for seed in range(first, first + count):
         try:
             outcomes, seconds = process.call(_outcomes, seed, configurations)
-        except (RuntimeError, MemoryError, TimeoutError) as error:
+        except _ENDED as error:
             outcomes, seconds = _one_by_one(process, seed, configurations), 0.0
             if not any(kind.startswith("failure") for _, kind, _ in outcomes):
                 outcomes.append((cases(seed, configurations)[0], f"failure {type(error).__name__}", f"of all together: {error}"))
@@ -81,7 +87,7 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
             if kind.startswith("failure") and (kind, case.family) not in kinds:
                 kinds.add((kind, case.family))
                 takes_long = "TimeoutError" in kind or "MemoryError" in kind
-                smallest = _smallest(process, seed, case, kind) if shrink and not takes_long else network(seed)
+                smallest = _smallest(process, seed, case, kind if shrink and not takes_long else None)
                 found = Found(seed, case, kind, text, smallest)
                 result.failures.append(found)
                 say(str(found))
@@ -140,8 +146,30 @@ def without_row(id: str, instead: Callable[[Op], None] = lambda op: None) -> Ite
         yield
 
 
-def _smallest(process: Bounded, seed: int, case: Case, kind: str) -> Network:
-    return shrunk(network(seed), lambda candidate: _outcome_of(process, candidate, case)[0] == kind)
+def _smallest(process: Bounded, seed: int, case: Case, kind: str | None) -> Network | None:
+    """Return the network of a seed, shrunk if ``kind`` names a failure; None if it cannot be drawn again.
+
+    This process draws and runs none: the sweep would end with it.
+    """
+
+    def fails(candidate: Network) -> bool:
+        return _outcome_of(process, case, _fresh_outcome, candidate)[0] == kind
+
+    def runs(candidate: Network) -> bool:
+        try:
+            return bool(process.call(runs_in_bounds, candidate))
+        except _ENDED:
+            return False
+
+    try:
+        drawn: Network = process.call(_drawn, seed)
+    except _ENDED:
+        return None
+    return drawn if kind is None else shrunk(drawn, fails, runs=runs)
+
+
+def _drawn(seed: int) -> Network:
+    return network(seed)
 
 
 def _outcomes(seed: int, configurations: int) -> tuple[list[tuple[Case, str, str]], float]:
@@ -154,16 +182,20 @@ def _outcomes(seed: int, configurations: int) -> tuple[list[tuple[Case, str, str
 
 
 def _one_by_one(process: Bounded, seed: int, configurations: int) -> list[tuple[Case, str, str]]:
-    return [(case, *_outcome_of(process, network(seed), case)) for case in cases(seed, configurations)]
+    return [(case, *_outcome_of(process, case, _outcome_of_seed, seed)) for case in cases(seed, configurations)]
 
 
-def _outcome_of(process: Bounded, candidate: Network, case: Case) -> tuple[str, str]:
+def _outcome_of(process: Bounded, case: Case, function: Callable[[T, Case], tuple[str, str]], subject: T) -> tuple[str, str]:
     try:
-        found: tuple[str, str] = process.call(_fresh_outcome, candidate, case)
+        found: tuple[str, str] = process.call(function, subject, case)
         return found
-    except (RuntimeError, MemoryError, TimeoutError) as error:
+    except _ENDED as error:
         return f"failure {type(error).__name__}", str(error)
 
 
 def _fresh_outcome(candidate: Network, case: Case) -> tuple[str, str]:
     return outcome(Subject(candidate), case)
+
+
+def _outcome_of_seed(seed: int, case: Case) -> tuple[str, str]:
+    return outcome(Subject(network(seed)), case)
