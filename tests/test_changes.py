@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,3 +72,11 @@ def test_a_patch_that_does_not_apply_is_reported_with_the_way_to_renew_it(tmp_pa
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_small(name: str) -> None:
     assert len((FOLDER / name / "change.patch").read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.core
+def test_the_architecture_answers_with_these_changes() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("## Where do I change ...?")[2].partition("\n## ")[0]
+    assert re.findall(r"`tests/changes/(\w+)/change\.patch`", section) == list(CHANGES)
+    assert sorted(CHANGES) == sorted(path.parent.name for path in FOLDER.glob("*/change.patch"))
