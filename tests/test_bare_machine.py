@@ -21,7 +21,14 @@ COMMANDS = (
     "uname",
 )  # fmt: skip
 #: Packages whose tests start programs or compile C and C++.
-TESTS = ["tests/board", "tests/embedded", "tests/host", "tests/npu/test_plan.py", "tests/report", "tests/support/test_native.py"]
+TESTS = [
+    "tests/deploy",
+    "tests/runtime",
+    "tests/npu/test_plan.py",
+    "tests/report",
+    "tests/support/test_native.py",
+    "tests/test_changes.py",
+]
 
 
 def test_a_missing_tool_skips_a_test_and_fails_it_where_tools_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +52,10 @@ def test_ci_installs_the_tools_of_the_tests_that_run(request: pytest.FixtureRequ
     used = {name for item in request.session.items for mark in item.iter_markers("tools") for name in mark.args}
     assert {tools.TOOLS[name][1] for name in used} - {"g++"} <= set(installed.split())
     assert f"export {tools.REQUIRE}=1" in script
+
+
+def test_the_packages_with_such_tests_exist() -> None:
+    assert [name for name in TESTS if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.long
