@@ -136,6 +136,11 @@ SEEN = {
             4209, (("x", "torch.randn(2, 1, 10)"),), (("l", "nn.LSTM(10, 2, batch_first=True, bidirectional=True)"),),
             (("y", "self.l(x)[0]"),), ("y",)),
         "ethos-u85-256", "16x8"),
+    "gates with equal weights and other biases": (
+        Network(
+            19142, (("x", "torch.randn(1, 3, 1)"),), (("l", "nn.GRU(1, 1, batch_first=True, bidirectional=True)"),),
+            (("y", "self.l(x)[0]"),), ("y",)),
+        "ethos-u85-128", "16x8"),
     "pools of six axes that become four": (
         Network(
             14468, (("x", "torch.randn(1, 1, 1, 1, 1, 1)"),), (), (("y", "F.adaptive_max_pool2d(x.flatten(0, 2), 2)"),), ("y",)),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
 from ethorch.tosa.ir import Graph, Op, Origin, Value
 from ethorch.tosa.opset import OPSET
 
+T = TypeVar("T")
 #: Emits operators that read a value at a place, and returns the result of the last.
 Emit = Callable[["Place", Value], Value]
 
@@ -51,6 +52,7 @@ class Rewriter:
         self.graph, self.is_region = graph, is_region
         self.names = names or Names(graph)
         self.changes = 0  # how many operators were placed, changed or taken out
+        self._known: dict[Callable[[Rewriter], Any], tuple[int, Any]] = {}
         self._outputs = set(graph.outputs)
         self._producers: dict[Value, Op] = {}
         self._readers: dict[Value, list[Op]] = {}
@@ -101,6 +103,13 @@ class Rewriter:
     def uses(self, value: Value) -> int:
         """How often operators read ``value`` and outputs of the graph are it."""
         return len(self._readers.get(value, ())) + (self.graph.outputs.count(value) if value in self._outputs else 0)
+
+    def known(self, compute: Callable[[Rewriter], T]) -> T:
+        """Return what ``compute`` finds in the graph as it is now; it is called again only after a change."""
+        found = self._known.get(compute)
+        if found is None or found[0] != self.changes:
+            found = self._known[compute] = self.changes, compute(self)
+        return cast("T", found[1])
 
     # --- what is changed ----------------------------------------------------------------------------------------------
 

@@ -510,6 +510,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.equal-weights",
+        wrong="Convolutions with equal weights and scales share what is encoded of one, with its bias and the zero point of its "
+        "weights.",
+        operators=("CONV2D", "DEPTHWISE_CONV2D"),
+        which=patterns.has_weights_of_another,
+        instead=do.part_weights,
+    ),
+    VelaBug(
         id="vela.transpose-of-constant",
         wrong="A TRANSPOSE of a constant writes its result into the constants' memory, which is read-only; so does one that Vela "
         "itself puts in front of a constant map, where the weights are computed.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ethorch.lower.rewrite.fold_pools import LARGEST_STRIDE
 from ethorch.lower.rewrite.insert_copies import ELEMENTWISE
@@ -102,6 +104,30 @@ def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
     return any(op.attrs["pad"]) and any(
         max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
     )
+
+
+def has_weights_of_another(r: Rewriter, op: Op) -> bool:
+    """Constant weights and scales of an operator before it, and another bias or zero point of the weights."""
+    return op in r.known(_of_equal_weights)
+
+
+def _of_equal_weights(r: Rewriter) -> set[Op]:
+    """Return the convolutions with the weights of one before, as far as Vela compares them, that are to differ from it."""
+    alike: dict[Any, list[Op]] = {}
+    for op in r.named(*KERNEL_AXES):
+        if all(value.is_const for value in op.operands[1:3]):
+            rescale = next((reader for reader in r.readers(op.result) if reader.name == "RESCALE"), None)
+            scale = () if rescale is None else (rescale.attrs["multiplier"], rescale.attrs["shift"])
+            alike.setdefault((op.name, op.operands[1].shape, scale), []).append(op)
+    found, firsts = set[Op](), dict[Any, tuple[Any, npt.NDArray[Any]]]()
+    for kind, ops in alike.items():
+        for op in ops if len(ops) > 1 else ():
+            weight, bias = (np.ascontiguousarray(np.asarray(value.data)) for value in op.operands[1:3])
+            zero = op.attrs["weight_zp"]
+            first_zero, first_bias = firsts.setdefault((kind, hashlib.sha256(weight.tobytes()).digest()), (zero, bias))
+            if zero != first_zero or not np.array_equal(bias, first_bias):
+                found.add(op)
+    return found
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from ethorch.lower.rewrite.vela_patterns import (
     MOST_AXES,
     MOST_ROWS,
     has_one_shape,
+    has_weights_of_another,
     is_read_bool_output,
     root,
     slices_behind_ones,
@@ -61,6 +63,29 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
     filled[tuple(every)] = weight.data
     at = r.before(op)
     r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=(1, 1)))
+
+
+def part_weights(r: Rewriter, op: Op) -> None:
+    """Other numbers stand for the weights: they count from another zero point, which costs nothing.
+
+    Where all zero points that the weights leave room for are taken, columns of zeros widen the kernel, over as much padding.
+    """
+    axes, weight = KERNEL_AXES[op.name], op.operands[1]
+    info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
+    for columns in itertools.count():
+        widened = np.pad(data, [(0, columns if axis == axes[1] else 0) for axis in range(weight.rank)])
+        top, bottom, left, right = op.attrs["pad"]
+        pad = (top, bottom, left, right + columns * op.attrs["dilation"][1])
+        lowest, highest = max(info.min - int(widened.min()), info.min), min(info.max - int(widened.max()), info.max)
+        for zero in sorted(range(lowest, highest + 1), key=abs):
+            at = r.before(op)
+            value = at.constant((widened + zero).astype(CODES[weight.dtype]), weight.dtype)
+            r.replace(op, at.again(op, op.operands[0], value, weight_zp=zero, pad=pad))
+            replacement = r.producer(op.result)
+            assert replacement is not None
+            op = replacement
+            if not has_weights_of_another(r, op):
+                return
 
 
 def rescale_behind(r: Rewriter, op: Op) -> None:

@@ -147,6 +147,18 @@ def consistent(r: Rewriter) -> None:
     assert to_text(from_text(text), constants=True) == text, "two values have one name"
 
 
+def test_what_is_known_is_found_anew_after_a_change() -> None:
+    r, calls = Rewriter(line("CLAMP", "REVERSE", "ABS")), list[int]()
+
+    def count(r: Rewriter) -> int:
+        calls.append(len(list(r)))
+        return calls[-1]
+
+    assert r.known(count) == r.known(count) == 3 and len(calls) == 1
+    r.insert_before(next(r.named("ABS")), 0, copied)
+    assert r.known(count) == len(list(r)) > 3 and len(calls) == 2
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32))
 def test_any_sequence_of_edits(seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,24 @@ def convolved(b: Builder, x: Value, name: str, dilation: int = 1, per_channel: i
     bias = constant(b, c * per_channel if depthwise else 6, dtype=np.int32)
     where = {"out_pad": (0, 0, 0, 0)} if name == "TRANSPOSE_CONV2D" else {"pad": (dilation,) * 4, "dilation": (dilation,) * 2}
     return b.rescale(b.emit(name, x, weight, bias, stride=(1, 1), input_zp=0, weight_zp=0, **where), 0.002)
+
+
+def equal_weights(name: str, dtype: str = "INT8", biases: Sequence[int] = (100, -200)) -> Make:
+    """Convolutions that differ in their bias only, whose weights are as far from each other as they get."""
+
+    def make(b: Builder) -> Value:
+        x, parts = b.input("x", (1, 5, 6, 4), dtype), []
+        wide = "INT48" if dtype == "INT16" else "INT32"
+        for bias in biases:
+            weight = np.resize(
+                np.asarray([127, -127, 5, -60, 31], np.int8), (3, 3, 4, 1) if name == "DEPTHWISE_CONV2D" else (4, 3, 3, 4)
+            )
+            operands = b.const(weight, name="weight"), b.const(np.full(4, 50 * bias), wide, name="bias")
+            acc = b.emit(name, x, *operands, pad=(1,) * 4, stride=(1, 1), dilation=(1, 1), input_zp=0, weight_zp=0)
+            parts.append(b.rescale(acc, 0.002, dtype=dtype))
+        return b.emit("CONCAT", *parts, axis=3)
+
+    return make
 
 
 def dilated(b: Builder, name: str, rows: int, dilation: int, pad: int, stride: int = 1) -> Value:
