@@ -11,7 +11,7 @@ from ethorch.figures.layer import Layer
 from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
-from ethorch.report.summary import head, rows
+from ethorch.report.summary import BUDGET_COLUMNS, budget_rows, head, rows
 from ethorch.report.verdict import verdicts
 from ethorch.support.errors import FormatError
 from ethorch.support.wording import counted
@@ -62,6 +62,8 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
     lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
     lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
     lines += ["", *table(("", "figure", ""), rows(data), right=(1,))]
+    if data["budgets"]:
+        lines += ["", *table(BUDGET_COLUMNS, budget_rows(data), right=(1, 2))]
     if refused := group_refusals((*data["cpu"], *data["without_kernel"])):
         lines += ["", "### On the CPU", ""]
         lines += table(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = Mapping[str, Any]
+BUDGET_COLUMNS = ("budget", "limit", "figure", "holds")  #: of ``budget_rows``
 _LOUD = 0.02  # share of the time or the RAM that is worth a line
 
 
@@ -32,12 +33,10 @@ def summary(data: Data) -> RenderableType:
     parts: list[Any] = [head(data), "", figures]
     if data["budgets"]:
         budgets = tables.table()
-        for name in ("budget", "limit", "found", ""):
-            budgets.add_column(name, justify="left" if name in ("budget", "") else "right")
-        for row in data["budgets"]:
-            found = "equal" if row["found"] is None and row["holds"] else _figure(row["found"])  # SQNR of equal outputs
-            verdict = "unknown" if row["holds"] is None else "holds" if row["holds"] else "does NOT hold"
-            budgets.add_row(row["name"], _figure(row["limit"]), found, verdict)
+        for name in BUDGET_COLUMNS:
+            budgets.add_column(name, justify="right" if name in ("limit", "figure") else "left")
+        for row in budget_rows(data):
+            budgets.add_row(*row)
         parts += ["", budgets]
     if saving := largest_saving(data):
         parts += ["", saving]
@@ -97,6 +96,20 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             yield f"{side[:-1].capitalize()} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
 
 
+def budget_rows(data: Data) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, limit, figure, state) of each budget; the state is ``yes``, ``no`` or ``unknown``."""
+    for row in data["budgets"]:
+        in_bytes = row["name"] in ("ram", "flash") or row["name"].startswith("memory ")
+        limit, figure = (_budget_figure(row[key], in_bytes) for key in ("limit", "found"))
+        if row["found"] is None and row["holds"]:
+            figure = "equal"  # the SQNR of equal outputs is infinite
+        yield row["name"], limit, figure, "unknown" if row["holds"] is None else "yes" if row["holds"] else "no"
+
+
+def _budget_figure(value: float | None, in_bytes: bool) -> str:
+    return "unknown" if value is None else kib(int(value)) if in_bytes else f"{value:,.3f}"
+
+
 def _time(data: Data) -> Iterator[tuple[str, str, str]]:
     """The time of one inference, and that of CPU and NPU, the longer first; nothing without cycles."""
     if data["total_cycles"] is None:
@@ -123,7 +136,3 @@ def largest_saving(data: Data) -> str:
     """Return the advice about the largest share of time or RAM, in a line; empty if there is none. Refusals are listed anyway."""
     found = next((one for one in advice(data) if not one.id.startswith("cpu.") and one.weight >= _LOUD), None)
     return "" if found is None else f"Largest saving: {found.figure}. {found.text}"
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

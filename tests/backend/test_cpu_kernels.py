@@ -22,7 +22,6 @@ from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
-from ethorch.report import build as report
 from ethorch.targets.compile_spec import EthosUCompileSpec
 
 
@@ -222,6 +221,6 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
     )
     assert missing["aten._fft_r2c.default"].reason.id == "cpu.not_portable"
     assert "ExecuTorch has no CPU kernel aten::mode.values" in caplog.text
-    assert "ExecuTorch has no CPU kernel aten::mode.values" in report.to_text(built)
-    ids = {row["id"] for row in json.loads(json.dumps(report.to_json(built)))["without_kernel"]}
+    assert "ExecuTorch has no CPU kernel aten::mode.values" in str(missing["aten.mode.default"])
+    ids = {row["id"] for row in json.loads(json.dumps(built.partition.to_json()))["without_kernel"]}
     assert ids == {"cpu.no_kernel", "cpu.not_portable"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import resource
 import warnings
 from pathlib import Path
@@ -17,6 +18,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch
 from ethorch.program.program import record_of
+from ethorch.report.markdown import text
+from ethorch.report.summary import budget_rows
 from ethorch.support.errors import EthorchError, HostError, QuantizationError, SpecError, UserCodeError
 
 pytestmark = pytest.mark.core
@@ -244,12 +247,16 @@ def test_a_program_answers(tmp_path: Path, program: ethorch.Program, model: nn.M
     assert again.memory.ram_bytes == program.memory.ram_bytes
 
 
-def test_budgets_are_compared(model: nn.Module, images: list[Tensor]) -> None:
+def test_budgets_are_compared(tmp_path: Path, model: nn.Module, images: list[Tensor]) -> None:
     program = ethorch.compile(model, images[0], calibration=images, ram="1M", flash=100, latency_ms=1e-6, min_sqnr_db=20)
     assert {budget.name: budget.holds for budget in program.budgets} == {
         "ram": True, "flash": False, "latency_ms": False, "min_sqnr_db": True,
     }  # fmt: skip
-    assert not program.budgets.met and "does NOT hold" in str(program)
+    assert not program.budgets.met and re.search(r"flash +0.1 KiB +[\d.]+ KiB +no\n", str(program))
+    page, table = program.report(tmp_path / "report.html").read_text(), program.report(tmp_path / "report.md").read_text()
+    for name, limit, figure, state in budget_rows(program.to_json()):
+        assert f'<td>{name}</td><td class="n">{limit}</td><td class="n">{figure}</td><td class="{state}">{state}</td>' in page
+        assert f"| {text(name)} | {limit} | {figure} | {state} |" in table
 
 
 def test_a_saved_folder_knows_its_sources(tmp_path: Path, program: ethorch.Program) -> None:

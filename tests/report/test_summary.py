@@ -8,7 +8,6 @@ import ethorch
 from ethorch.lower.partition_report import PartitionReport, Refusal
 from ethorch.program.explanation import explanation
 from ethorch.program.program import record_of
-from ethorch.report.build import partition_text
 from ethorch.report.markdown import markdown
 from ethorch.report.page.page import page
 from ethorch.report.summary import summary
@@ -31,7 +30,6 @@ def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: et
     data |= {key: report.to_json()[key] for key in ("cpu", "without_kernel")}
     table, html = markdown(data), page(data)
     for text in (
-        partition_text(report),
         as_text(summary(data)),
         str(explanation("ethos-u55-128", record_of(program).layers, report)),
     ):

@@ -11,7 +11,7 @@ from ethorch.figures.memory_report import MemoryReport
 from ethorch.lower.partition_report import group_refusals
 from ethorch.report.advice import advice
 from ethorch.report.reproduce import MODEL, command
-from ethorch.report.summary import head, rows
+from ethorch.report.summary import budget_rows, head, rows
 from ethorch.report.verdict import verdicts
 from ethorch.support.wording import kib
 
@@ -29,7 +29,7 @@ def view(
         "head": head(data),
         "verdicts": [(one.question, one.state, _STATES[one.state], one.answer) for one in verdicts(data)],
         "summary": list(rows(data)),
-        "budgets": [_budget(row) for row in data["budgets"]],
+        "budgets": list(budget_rows(data)),
         "layers": [_layer(layer) for layer in layers],
         "bounds": sorted({layer.bound for layer in layers} - {""}),
         "cycles_known": cycles_known(layers),
@@ -98,17 +98,6 @@ def _layer(layer: Layer) -> dict[str, Any]:
 def _traffic(layer: Layer) -> dict[str, int]:
     names = dict.fromkeys((*layer.read_bytes, *layer.written_bytes))
     return {name: layer.read_bytes.get(name, 0) + layer.written_bytes.get(name, 0) for name in names}
-
-
-def _budget(row: Data) -> tuple[str, str, str, str]:
-    sizes = row["name"] in ("ram", "flash")
-
-    def figure(value: float | None) -> str:
-        return "unknown" if value is None else kib(int(value)) if sizes else f"{value:,.3f}"
-
-    state = "unknown" if row["holds"] is None else "yes" if row["holds"] else "no"
-    found = "equal" if row["found"] is None and row["holds"] else figure(row["found"])  # SQNR of equal outputs
-    return row["name"], figure(row["limit"]), found, state
 
 
 @dataclass(frozen=True)
