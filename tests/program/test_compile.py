@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ethorch
 from ethorch.program.program import record_of
-from ethorch.report.markdown import text
+from ethorch.report.markdown import markdown, text
 from ethorch.report.summary import budget_rows
 from ethorch.support.errors import EthorchError, HostError, QuantizationError, SpecError, UserCodeError
 
@@ -253,7 +253,7 @@ def test_budgets_are_compared(tmp_path: Path, model: nn.Module, images: list[Ten
         "ram": True, "flash": False, "latency_ms": False, "min_sqnr_db": True,
     }  # fmt: skip
     assert not program.budgets.met and re.search(r"flash +0.1 KiB +[\d.]+ KiB +no\n", str(program))
-    page, table = program.report(tmp_path / "report.html").read_text(), program.report(tmp_path / "report.md").read_text()
+    page, table = program.report(tmp_path / "report.html").read_text(), markdown(program.to_json())
     for name, limit, figure, state in budget_rows(program.to_json()):
         assert f'<td>{name}</td><td class="n">{limit}</td><td class="n">{figure}</td><td class="{state}">{state}</td>' in page
         assert f"| {text(name)} | {limit} | {figure} | {state} |" in table
