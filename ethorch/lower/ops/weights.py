@@ -15,6 +15,11 @@ from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.lower.builder.window import Window
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
+#: Places of a batch up to which Vela runs a CONV2D with a kernel of one as one operation.
+MOST_PLACES = 65536
+#: Maps of a batch above which a DEPTHWISE_CONV2D with a kernel of one is computed as one row: Vela writes 20 bytes for each map.
+MOST_MAPS = 256
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -66,7 +71,13 @@ class Filters:
         return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)
 
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
-        """A stored [N,H,W,C] convolved with codes [O,KH,KW,C], requantized. TOSA 1.0 CONV2D."""
+        """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize the sums. TOSA 1.0 CONV2D.
+
+        A batch of more than ``MOST_PLACES`` places is computed as one row if the kernel reads single places.
+        """
+        if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
+            row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
+            return b.reshape(row, (*value.shape[:3], len(self.codes)))
         weight = b.const(np.ascontiguousarray(self.codes), name="weight")
         acc = b.conv2d(value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point)
         return self.requantize(b, acc, out)
@@ -74,9 +85,13 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """A stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M], requantized. TOSA 1.0 DEPTHWISE_CONV2D.
 
-        Where M is above 1 and there are more results than Vela transposes, it is some of the channels at a time.
+        If M is above 1 and there are more results than Vela transposes, the channels are computed in parts. A batch of more than
+        ``MOST_MAPS`` maps is computed as one row if the kernel reads single places.
         """
         channels, each = self.codes.shape[2:]
+        if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
+            row = self.depthwise_conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), channels)), None, out)
+            return b.reshape(row, (*value.shape[:3], channels * each))
         places = math.prod((window or Window.of(self.codes.shape[:2])).counts(value.shape[1:3]))
         largest = b.tuning.vela_largest_multiplied_depthwise
         most = channels if each == 1 or largest is None else min(max(largest // places, 1), channels)
@@ -87,6 +102,14 @@ class Filters:
             part = value if count == channels else b.sliced(value, 3, first, count)
             parts.append(own.requantize(b, own.depthwise(b, part, window), out))
         return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+
+    def _reads_single_places(self, value: Value, window: Window | None, axes: tuple[int, int]) -> bool:
+        """Return True for a batch of maps of which each result reads the same place; ``axes`` are those of the kernel."""
+        return (
+            value.shape[0] > 1
+            and self.codes.shape[axes[0]] == self.codes.shape[axes[1]] == 1
+            and window in (None, Window.of((1, 1)))
+        )
 
     def _of_channels(self, first: int, count: int) -> Filters:
         """Return the filters of some input channels, of codes [KH,KW,C,M]."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
-from ethorch.lower.rewrite.rewriter import Rewriter
-from ethorch.tosa.ir import Op
+from ethorch.lower.rewrite.rewriter import Place, Rewriter
+from ethorch.tosa.ir import Op, Value
 
 #: Of more pictures, moves are folded. Vela makes an operation of each picture: of [4096, 2, 2, 2], eight times, 656 KB of commands
 #: in 7 s, and of the same as [1, 4096, 8] 384 bytes at once.
@@ -33,26 +34,53 @@ def _has_many_pictures(op: Op) -> bool:
     widest = _WIDEST_INT32 if op.result.dtype == "INT32" else _LONGEST
     axes = [axis for axis in range(op.result.rank) if any(shape[axis] != shapes[0][axis] for shape in shapes)]
     longest = math.inf if op.name in ("SLICE", "CONCAT") else _LONGEST  # those Vela cuts by itself
-    return all(
-        math.prod(shape[:axis]) <= _LONGEST and shape[axis] <= longest and math.prod(shape[axis + 1 :]) <= widest
-        for shape in shapes
-        for axis in axes
-    )
+    return all(shape[axis] <= longest and math.prod(shape[axis + 1 :]) <= widest for shape in shapes for axis in axes)
+
+
+def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
+    """Return ``move(values, axis)`` of values [rows,k,inner], whose second axis is moved, with at most ``_LONGEST`` rows a map.
+
+    More rows become several maps of equal size, or several parts that a CONCAT joins if there is no such size.
+
+    Args:
+        move: Emits the operator for values whose axis before the last is moved.
+    """
+    rows = values[0].shape[0]
+    if rows <= _LONGEST:
+        return move(values, 1)
+    high = next(size for size in range(_LONGEST, 0, -1) if rows % size == 0)
+    if rows // high <= _MOST_PICTURES:
+        moved = move([at.reshape(value, rows // high, high, *value.shape[1:]) for value in values], 2)
+        return at.reshape(moved, rows, *moved.shape[2:])
+    parts = []
+    for first in range(0, rows, _LONGEST):
+        count = min(_LONGEST, rows - first)
+        own = [at.emit("SLICE", value, start=(first, 0, 0), size=(count, *value.shape[1:])) for value in values]
+        parts.append(move(own, 1))
+    return at.emit("CONCAT", *parts, axis=0)
 
 
 def _fold_concat(r: Rewriter, op: Op) -> None:
     """It joins parts of at most four axes: its own, what is before it, and two for what is behind; of many pictures, one."""
-    axis, pictures = op.attrs["axis"], _has_many_pictures(op)
+    axis, at = op.attrs["axis"], r.before(op)
+    if _has_many_pictures(op):
+        wholes = [_whole(at, part, axis) for part in op.operands]
+        joined = _by_rows(at, wholes, lambda values, place: at.emit("CONCAT", *values, axis=place))
+        r.replace(op, at.reshape(joined, *op.result.shape))
+        return
 
     def folded(shape: tuple[int, ...]) -> tuple[int, ...]:
-        if pictures:
-            return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         behind = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
         return (math.prod(shape[:axis]), shape[axis], *behind)
 
-    at = r.before(op)
     parts = [at.reshape(part, *folded(part.shape)) for part in op.operands]
     r.replace(op, at.reshape(at.emit("CONCAT", *parts, axis=1), *op.result.shape))
+
+
+def _whole(at: Place, value: Value, axis: int) -> Value:
+    """Return the value as [all before the axis, the axis, all after it]."""
+    shape = value.shape
+    return at.reshape(value, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def _fold_slice(r: Rewriter, op: Op) -> None:
@@ -61,9 +89,14 @@ def _fold_slice(r: Rewriter, op: Op) -> None:
     for axis, (start, size) in enumerate(zip(op.attrs["start"], op.attrs["size"], strict=True)):
         shape = value.shape
         if size != shape[axis]:
-            outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-            whole = at.reshape(value, outer, shape[axis], inner)
-            part = at.emit("SLICE", whole, start=(0, start, 0), size=(outer, size, inner))
+
+            def cut(values: Sequence[Value], place: int, start: int = start, size: int = size) -> Value:
+                (whole,) = values
+                begin, extent = [0] * whole.rank, list(whole.shape)
+                begin[place], extent[place] = start, size
+                return at.emit("SLICE", whole, start=tuple(begin), size=tuple(extent))
+
+            part = _by_rows(at, [_whole(at, value, axis)], cut)
             value = at.reshape(part, *shape[:axis], size, *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)
@@ -75,8 +108,12 @@ def _fold_pad(r: Rewriter, op: Op) -> None:
     for axis, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
         if before or after:
             shape = value.shape
-            whole = at.reshape(value, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-            wider = at.emit("PAD", whole, padding=(0, 0, before, after, 0, 0), pad_const=op.attrs["pad_const"])
+
+            def pad(values: Sequence[Value], place: int, ends: tuple[int, int] = (before, after)) -> Value:
+                padding = (*(0, 0) * place, *ends, 0, 0)
+                return at.emit("PAD", *values, padding=padding, pad_const=op.attrs["pad_const"])
+
+            wider = _by_rows(at, [_whole(at, value, axis)], pad)
             value = at.reshape(wider, *shape[:axis], wider.shape[1], *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)
@@ -88,8 +125,11 @@ def _fold_tile(r: Rewriter, op: Op) -> None:
     for axis, copies in reversed(list(enumerate(op.attrs["multiples"]))):
         if copies > 1:
             shape = value.shape
-            whole = at.reshape(value, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-            wider = at.emit("TILE", whole, multiples=(1, copies, 1))
+
+            def tile(values: Sequence[Value], place: int, copies: int = copies) -> Value:
+                return at.emit("TILE", *values, multiples=(*(1,) * place, copies, 1))
+
+            wider = _by_rows(at, [_whole(at, value, axis)], tile)
             value = at.reshape(wider, *shape[:axis], wider.shape[1], *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)

@@ -319,3 +319,20 @@ def test_sums_over_an_axis_with_ones_behind_are_few_operations(shape: tuple[int,
     inputs = (torch.rand(shape) - 0.3,)
     graph, _ = climb(quantized(Along(len(shape) - shape[::-1].index(2) - 1), [inputs]), inputs)
     assert len(vela.compile(serialize(graph), EthosUCompileSpec("ethos-u55-128")).command_stream) < 2_000
+
+
+BATCHES = {
+    "conv2d": (nn.Conv2d(2, 3, 1), (70_000, 2, 1, 1)),
+    "conv3d": (nn.Conv3d(2, 2, (3, 1, 1), dilation=3), (1, 2, 66_000, 1, 2)),
+    "depthwise": (nn.Conv2d(2, 2, 1, groups=2), (5_000, 2, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_kernels_of_one_place_compute_a_large_batch_by_few_operations(name: str, target: str) -> None:
+    """Vela makes an operation of each map of such a batch: of the conv3d 4 MB of commands in 80 s."""
+    module, shape = BATCHES[name]
+    inputs = (torch.rand(shape) - 0.3,)
+    graph, _ = climb(quantized(module.eval(), [inputs]), inputs, target=target)
+    assert len(vela.compile(serialize(graph), EthosUCompileSpec(target)).command_stream) < 40_000
