@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from executorch.exir.dialects._ops import ops as edge_ops
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -82,8 +84,10 @@ def _traced(node: Node) -> GraphModule | None:
         given = dict(zip(inputs, tensors, strict=True))
         return call(*torch.fx.map_arg(node.args, given.__getitem__), **torch.fx.map_arg(node.kwargs, given.__getitem__))
 
-    with torch.no_grad():
-        values = [value.meta["val"] for value in inputs]
+    values = [value.meta["val"] for value in inputs]
+    outputs = node.meta.get("val")
+    mode = detect_fake_mode([*values, *(outputs if isinstance(outputs, tuple | list) else [outputs])])
+    with torch.no_grad(), mode or nullcontext():  # tensors that the decomposition creates belong to the program's fake mode
         traced = make_fx(function, decomposition_table=_decompositions())(*values)
         traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
     body = _body(traced)

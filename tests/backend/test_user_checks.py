@@ -18,7 +18,7 @@ from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.user_checks import UserChecks
 from ethorch.lower.fx.node import Converted
-from ethorch.lower.ops.sample_calls import INPUTS, Call
+from ethorch.lower.ops.sample_calls import INPUTS, Call, inputs_for
 from ethorch.lower.ops.samples import Bools, W
 from tests.helpers.ladder.samples import SPECS
 from tests.helpers.quantized import Quantized, lower, quantized, samples
@@ -125,3 +125,45 @@ def test_the_cpu_runs_what_a_check_refuses(
     expected = mixed.module(*inputs)
     assert (runtime.load(program)(*inputs)[0] - expected).abs().max() <= 0.02 * expected.abs().max()
     assert ("user.check_matches_nothing" in caplog.text) == (len(checks) == 2)
+
+
+class Sampled(nn.Module):
+    """The first sample of an operator as the submodule ``op``."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.op = Call(name, SPECS[name].samples[0])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.op(*inputs)
+
+
+class Record(OperatorSupportBase):
+    """Accept every operator and record its target."""
+
+    def __init__(self) -> None:
+        self.targets: dict[Any, None] = {}
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
+        self.targets[node.target] = None
+        return True
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.affine_grid_generator.default", "aten.log_sigmoid.default", "aten.logit.default", "aten.logsumexp.default",
+        "aten.masked_fill.Scalar", "aten.upsample_linear1d.default", "aten.upsample_nearest2d.default",
+    ],
+)  # fmt: skip
+def test_executorch_lowers_what_decompositions_create(name: str) -> None:
+    """Decompositions that create tensors (``arange``, ``full``) used a fake mode of their own, which ExecuTorch refuses."""
+    inputs = inputs_for(SPECS[name].samples[0], 0)
+    module = quantized(Sampled(name), [inputs], target="ethos-u85-256").module
+    record = Record()
+    lower(module, inputs, EthosUPartitioner(SPEC, [record]))
+    computing = [target for target in record.targets if not any(word in str(target) for word in ("quantize", "view", "getitem"))]
+    for check in (DontPartitionModule(instance_name="op"), *map(DontPartition, computing)):
+        partitioner = EthosUPartitioner(SPEC, [check])
+        lower(module, inputs, partitioner)
+        assert any(refusal.reason.id == "user.check" for refusal in partitioner.report.refusals)
