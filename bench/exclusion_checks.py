@@ -30,11 +30,14 @@ from ethorch.lower.ops import OPS
 from ethorch.lower.ops.sample_calls import Call, inputs_for
 
 KINDS = ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule")
+FEWER = "fewer with ethorch"
+VERDICTS = ("same", FEWER, "in other parts", "different", "ethorch fails", "the Arm backend fails", "not asked")
 ONLY_THEIRS = "a part that only the Arm backend has"
 #: Operators that only move data, convert, or check; where they run depends on their neighbors.
 _PLUMBING = (
-    "quantize", "view", "permute", "transpose", "reshape", "expand", "clone", "dim_order", "getitem", "squeeze", "slice", "select",
-    "alias", "detach", "full", "to_copy", "scalar_tensor", "executorch_call_delegate", "assert", "sym", "cat", "arange", "lift",
+    "quantize", "view", "permute", "transpose", "reshape", "expand", "clone", "dim_order", "getitem", "squeeze",
+    "slice", "select", "built-in", "alias", "detach", "full", "to_copy", "scalar_tensor", "executorch_call_delegate",
+    "assert", "sym", "cat", "arange", "lift",
 )  # fmt: skip
 
 
@@ -90,10 +93,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``same``, ``in other parts``, ``different``, or who failed.
-
-        In other parts: nothing is on the NPU, and the two quantizers or decompositions split the operator differently.
-        """
+        """The result of the comparison: one of ``VERDICTS``."""
         if self.kind == ONLY_THEIRS:
             return "not asked"
         if isinstance(self.theirs, str):
@@ -102,6 +102,8 @@ class Row:
             return "ethorch fails"
         if self.ours.cpu == self.theirs.cpu:
             return "same"
+        if set(self.ours.cpu) < set(self.theirs.cpu):
+            return FEWER
         return "different" if self.ours.npu or self.theirs.npu else "in other parts"
 
 
@@ -231,7 +233,6 @@ def rows(names: Sequence[str], target: str) -> Iterator[Row]:
 
 def page(found: Sequence[Row], target: str) -> str:
     """Return the table of counts and the list of differences as Markdown."""
-    verdicts = ("same", "in other parts", "different", "ethorch fails", "the Arm backend fails", "not asked")
     count = len({row.operator for row in found if row.kind != "none"})
     lines = [
         "# Exclusion checks",
@@ -240,26 +241,27 @@ def page(found: Sequence[Row], target: str) -> str:
         f"ExecuTorch's Arm backend: the same check about each node of the first sample of {count} operators. "
         "`python -m bench.exclusion_checks` writes this page.",
         "",
-        "- **in other parts**: all of the operator is on the CPU with both, as other operators. One quantizer takes it apart, or",
-        "  ethorch decomposes it for ExecuTorch's CPU kernels.",
-        f"- **{ONLY_THEIRS}**: not excluded here, because ethorch's partitioner is not asked about it.",
+        f"- **{FEWER}**: the excluded operator is on the CPU with both. The Arm backend also leaves operators next to it on the",
+        "  CPU, because it delegates them only together.",
+        "- **in other parts**: the whole operator is on the CPU with both, but one of them decomposes it.",
+        f"- **{ONLY_THEIRS}**: not excluded, because ethorch's graph does not contain it.",
         "",
-        f"| check | {' | '.join(verdicts)} |",
-        "| --- |" + " ---: |" * len(verdicts),
+        f"| check | {' | '.join(VERDICTS)} |",
+        "| --- |" + " ---: |" * len(VERDICTS),
     ]
     for kind in ("none", *KINDS, ONLY_THEIRS):
         counts = Counter(row.verdict for row in found if row.kind == kind)
         label = {"none": "without a check: the Arm backend cannot lower it", ONLY_THEIRS: ONLY_THEIRS}.get(kind, f"`{kind}`")
-        lines.append(f"| {label} | {' | '.join(str(counts[verdict]) for verdict in verdicts)} |")
-    groups: dict[tuple[str, Any, Any], list[str]] = {}
+        lines.append(f"| {label} | {' | '.join(str(counts[verdict]) for verdict in VERDICTS)} |")
+    groups: dict[tuple[str, Any, Any, str], list[str]] = {}
     for row in found:
-        if row.verdict in ("different", "ethorch fails"):
-            groups.setdefault((row.operator, row.ours, row.theirs), []).append(row.kind)
+        if row.verdict in (FEWER, "in other parts", "different", "ethorch fails"):
+            groups.setdefault((row.operator, row.ours, row.theirs, row.verdict), []).append(row.kind)
     if groups:
-        lines += ["", "| operator | checks | on the CPU with ethorch | with the Arm backend |", "| --- | --- | --- | --- |"]
-    for (operator, mine, other), kinds in groups.items():
+        lines += ["", "| operator | checks | verdict | on the CPU with ethorch | with the Arm backend |", "|" + " --- |" * 5]
+    for (operator, mine, other, verdict), kinds in groups.items():
         cells = (value if isinstance(value, str) else ", ".join(value.cpu) or "nothing" for value in (mine, other))
-        lines.append(f"| `{operator}` | {', '.join(dict.fromkeys(kinds))} | {' | '.join(cells)} |")
+        lines.append(f"| `{operator}` | {', '.join(dict.fromkeys(kinds))} | {verdict} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
