@@ -102,7 +102,7 @@ class Row:
             return "ethorch fails"
         if self.ours.cpu == self.theirs.cpu:
             return "same"
-        if set(self.ours.cpu) < set(self.theirs.cpu):
+        if self.ours.cpu and set(self.ours.cpu) < set(self.theirs.cpu):
             return FEWER
         return "different" if self.ours.npu or self.theirs.npu else "in other parts"
 
