@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.models.case import ModelCase
-from bench.zoo.__main__ import cases, missing, table
+from bench.zoo import page
+from bench.zoo.__main__ import cases, missing, read, table
 from bench.zoo.run import run
 
 
@@ -60,3 +61,10 @@ def test_the_names_are_unique() -> None:
     names = cases()
     assert len(names) >= 60
     assert {name.split("/")[0] for name in names} == {"timm", "hf", "torchvision", "drawn"}
+
+
+def test_the_page_shows_the_recorded_runs() -> None:
+    records = read(page.RESULTS)
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(records)
+    assert {record["status"] for record in records} == {"ok", "failed", "refused"}
+    assert sum(record["network"].startswith("drawn/") for record in records) == 100

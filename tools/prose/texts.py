@@ -22,6 +22,7 @@ GENERATED = (
     "docs/reference/messages.md",
     "docs/targets.md",
     "docs/vela-bugs.md",
+    "docs/zoo.md",
 )
 #: Calls whose strings a user reads: constructors of messages, and options of commands.
 _MESSAGES = re.compile(r"^(\w*Error|\w*Fault|Reason|Refusal|Unsupported|Option|Argument|refuse|_refuse|warning|info|warn)$")
