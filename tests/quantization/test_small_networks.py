@@ -19,7 +19,7 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from tests.helpers.networks import TARGETS, checked
 
 #: Network -> dB of the fake-quantized model over its seeds below which the Arm backend's quantizer is ahead, with four calibration
-#: inputs (docs/quantization.md has the means of eight seeds).
+#: inputs (bench/results/accuracy_various.csv has the means of eight seeds).
 ARM = {"super_resolution": 32.4, "joined_inputs": 16.9, "small_gru": 18.7, "sorted": 20.8, "branches": 37.4, "attention": 28.4}
 
 
