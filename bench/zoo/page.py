@@ -35,8 +35,8 @@ calibration samples, compiles them, and runs the `.pte` in ExecuTorch's runtime 
 
 A run is *byte-equal* if every byte of every delegate equals the TOSA reference model's. *SQNR* is the median over the networks,
 in dB against the float model. Random deep networks amplify noise more than trained ones, so these figures compare ways to
-compute, not networks. Fifty networks were drawn from the class lists of five libraries with a fixed seed (`bench/zoo/draw.py`) before the
-first of them was compiled.
+compute, not networks. Fifty networks were drawn from the class lists of five libraries with a fixed seed
+(`bench/zoo/draw.py`) before the first of them was compiled.
 """
 _REASONS = """
 Operators stay on the CPU for these reasons:
