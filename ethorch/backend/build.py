@@ -105,5 +105,6 @@ def _built_directly(quantized: GraphModule, spec: EthosUCompileSpec) -> Build:
     logger.info("%s", whole.partition.summary())
     if spec.path_for_intermediates:
         lowered = whole.lowered
-        artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+        folder, debug = Path(spec.path_for_intermediates), spec.tosa_debug_mode
+        artifacts.write(folder, lowered.graph, lowered.tosa, lowered.payload, lowered.sources, debug)
     return Build(write(program_of(whole, spec)), whole.partition, (whole.lowered,), spec)

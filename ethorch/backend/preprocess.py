@@ -47,7 +47,8 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
         lowered = _ready(edge_program) or compile_program(edge_program, spec)
         check_call(edge_program, lowered.payload)
         if spec.path_for_intermediates:
-            artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+            folder, debug = Path(spec.path_for_intermediates), spec.tosa_debug_mode
+            artifacts.write(folder, lowered.graph, lowered.tosa, lowered.payload, lowered.sources, debug)
         return PreprocessResult(
             processed_bytes=lowered.payload.pack(), debug_handle_map=_handles(edge_program, lowered), _delegate_info_meta=lowered
         )
@@ -78,9 +79,9 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
             return other.preprocess(edge_program, compile_specs)
         spec = attached(TosaCompileSpec, edge_program, compile_specs)
         graph = tosa_graph(edge_program, spec)
-        tosa = serialize(graph)
+        tosa = serialize(graph, locations=spec.tosa_debug_mode is TosaCompileSpec.DebugMode.TOSA)
         if spec.path_for_intermediates:
-            artifacts.write(Path(spec.path_for_intermediates), graph, tosa)
+            artifacts.write(Path(spec.path_for_intermediates), graph, tosa, debug=spec.tosa_debug_mode)
         return PreprocessResult(processed_bytes=tosa, _delegate_info_meta=graph)
 
 

@@ -70,7 +70,8 @@ def _written(made: Reduced, quantized: GraphModule, spec: EthosUCompileSpec) -> 
     program = write(program_of_calls(made.module, delegates, spec, structure_of(quantized)))
     if spec.path_for_intermediates:
         for lowered in delegates.values():
-            artifacts.write(Path(spec.path_for_intermediates), lowered.graph, lowered.tosa, lowered.payload, lowered.sources)
+            folder, debug = Path(spec.path_for_intermediates), spec.tosa_debug_mode
+            artifacts.write(folder, lowered.graph, lowered.tosa, lowered.payload, lowered.sources, debug)
     made.partitioner.log()
     return Build(program, made.partitioner.report, tuple(delegates.values()), spec)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from ethorch.tosa.debug import event_of
 from ethorch.tosa.ir import DTYPES, FLOATS, REGIONS, Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 
@@ -15,9 +18,14 @@ from ethorch.tosa.opset import OPSET
 TOSA_VERSION = (1, 0, 0)
 
 
-def serialize(graph: Graph) -> bytes:
-    """The graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands TOSA 1.0 asks for."""
-    return _Writer(graph).write()[0]
+def serialize(graph: Graph, *, locations: bool = False) -> bytes:
+    """Return the graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands that TOSA 1.0 requires.
+
+    Args:
+        graph: The graph.
+        locations: Write ``debug.event_of`` each operator as JSON into its location.
+    """
+    return _Writer(graph, locations).write()[0]
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
@@ -26,7 +34,7 @@ def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
 
 
 class _Writer:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, locations: bool = False):
         import tosa_serializer as ts
 
         self.ts = ts
@@ -37,6 +45,7 @@ class _Writer:
         self.shared: dict[tuple[Any, ...], str] = {}
         self.count = 0
         self.constants = 0
+        self.events: Iterator[int] | None = itertools.count() if locations else None
 
     def write(self) -> tuple[bytes, list[int]]:
         """The bytes, and the positions of the operators outside of regions."""
@@ -61,13 +70,17 @@ class _Writer:
             for value in op.results:
                 self.names[id(value)] = value.name
                 block.addTensor(value.name, list(value.shape), self.dtype(value.dtype), None, "")
-            out.addOperator(getattr(ts.Op, op.name), operands, [value.name for value in op.results], self.attribute(op))
+            results = [value.name for value in op.results]
+            out.addOperator(getattr(ts.Op, op.name), operands, results, self.attribute(op), self.location(op))
             positions.append(self.count)
             self.count += 1
         for value in graph.outputs:
             assert id(value) in self.names, f"output {value} must come from an operator"
             block.addOutput(value.name)
         return positions
+
+    def location(self, op: Op) -> Any:
+        return None if self.events is None else self.ts.TosaOpLocation(json.dumps(event_of(op, next(self.events))))
 
     def dtype(self, name: str) -> Any:
         return getattr(self.ts.DType, name)

@@ -6,6 +6,7 @@ A .pte has no place for that: firmware refuses payloads with blocks it does not 
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,13 +16,22 @@ from ethorch.formats.payload import DelegatePayload
 from ethorch.npu import Sources
 from ethorch.support.errors import EthorchError
 from ethorch.support.text_files import read_text
-from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from ethorch.tosa.debug import events
 from ethorch.tosa.ir import Graph
+from ethorch.tosa.serialize import serialize
 from ethorch.tosa.text import to_text
 from ethorch.vela import compiler
 
 
-def write(folder: Path, graph: Graph, tosa: bytes, payload: DelegatePayload | None = None, sources: Sources | None = None) -> None:
+def write(
+    folder: Path,
+    graph: Graph,
+    tosa: bytes,
+    payload: DelegatePayload | None = None,
+    sources: Sources | None = None,
+    debug: ArmCompileSpec.DebugMode | None = None,
+) -> None:
     """Write one delegate's artifacts under the first free number in ``folder``, each file whole or not at all.
 
     ``delegate_N.tosa`` comes last: a number that an interrupted call has left without it is free.
@@ -30,11 +40,24 @@ def write(folder: Path, graph: Graph, tosa: bytes, payload: DelegatePayload | No
         folder: made if need be.
         graph, tosa: the TOSA as text and as a flatbuffer.
         payload, sources: what firmware gets, and which operator each of its commands works for; None writes none.
+        debug: ``TOSA`` gives the operators in ``delegate_N.tosa`` locations. ``JSON`` writes ``debug.json``, a list of the
+            operators of all delegates in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     delegate = next_delegate(folder)
+    if debug is ArmCompileSpec.DebugMode.TOSA:
+        tosa = serialize(graph, locations=True)
+    elif debug is ArmCompileSpec.DebugMode.JSON:
+        _extend(folder / "debug.json", graph, delegate.name)
     for suffix, content in contents(graph, tosa, payload, sources).items():
         write_whole(delegate.with_suffix(suffix), content)
+
+
+def _extend(file: Path, graph: Graph, delegate: str) -> None:
+    """Append the debug events of a delegate to a file of them; the first delegate of a folder starts the file anew."""
+    known = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
+    found = [event | {"delegate": delegate} for event in events(graph, len(known))]
+    write_whole(file, json.dumps([*known, *found], indent=4).encode())
 
 
 def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources: Sources | None) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ethorch import vela
 from ethorch.npu import Sources
 from ethorch.support.errors import EthorchError
 from ethorch.targets.compile_spec import EthosUCompileSpec
-from ethorch.tosa.ir import Graph, Value
+from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.vela import artifacts
 from tests.helpers.npu_graphs import Graph as NpuGraph
 
@@ -42,6 +43,20 @@ def test_numbers_follow_each_other(tmp_path: Path, compiled: tuple[bytes, vela.C
         "delegate_1.tosa",
         "delegate_1.txt",
     ]
+
+
+def test_debug_information_of_all_delegates(tmp_path: Path, compiled: tuple[bytes, vela.CompiledModel]) -> None:
+    tosa, _ = compiled
+    x, y = Value("x", (1, 8), "INT8"), Value("y", (1, 8), "INT8")
+    graph = Graph(inputs=[x], outputs=[y], ops=[Op("CLAMP", (x,), {"min_val": 0, "max_val": 9}, (y,))])
+    for _ in range(2):
+        artifacts.write(tmp_path / "json", graph, tosa, debug=EthosUCompileSpec.DebugMode.JSON)
+    events = json.loads((tmp_path / "json" / "debug.json").read_text())
+    assert [(event["event_id"], event["delegate"]) for event in events] == [(0, "delegate_0"), (1, "delegate_1")]
+    assert (tmp_path / "json" / "delegate_1.tosa").read_bytes() == tosa
+    artifacts.write(tmp_path / "tosa", graph, tosa, debug=EthosUCompileSpec.DebugMode.TOSA)
+    assert b"event_id" in (tmp_path / "tosa" / "delegate_0.tosa").read_bytes()
+    assert names(tmp_path / "tosa") == ["delegate_0.tosa", "delegate_0.txt"]
 
 
 @pytest.mark.parametrize("at", range(4))
