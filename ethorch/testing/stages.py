@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
+from pprint import pformat
 from typing import Any
 
 import torch
@@ -11,16 +13,19 @@ from executorch.backends.test.harness import stages as harness
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import runtime
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
+from ethorch.backend.preprocess import lowered_graphs
 from ethorch.lower.fx.export import exported
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.testing.tosa_delegates import run_program
+from ethorch.tosa.debug import as_data
 
 Inputs = tuple[Any, ...]
 Partitioner = EthosUPartitioner | TOSAPartitioner
@@ -43,6 +48,16 @@ def run_lowered(manager: EdgeProgramManager, spec: Spec, inputs: Inputs) -> Any:
     if isinstance(spec, TosaCompileSpec):
         return run_program(manager.exported_program(), inputs)
     return runtime.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
+
+
+def _dump_delegates(module: GraphModule, path: str | os.PathLike[str] | None) -> None:
+    graphs = enumerate(lowered_graphs(module))
+    text = "".join(f"\nTOSA of delegate {number}:\n{pformat(as_data(graph), compact=True, indent=1)}\n" for number, graph in graphs)
+    if not path:
+        print(text)
+    else:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
 
 
 class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
@@ -105,6 +120,11 @@ class Partition(harness.Partition):  # type: ignore[misc]
         """Partition ``artifact``."""
         self.delegate_module = artifact.to_backend(self.partitioner)
 
+    def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
+        """Append the graph and the TOSA of each delegate to a file, or print them."""
+        super().dump_artifact(path_to_dump)
+        _dump_delegates(self.graph_module, path_to_dump)
+
     def run_artifact(self, inputs: Inputs) -> Any:
         """Outputs of the partitioned program."""
         return run_lowered(self.artifact, self.spec, inputs)
@@ -136,6 +156,11 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
             constant_methods=None if self.constant_methods is None else dict(self.constant_methods),
             generate_etrecord=generate_etrecord,
         )
+
+    def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
+        """Append the graph and the TOSA of each delegate to a file, or print them."""
+        super().dump_artifact(path_to_dump)
+        _dump_delegates(self.graph_module, path_to_dump)
 
     def run_artifact(self, inputs: Inputs) -> Any:
         """Outputs of the lowered program."""

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from typing_extensions import Self
 
+from ethorch.backend.preprocess import lowered_graphs
 from ethorch.formats.files import write_whole
 from ethorch.lower.fx.export import exported
 from ethorch.lower.fx.node import op_name
@@ -32,8 +33,9 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.targets.tosa_specification import TosaSpecification
 from ethorch.testing import stages
+from ethorch.testing.collation import collate
 from ethorch.testing.comparison import Tolerance, differences, norms, outputs_of, tensors
-from ethorch.testing.distribution import distribution
+from ethorch.testing.distribution import distribution, dtype_distribution, tosa_operators
 
 Inputs = tuple[Any, ...]
 
@@ -151,6 +153,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _stage(self, run: Callable[..., Any], stage: Any, **keywords: Any) -> Self:
         with exclusive():
             run(stage, **keywords)
+        if stage.stage_type() in _LOWERED:
+            collate(lowered_graphs(self.graph_module()), str(self.compile_spec.tosa_spec))
         return self
 
     def _pre(self, stage: Any) -> Any:
@@ -219,11 +223,19 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             print_table: a table; False: JSON.
             include_dtypes: count each dtype by itself.
         """
-        text = distribution(self.graph_module(), _name(self.cur), self.report, print_table, include_dtypes)
-        if path_to_dump is None:
+        return self._dump(
+            distribution(self.graph_module(), _name(self.cur), self.report, print_table, include_dtypes), path_to_dump
+        )
+
+    def dump_dtype_distribution(self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True) -> Self:
+        """Write how many inputs and results of the graph have each dtype. See ``dump_operator_distribution``."""
+        return self._dump(dtype_distribution(self.graph_module(), _name(self.cur), print_table), path_to_dump)
+
+    def _dump(self, text: str, path: str | os.PathLike[str] | None) -> Self:
+        if not path:
             print(text)
         else:
-            write_whole(Path(path_to_dump), f"{text}\n".encode())
+            write_whole(Path(path), f"{text}\n".encode())
         return self
 
     # checks -----------------------------------------------------------------------------------------------------------
@@ -261,6 +273,20 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         for target, count in input.items():
             if calls[target] != count:
                 self._fail(f"{target} is called {calls[target]} times, expected {count}.")
+        return self
+
+    def check_dtype_count(self, dtype_dict: Mapping[str, Mapping[str, int]]) -> Self:
+        """Check how many TOSA operators of the delegates have results of each dtype.
+
+        Args:
+            dtype_dict: Numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Operators and dtypes that it leaves out
+                are not checked.
+        """
+        counts = Counter(tosa_operators(self.graph_module()))
+        for name, dtypes in dtype_dict.items():
+            for dtype, count in dtypes.items():
+                if counts[name, dtype] != count:
+                    self._fail(f"{counts[name, dtype]} TOSA operators {name} have a result of {dtype}, expected {count}.")
         return self
 
     def _float_code(self) -> str:
@@ -303,6 +329,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         frobenius_threshold: float | None = None,
         cosine_threshold: float | None = None,
         reference_stage_type: StageType | None = None,
+        run_eager_mode: bool = False,
         compare_outputs: bool = True,
     ) -> Self:
         """Run what a stage made, and compare with the quantized module, or the module itself where nothing was quantized.
@@ -310,22 +337,24 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         Each element may be ``atol + rtol * |reference| + qtol * scale`` apart, ``scale`` the output's where it is quantized.
 
         Args:
-            stage: the last one by default.
+            stage: the last one by default; ``StageType.INITIAL_MODEL`` is the float module.
             inputs: of one run; random ones, ``num_runs`` times, by default.
             statistics_callback: gets the figures of each output, as ExecuTorch's harness has them.
             min_sqnr_db: least SQNR of the outputs against the float module: what quantization costs counts too.
             frobenius_threshold, cosine_threshold: largest norm of the error by that of the reference, least cosine similarity;
                 with either, ``atol``, ``rtol`` and ``qtol`` are not looked at.
             reference_stage_type: compare with another stage; ``StageType.INITIAL_MODEL`` is the float module.
+            run_eager_mode: run the exported program in PyTorch instead of ``stage``.
             compare_outputs: False: only run.
         """
         if isinstance(stage, tuple):
             stage, inputs = None, stage
-        done = self._done(stage)
+        kind = StageType.EXPORT if run_eager_mode else stage
+        if kind != StageType.INITIAL_MODEL:
+            kind = self._done(kind).stage_type()
         for number in range(1 if inputs is not None else num_runs):
             given = inputs if inputs is not None else next(iter(self.generate_random_inputs()))
-            with exclusive():
-                found = done.run_artifact(copy.deepcopy(given))
+            found = self._outputs(kind, given)
             if not compare_outputs:
                 continue
             reference = self._reference(reference_stage_type, given)
@@ -339,7 +368,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
                     lines.append(f"SQNR against the float module is {decibels:.1f} dB, at least {min_sqnr_db:g} dB are wanted.")
             if lines:
                 which = "" if inputs is not None or num_runs == 1 else f", run {number}"
-                head = f"{self.name}, outputs of {_name(done.stage_type())}{which}:"
+                head = f"{self.name}, outputs of {_name(kind)}{which}:"
                 raise AssertionError("\n  ".join([head, *lines]))
         return self
 
@@ -358,6 +387,10 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _reference(self, kind: StageType | None, inputs: Inputs) -> Any:
         if kind is None:
             kind = StageType.QUANTIZE if self.is_quantized() else StageType.INITIAL_MODEL
+        return self._outputs(kind, inputs)
+
+    def _outputs(self, kind: StageType, inputs: Inputs) -> Any:
+        """Run the float module, the quantized one, or what another stage made."""
         inputs = copy.deepcopy(inputs)
         with torch.no_grad(), exclusive():
             if kind == StageType.INITIAL_MODEL:

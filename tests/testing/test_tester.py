@@ -171,7 +171,7 @@ def test_stages_out_of_order_are_errors_that_name_what_can_come() -> None:
 def test_the_distribution_of_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tester = lowered().dump_operator_distribution()
     printed = capsys.readouterr().out
-    assert "TOSA operators of the delegates" in printed and "CONV2D" in printed and "4 of 4 PyTorch operators" in printed
+    assert "TOSA operators:" in printed and "CONV2D" in printed and "4 of 4 PyTorch operators" in printed
     tester.dump_operator_distribution(tmp_path / "found.json", print_table=False, include_dtypes=False)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["stage"] == "to_edge_transform_and_lower"
@@ -181,7 +181,38 @@ def test_the_distribution_of_operators(tmp_path: Path, capsys: pytest.CaptureFix
     assert of_tosa is not None
 
 
+def test_the_distribution_of_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tester = lowered("TOSA-1.0+INT").dump_dtype_distribution()
+    assert "Dtypes after to_edge_transform_and_lower:" in capsys.readouterr().out
+    tester.dump_dtype_distribution(tmp_path / "found.json", print_table=False)
+    found = {row["dtype"]: row for row in json.loads((tmp_path / "found.json").read_text())["dtypes"]}
+    assert found["float32"]["placeholders"] == 1 and found["int8"]["results"] >= 1
+
+
+def test_dtypes_of_tosa_operators_are_counted() -> None:
+    tester = lowered("TOSA-1.0+INT").check_dtype_count({"CONV2D": {"INT32": 2, "INT8": 0}})
+    with pytest.raises(AssertionError, match="2 TOSA operators CONV2D have a result of INT32, expected 1"):
+        tester.check_dtype_count({"CONV2D": {"INT32": 1}})
+
+
+def test_delegates_are_collected_by_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOSA_TESTCASES_BASE_PATH", str(tmp_path))
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_net.py::test_net_INT[a b] (call)")
+    lowered("TOSA-1.0+INT", TopkTwice)
+    names = ["delegate_0_TOSA-1.0+INT.tosa", "delegate_1_TOSA-1.0+INT.tosa"]
+    assert sorted(path.name for path in (tmp_path / "tosa-int" / "test_net_INT[a b]").iterdir()) == names
+
+
+def test_the_float_module_and_the_exported_program_are_run_in_pytorch() -> None:
+    tester = EthosUTester(Net(), image()).quantize().export()
+    tester.run_method_and_compare_outputs(StageType.INITIAL_MODEL, atol=0.5)
+    with pytest.raises(AssertionError, match="outputs of initial_model"):
+        tester.run_method_and_compare_outputs(StageType.INITIAL_MODEL, image(), atol=0, rtol=0)
+    tester.to_edge_transform_and_lower().run_method_and_compare_outputs(run_eager_mode=True, atol=0, rtol=0)
+
+
 def test_artifacts_are_dumped(tmp_path: Path) -> None:
     tester = lowered().dump_artifact(tmp_path / "lowered.txt").to_executorch().serialize().dump_artifact(tmp_path / "net.pte")
-    assert "executorch_call_delegate" in (tmp_path / "lowered.txt").read_text()
+    text = (tmp_path / "lowered.txt").read_text()
+    assert "executorch_call_delegate" in text and "TOSA of delegate 0" in text and "'op': 'CONV2D'" in text
     assert (tmp_path / "net.pte").read_bytes() == tester.get_artifact()

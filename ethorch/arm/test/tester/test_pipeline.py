@@ -210,6 +210,7 @@ class BasePipeline(Generic[T]):
             compared_stage,
             self.tester.run_method_and_compare_outputs,
             inputs=self.test_data,
+            run_eager_mode=compared_stage == "export",
             frobenius_threshold=frobenius_threshold,
             cosine_threshold=cosine_threshold,
             reference_stage_type=StageType.INITIAL_MODEL,
@@ -351,6 +352,7 @@ class TosaPipelineFP(BasePipeline[T]):
         atol: float = 1e-03,
         rtol: float = 1e-03,
         qtol: float = 0,
+        compare_tosa_ref_model_outputs: bool = True,
         dynamic_shapes: Any = None,
         transform_passes: Any = None,
         tosa_version: str | None = "1.0",
@@ -361,7 +363,14 @@ class TosaPipelineFP(BasePipeline[T]):
             module, test_data, aten_op, spec, exir_op, use_to_edge_transform_and_lower, dynamic_shapes, transform_passes
         )
         if run_on_tosa_ref_model:
-            self.add_stage(self.tester.run_method_and_compare_outputs, inputs=test_data, atol=atol, rtol=rtol, qtol=qtol)
+            self.add_stage(
+                self.tester.run_method_and_compare_outputs,
+                inputs=test_data,
+                atol=atol,
+                rtol=rtol,
+                qtol=qtol,
+                compare_outputs=compare_tosa_ref_model_outputs,
+            )
 
 
 class _EthosUPipelineINT(BasePipeline[T]):

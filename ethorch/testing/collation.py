@@ -1,0 +1,37 @@
+"""Collect the TOSA flatbuffers of a test suite in one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ethorch.formats.files import write_whole
+from ethorch.tosa.ir import Graph
+from ethorch.tosa.serialize import serialize
+
+#: The environment variables that name the folder, as in the Arm backend, and the running test, as set by pytest.
+FOLDER, TEST = "TOSA_TESTCASES_BASE_PATH", "PYTEST_CURRENT_TEST"
+
+
+def folder_of_test() -> Path | None:
+    """Return the folder of the running test: ``tosa-int``, ``tosa-fp`` or ``other`` by its name, then the name.
+
+    None if ``TOSA_TESTCASES_BASE_PATH`` is not set, or outside of pytest.
+    """
+    base, test = os.environ.get(FOLDER), os.environ.get(TEST)
+    if not base or not test:
+        return None
+    name = test.partition("::")[2].rpartition(" ")[0].rpartition("::")[2]
+    kind = "tosa-int" if "INT" in name else "tosa-fp" if "FP" in name else "other"
+    return Path(base) / kind / name
+
+
+def collate(graphs: Iterable[Graph], specification: str) -> None:
+    """Write each delegate to ``delegate_N_SPECIFICATION.tosa`` in the folder of the running test, if it has one."""
+    folder = folder_of_test()
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, graph in enumerate(graphs):
+        write_whole(folder / f"delegate_{number}_{specification}.tosa", serialize(graph))
