@@ -1,0 +1,172 @@
+"""The names of ``executorch.backends.arm.util.arm_model_evaluator``: metrics of a model against a reference, or of its file."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, Subset
+
+__all__ = ["Evaluator", "FileCompressionEvaluator", "ImageNetEvaluator", "NumericalModelEvaluator"]
+
+Model = Callable[..., Any]
+
+
+class Evaluator:
+    """An evaluation that returns its metrics by name."""
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return the metrics."""
+        raise NotImplementedError
+
+
+class NumericalModelEvaluator(Evaluator):
+    """The differences ``reference - evaluated`` of two models on one input.
+
+    Args:
+        model_name: The name of the model.
+        ref_model: The reference.
+        eval_model: The model to evaluate.
+        example_inputs: The inputs of both.
+        eval_dtype: The dtype of the inputs of ``eval_model``. Unchanged by default.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        ref_model: Model,
+        eval_model: Model,
+        example_inputs: tuple[Any, ...],
+        eval_dtype: torch.dtype | None = None,
+    ):
+        self.model_name, self.ref_model, self.eval_model = model_name, ref_model, eval_model
+        self.example_inputs, self.eval_dtype = example_inputs, eval_dtype
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return ``max_error``, ``max_absolute_error``, ``max_percentage_error`` and ``mean_absolute_error`` over all outputs.
+
+        An element whose reference is 0 has an error of 0 percent.
+
+        Raises:
+            ValueError: The models return different numbers of outputs.
+        """
+        inputs = self.example_inputs if self.eval_dtype is None else tuple(x.to(self.eval_dtype) for x in self.example_inputs)
+        with torch.no_grad():
+            reference, found = (pytree.tree_leaves(y) for y in (self.ref_model(*self.example_inputs), self.eval_model(*inputs)))
+        wanted = torch.cat([x.flatten().double() for x in reference])
+        error = wanted - torch.cat([x.flatten().double() for _, x in zip(reference, found, strict=True)])
+        percentage = torch.where(wanted != 0, error / wanted * 100, 0.0)
+        return {
+            "max_error": float(error.max()),
+            "max_absolute_error": float(error.abs().max()),
+            "max_percentage_error": float(percentage.max()),
+            "mean_absolute_error": float(error.abs().mean()),
+        }
+
+
+class ImageNetEvaluator(Evaluator):
+    """The top-1 and top-5 accuracy of a classifier.
+
+    Args:
+        model_name: The name of the model.
+        eval_model: The classifier. Returns scores of shape [batch, classes].
+        batch_size: The number of images in a call.
+        validation_dataset_path: A folder of images, with a folder for each class.
+        eval_dtype: The dtype of the images. Unchanged by default.
+        max_samples: The number of images to evaluate. All by default.
+        validation_dataset: Pairs of image and class, instead of the folder.
+
+    Raises:
+        ValueError: ``max_samples`` is less than 1.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        eval_model: Model,
+        batch_size: int,
+        validation_dataset_path: str | os.PathLike[str],
+        eval_dtype: torch.dtype | None = None,
+        max_samples: int | None = None,
+        validation_dataset: Dataset[Any] | None = None,
+    ):
+        if max_samples is not None and max_samples < 1:
+            raise ValueError(f"expected max_samples of at least 1, got {max_samples}")
+        self.model_name, self.eval_model, self.batch_size = model_name, eval_model, batch_size
+        self.validation_dataset_path, self.eval_dtype = validation_dataset_path, eval_dtype
+        self.max_samples, self.validation_dataset = max_samples, validation_dataset
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return ``num_samples`` and ``accuracy``, with the keys ``top-1`` and ``top-5``.
+
+        Raises:
+            FileNotFoundError: The folder does not exist.
+            TypeError: The data set has no length.
+            ValueError: The data set is empty.
+        """
+        data = (
+            self.load_imagenet_folder(self.validation_dataset_path) if self.validation_dataset is None else self.validation_dataset
+        )
+        if not isinstance(data, Sized):
+            raise TypeError(f"{type(data).__name__} has no __len__; use a data set with a length")
+        count = len(data) if self.max_samples is None else min(self.max_samples, len(data))
+        if not count:
+            raise ValueError("the data set is empty")
+        if isinstance(self.eval_model, nn.Module) and not isinstance(self.eval_model, GraphModule):  # an exported one has no modes
+            self.eval_model.eval()
+        ranks = {"top-1": 1, "top-5": 5}
+        correct = dict.fromkeys(ranks, 0)
+        with torch.inference_mode():
+            for images, labels in DataLoader(Subset(data, range(count)), self.batch_size):
+                scores = self.eval_model(images if self.eval_dtype is None else images.to(self.eval_dtype))
+                for name, rank in ranks.items():
+                    correct[name] += _hits(scores, labels, rank)
+        return {"num_samples": count, "accuracy": {name: number / count for name, number in correct.items()}}
+
+    @staticmethod
+    def load_imagenet_folder(directory: str | os.PathLike[str]) -> Dataset[Any]:
+        """Return the images of a folder, scaled, cropped to 224x224 and normalized by ImageNet's mean and deviation.
+
+        Raises:
+            FileNotFoundError: The folder does not exist.
+        """
+        from torchvision import datasets, transforms  # torchvision is optional
+
+        if not Path(directory).is_dir():
+            raise FileNotFoundError(f"{os.fspath(directory)} is not a folder")
+        mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        sizes = [transforms.Resize(256), transforms.CenterCrop(224)]
+        found = datasets.ImageFolder(
+            directory, transforms.Compose([*sizes, transforms.ToTensor(), transforms.Normalize(mean, deviation)])
+        )
+        assert isinstance(found, Dataset)
+        return found
+
+
+def _hits(scores: Tensor, labels: Tensor, rank: int) -> int:
+    best = scores.topk(min(rank, scores.shape[1]), dim=1).indices
+    return int((best == labels.view(-1, 1)).sum())
+
+
+class FileCompressionEvaluator(Evaluator):
+    """The compressibility of a file, such as a TOSA flatbuffer.
+
+    Args:
+        model_name: The name of the model.
+        tosa_output_path: The file.
+    """
+
+    def __init__(self, model_name: str, tosa_output_path: str | os.PathLike[str]):
+        self.model_name, self.tosa_output_path = model_name, tosa_output_path
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return ``compression_ratio``: the size of the file divided by its size after DEFLATE."""
+        content = Path(self.tosa_output_path).read_bytes()
+        return {"compression_ratio": len(content) / len(zlib.compress(content))}
