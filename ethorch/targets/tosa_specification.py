@@ -51,7 +51,8 @@ class TosaSpecification:
         match = _FORM.fullmatch(text)
         if not match:
             raise SpecError(f"{text!r} is no TOSA specification; the form is 'TOSA-1.0+INT+int16'.")
-        version, parts = match.group(1), [part for part in match.group(2).split("+") if part]
+        version = ".".join(str(int(number)) for number in match.group(1).split("."))  # 1.00 is 1.0
+        parts = [part for part in match.group(2).split("+") if part]
         if version not in PROFILES:
             raise unknown_name("TOSA version", version, PROFILES)
         profiles = tuple(part for part in parts if part in PROFILES[version])

@@ -60,3 +60,8 @@ def test_the_factory_makes_what_the_spec_is_for() -> None:
     for make in (create_partitioner, create_quantizer):
         with pytest.raises(ValueError, match=r"no .* for str"):
             make("ethos-u55-128")
+
+
+def test_a_version_may_be_written_with_more_zeros() -> None:
+    specification = ethorch.arm.TosaSpecification.create_from_string("TOSA-1.00+INT")
+    assert str(specification) == "TOSA-1.0+INT"
