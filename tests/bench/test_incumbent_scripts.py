@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from bench import exclusion_checks, incumbent_api
+from ethorch.arm.test.common import get_tosa_compile_spec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -30,6 +32,18 @@ def test_imports_are_substituted_by_name() -> None:
     lines = text.splitlines()
     assert lines[1] == "    from ethorch.arm import TOSAQuantizer as Q; from executorch.backends.arm.quantizer import annotate"
     assert lines[5] == "import torch" and names == ["executorch.backends.arm.quantizer.annotate"]
+
+
+def test_modules_of_ethorch_are_laid_over_those_of_the_arm_backend() -> None:
+    text, _ = incumbent_api.substitute("from executorch.backends.arm.test import common\n")
+    assert text.startswith("from executorch.backends.arm.test import common; ")
+    assert text.endswith("common = bench.incumbent_api.overlay(common, 'ethorch.arm.test.common')\n")
+    theirs = ModuleType("common")
+    vars(theirs).update(get_tosa_compile_spec=None, parametrize="theirs")
+    overlaid = incumbent_api.overlay(theirs, "ethorch.arm.test.common")
+    assert overlaid.get_tosa_compile_spec is get_tosa_compile_spec and overlaid.parametrize == "theirs"
+    text, names = incumbent_api.substitute("from executorch.backends.arm.util.arm_model_evaluator import Evaluator\n")
+    assert text == "from ethorch.arm.util.arm_model_evaluator import Evaluator\n" and not names
 
 
 def test_a_check_keeps_the_same_operators_on_the_cpu() -> None:
