@@ -40,7 +40,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 PAGES = [page for page in sorted(FOLDER.rglob("*.md")) if any(block.language in ("python", "sh") for block in blocks(page))]
-NET = next(block.code for block in blocks(FOLDER / "index.md") if block.title == "net.py")
+NET = next(block.code for block in blocks(FOLDER / "tutorial.md") if block.title == "net.py")
 
 
 def test_there_are_pages() -> None:
@@ -95,5 +95,5 @@ def test_the_site_builds(tmp_path: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     run = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, env=environment, timeout=600)
     assert run.returncode == 0, run.stderr
-    assert "Start in five minutes" in (tmp_path / "site" / "index.html").read_text()
+    assert "Compile PyTorch models" in (tmp_path / "site" / "index.html").read_text()
     assert "fonts.googleapis.com" not in (tmp_path / "site" / "index.html").read_text(), "nothing comes from the network"

@@ -33,7 +33,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
     "'has to be' in place of 'must be'": re.compile(r"\b(has|have) to be\b", re.IGNORECASE),
     "'as of' in place of a link": re.compile(r"\bas of (?!\d|now|version|ExecuTorch|executorch|torch|Vela|today)", re.IGNORECASE),
 }
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+(?=[A-Z`\"(\[])|\n\s*\n|\n\s*[-*]\s|:\n")
+_SENTENCE = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z`\"(\[a-z])|\n\s*\n|\n\s*[-*]\s|:\n")
 _IMPERATIVE_ENDINGS = re.compile(r"^[A-Z][a-z]+(?<!ss)s$")
 #: First words that end in s and are verbs.
 _VERBS = frozenset(
