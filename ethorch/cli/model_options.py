@@ -60,10 +60,30 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     for key in ("state_dict", "model"):  # as training scripts wrap it
         if isinstance(state.get(key), Mapping):
             state = state[key]
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise EthorchError(f"the weights in {path} are not the model's: {' '.join(str(error).split())[:300]}") from error
+    own = module.state_dict()
+    differences = [
+        _listed("missing in the file", [key for key in own if key not in state]),
+        _listed("unknown to the model", [key for key in state if key not in own]),
+        _listed(
+            "of another shape",
+            [
+                f"{key} {list(state[key].shape)} for {list(own[key].shape)}"
+                for key in own
+                if key in state and own[key].shape != state[key].shape
+            ],
+        ),
+    ]
+    if any(differences):
+        raise EthorchError(f"the weights in {path} do not fit the model: {'; '.join(filter(None, differences))}.")
+    module.load_state_dict(state)
+
+
+def _listed(problem: str, names: Sequence[str], most: int = 3) -> str:
+    """Return ``2 tensors unknown to the model (a, b)``; empty without names."""
+    if not names:
+        return ""
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return f"{counted(len(names), 'tensor')} {problem} ({', '.join(names[:most])}{more})"
 
 
 def inputs_from(

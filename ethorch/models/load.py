@@ -27,7 +27,7 @@ from ethorch.models.open_sizes import dynamic_shapes_of
 from ethorch.models.samples import read_samples
 from ethorch.models.user_code import ZOOS, Reference, explained, find, first_sentence
 from ethorch.models.zoos import torchvision_models
-from ethorch.support.errors import EthorchError, FormatError, SpecError
+from ethorch.support.errors import EthorchError, FormatError, SpecError, UserCodeError
 from ethorch.support.wording import did_you_mean
 from ethorch.targets.selection import Padding
 
@@ -63,6 +63,7 @@ class UserModel:
     is_exported: bool = False
 
     def __post_init__(self) -> None:
+        _check_inputs(self.example_inputs)
         arguments, keywords = _arguments(self.module, self.example_inputs)
         wrapped = KeywordInputs(self.module, len(arguments), keywords) if keywords else None
         if wrapped is not None:
@@ -80,6 +81,22 @@ class UserModel:
             samples.append(arguments if wrapped is None else (*arguments, *wrapped.values(given)))
         object.__setattr__(self, "calibration", samples)
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs in the signature of ``forward``, in order; empty if it has ``*args``."""
+        if isinstance(self.module, KeywordInputs):
+            return (*_parameters(self.module.module)[: self.module.arguments], *self.module.names)
+        return _parameters(self.module)[: len(self.example_inputs)]
+
+
+def _parameters(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the positional parameters of ``forward``."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
+
 
 @dataclass(frozen=True)
 class UserMethods:
@@ -96,6 +113,37 @@ class UserMethods:
     sessions: Sequence[Sequence[tuple[str, Inputs]]] = ()
     alternatives: bool = False
     paddings: tuple[Padding, ...] = ()
+
+
+def check_module(model: Any) -> None:
+    """Check that the model is a module that torch.export accepts.
+
+    Raises:
+        EthorchError: It is a TorchScript module, a state dict, or another object.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise EthorchError(
+            f"the model is a {type(model).__name__} of TorchScript, which torch.export does not accept. Pass the nn.Module from "
+            "which torch.jit created it."
+        )
+    if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
+        raise EthorchError(
+            f"the model is a state dict of {len(model)} tensors; expected an nn.Module. Create the module and call "
+            "load_state_dict, or pass the module and `--weights FILE` on the command line."
+        )
+    if not isinstance(model, nn.Module):
+        raise EthorchError(f"the model is {type(model).__name__}; expected an nn.Module, an ExportedProgram, or a model name.")
+
+
+def _check_inputs(inputs: Any) -> None:
+    """Check that the example inputs are not the shape of an input.
+
+    Raises:
+        EthorchError: All of them are integers.
+    """
+    if isinstance(inputs, (tuple, list)) and inputs and all(type(value) is int for value in inputs):
+        shape = ", ".join(map(str, inputs))
+        raise EthorchError(f"the example inputs ({shape}) look like a shape; expected tensors. Use torch.randn({shape}).")
 
 
 class KeywordInputs(nn.Module):
@@ -183,6 +231,14 @@ def _imported(reference: Reference) -> ModuleType:
             sys.modules[path.stem] = module  # dataclasses look their module up there
             try:
                 spec.loader.exec_module(module)
+            except ImportError as error:
+                if "attempted relative import" not in str(error):
+                    raise
+                package = path.resolve().parent
+                raise UserCodeError(
+                    f"{path} uses relative imports, so it must be imported as part of its package. Write "
+                    f"{package.name}.{path.stem}:{reference.name} in the folder {package.parent}."
+                ) from error
             except RuntimeError as error:
                 if "torchvision::" not in str(error):
                     raise

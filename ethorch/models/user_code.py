@@ -46,6 +46,11 @@ class Reference:
 ZOOS = ("torchvision", "timm", "hf", "executorch")
 #: What a model's name may look like, for messages and for help.
 FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME, hf:FOLDER or executorch:NAME"
+#: Suffixes of files of weights, and of models that are not PyTorch's.
+_WEIGHTS = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
+_OTHER_FORMATS = {
+    ".onnx": "ONNX", ".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".h5": "Keras", ".keras": "Keras", ".mlmodel": "Core ML",
+}  # fmt: skip
 #: The variable of a file that ExecuTorch's Arm scripts compile.
 ARM_MODEL = "ModelUnderTest"
 
@@ -84,6 +89,11 @@ def find(reference: str) -> Reference:
         hint = f" There is no Python module {place}."
     elif not Path(reference).exists():
         hint = f" There is no file or folder {reference}."
+    suffix = Path(reference).suffix.lower()
+    if suffix in _OTHER_FORMATS:
+        raise SpecError(f"{reference!r} is a model of {_OTHER_FORMATS[suffix]}; ethorch compiles PyTorch modules. Write {FORMS}.")
+    if suffix in _WEIGHTS:
+        raise SpecError(f"{reference!r} has weights without a module. Write FILE.py:NAME --weights {reference}.")
     raise SpecError(f"{reference!r} is no model: write {FORMS}.{hint}")
 
 

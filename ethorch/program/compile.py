@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -17,6 +19,7 @@ from ethorch.models.load import (
     KeywordInputs,
     UserMethods,
     UserModel,
+    check_module,
     in_eval_mode,
     is_quantized,
     load_model,
@@ -44,6 +47,7 @@ from ethorch.vela.arena import arena_bytes
 logger = logging.getLogger(__name__)
 
 _SAMPLE = "calibration sample"
+_OTHER_RANGE = 50  #: ratio of the largest values from which inputs are assumed to be scaled differently, as 0..255 and 0..1
 
 Model = nn.Module | ExportedProgram | UserModel | str
 #: Models of several methods that share buffers and weights, by name.
@@ -142,6 +146,8 @@ def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, 
     """
     if isinstance(model, str):
         model = load_model(model)
+    if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
+        check_module(model)
     if isinstance(model, (Mapping, UserMethods)):
         if settings.shapes:
             raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
@@ -207,12 +213,10 @@ def user_model(
         raise EthorchError(f"the model has several methods, {', '.join(map(repr, model.models))}; here one model is wanted.")
     if isinstance(model, ExportedProgram):
         model, example_inputs = of_exported(model, example_inputs), None
+    if not isinstance(model, UserModel):
+        check_module(model)
     if isinstance(model, UserModel):
         user = model if example_inputs is None else replace(model, example_inputs=example_inputs, calibration=())
-    elif not isinstance(model, nn.Module):
-        raise EthorchError(
-            f"the model is {type(model).__name__}; it has to be an nn.Module, an ExportedProgram or the name of one."
-        )
     elif example_inputs is None:
         raise EthorchError("example_inputs is missing: give a tensor, or a tuple of inputs; they fix the shapes.")
     else:
@@ -237,7 +241,26 @@ def user_model(
             step()
     if not taken:
         raise EthorchError("calibration holds no sample; give some tens of representative inputs, or None for the example inputs.")
+    _compare_ranges(user.example_inputs, taken)
     return replace(user, calibration=taken)
+
+
+def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[Any]]) -> None:
+    """Warn if the samples of a float input are ``_OTHER_RANGE`` times as large, or as small, as the example input."""
+    for number, example in enumerate(example_inputs):
+        if not isinstance(example, torch.Tensor) or not example.is_floating_point() or not example.numel():
+            continue
+        largest = float(example.abs().max())
+        tensors = [sample[number] for sample in samples if isinstance(sample[number], torch.Tensor) and sample[number].numel()]
+        largest_sample = max((float(tensor.abs().max()) for tensor in tensors), default=0.0)
+        if 0 < largest < math.inf and 0 < largest_sample < math.inf:
+            ratio = largest_sample / largest
+            if not 1 / _OTHER_RANGE < ratio < _OTHER_RANGE:
+                logger.warning(
+                    "input %d: the largest calibration value is %.4g and that of the example input %.4g. Scale both as the "
+                    "deployed inputs, for example images to 0..1. [calibration.other_range]",
+                    number, largest_sample, largest,
+                )  # fmt: skip
 
 
 def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:

@@ -181,10 +181,15 @@ class Program:
         """Return the inputs with keyword arguments in their positions."""
         if not keywords:
             return inputs
-        names = getattr(getattr(self._record.model, "module", None), "names", ())
+        user = self._record.model
+        if user is None:
+            raise HostError("a loaded program does not record the names of its inputs. Pass them by position.")
+        names = user.input_names[len(inputs) :]
         if set(keywords) != set(names):
-            known, found = ", ".join(names) or "none", ", ".join(keywords)
-            raise HostError(f"the program takes {counted(len(self.inputs), 'input')}, by name {known}; found the names {found}.")
+            raise HostError(
+                f"the names of the inputs are {', '.join(names) or 'unknown'}; found {', '.join(keywords)}. "
+                f"The program has {counted(len(self.inputs), 'input')}."
+            )
         return (*inputs, *(keywords[name] for name in names))
 
     def _nested(self, outputs: list[Any]) -> Any:

@@ -24,11 +24,12 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names nearest to one that is mistyped, nearest first; the case of letters does not matter."""
+    """Return the known names nearest to a mistyped one, ignoring case: names that contain it, or else the most similar ones."""
     by_lower: dict[str, str] = {}
     for each in known:
         by_lower.setdefault(each.lower(), each)
-    return [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=most, cutoff=0.6)]
+    longer = [each for lower, each in by_lower.items() if len(name) > 2 and name.lower() in lower]
+    return longer[:most] or [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=most, cutoff=0.6)]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

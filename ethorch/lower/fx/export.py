@@ -114,7 +114,17 @@ def exported(
                 "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
                 "index) has to be a constant."
             ) from error
-        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}") from error
+        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{_remedy(error)}") from error
+
+
+def _remedy(error: Exception) -> str:
+    """Return a remedy for a common reason that a model cannot be exported; empty if the reason is unknown."""
+    text = f"{at(error)} {error}"
+    if "numpy" in text:
+        return " Use torch operators instead of NumPy in forward."
+    if "pack_padded" in text or "pad_packed" in text or "PackedSequence" in text:
+        return " Pass padded tensors to the recurrent layer, and mask its outputs, because packed sequences have no fixed shape."
+    return ""
 
 
 def _exported(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:

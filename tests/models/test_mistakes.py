@@ -1,0 +1,123 @@
+"""Mistakes that users make, and the messages that they get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch import cli
+from ethorch.support.errors import EthorchError
+
+X = torch.rand(1, 8)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4)).eval()
+
+
+class UsesNumpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(8, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "TorchScript": (lambda: ethorch.compile(torch.jit.trace(linear(), X), X), "Pass the nn.Module from which torch.jit created it"),
+    "a state dict": (lambda: ethorch.compile(linear().state_dict(), X), "state dict of 2 tensors; expected an nn.Module"),
+    "a shape": (
+        lambda: ethorch.compile(linear(), (1, 8)),
+        r"\(1, 8\) look like a shape; expected tensors. Use torch.randn\(1, 8\)",
+    ),
+    "a family": (lambda: ethorch.compile(linear(), X, "u55"), "unknown target 'u55'. Did you mean 'ethos-u55-128'"),
+    "NumPy": (lambda: ethorch.compile(UsesNumpy(), X), "Use torch operators instead of NumPy in forward"),
+    "packed sequences": (
+        lambda: ethorch.compile(Packs().eval(), torch.rand(2, 3, 8)),
+        "Pass padded tensors to the recurrent layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_python_is_named(name: str) -> None:
+    call, words = MISTAKES[name]
+    with pytest.raises(EthorchError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("net.onnx", "is a model of ONNX; ethorch compiles PyTorch modules"),
+        ("net.tflite", "is a model of TensorFlow Lite"),
+        ("weights.pth", "has weights without a module. Write FILE.py:NAME --weights weights.pth"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(file: str, words: str) -> None:
+    with pytest.raises(EthorchError, match=words):
+        ethorch.compile(file)
+
+
+def test_a_file_with_relative_imports_is_to_be_named_as_a_module(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "net.py").write_text("from .blocks import block\n\n\ndef net():\n    return block()\n")
+    with pytest.raises(EthorchError, match=rf"Write nets.net:net in the folder {tmp_path}"):
+        ethorch.compile(f"{tmp_path}/nets/net.py:net")
+
+
+def test_weights_of_another_network_are_compared(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "import torch",
+        "from torch import nn",
+        "def net():",
+        "    return nn.Sequential(nn.Linear(8, 4)).eval(), torch.rand(1, 8)",
+    ]
+    Path("net.py").write_text("\n".join(lines))
+    torch.save(nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 2), nn.Linear(2, 2)).state_dict(), "other.pth")
+    assert cli.main(["compile", "net.py:net", "--weights", "other.pth"]) == 1
+    message = capsys.readouterr().err
+    assert "4 tensors unknown to the model (1.weight, 1.bias, 2.weight, and 1 more)" in message
+    assert "2 tensors of another shape (0.weight [5, 8] for [4, 8], 0.bias [5] for [4])" in message
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+        return self.linear(image) * scale
+
+
+def test_a_program_accepts_its_inputs_by_name(tmp_path: Path) -> None:
+    scale = torch.rand(1, 4)
+    program = ethorch.compile(Scaled().eval(), (X, scale))
+    expected = program(X, scale)
+    assert torch.equal(program(image=X, scale=scale), expected) and torch.equal(program(X, scale=scale), expected)
+    with pytest.raises(EthorchError, match=r"the names of the inputs are image, scale; found picture, scale\."):
+        program(picture=X, scale=scale)
+    with pytest.raises(EthorchError, match="does not record the names of its inputs. Pass them by position"):
+        ethorch.load(program.save(tmp_path / "net.pte"))(image=X, scale=scale)
+
+
+@pytest.mark.parametrize(("factor", "warns"), [(255, True), (3, False), (0.001, True)])
+def test_calibration_of_another_range_warns(factor: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        ethorch.compile(linear(), X, calibration=torch.rand(8, 8) * factor)
+    assert ("calibration.other_range" in caplog.text) == warns
