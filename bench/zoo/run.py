@@ -22,7 +22,7 @@ from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config as a16
 from ethorch.arm.quantizer import get_symmetric_quantization_config as int8
 from ethorch.backend.build import build_pte
 from ethorch.formats.payload import SCRATCH_REGION, DelegatePayload, IoTensor
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.quantization.prepare import prepare
 from ethorch.support.errors import EthorchError
 from ethorch.support.metrics import sqnr_db
@@ -127,7 +127,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
 def _quantized(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    prepared = prepare(exported(model, inputs).module(check_guards=False), quantizer)
+    prepared = prepare(export_module(model, inputs).module(check_guards=False), quantizer)
     with torch.no_grad():
         for sample in calibration:
             prepared(*sample)

@@ -12,7 +12,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend.partitioner import TOSAPartitioner
 from ethorch.backend.preprocess import TOSABackend, register_quantized_kernels
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.support.errors import EthorchError
 from ethorch.support.wording import counted
@@ -74,7 +74,7 @@ def lower_for_cpu(module: nn.Module, inputs: Inputs, *, record: bool = False) ->
 
 def _lowered(module: nn.Module, inputs: Inputs, partitioners: list[TOSAPartitioner], *, record: bool) -> EdgeProgramManager:
     config = EdgeCompileConfig(_check_ir_validity=False)
-    program = exported(module, inputs)
+    program = export_module(module, inputs)
     return to_edge_transform_and_lower(program, partitioner=partitioners, compile_config=config, generate_etrecord=record)
 
 
@@ -104,14 +104,14 @@ def lower_for_cortex_m(
         if not explicit_layout:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             inputs, samples = _channels_last(inputs), [_channels_last(sample) for sample in samples]
-        graph = exported(module, inputs).module(check_guards=False)
+        graph = export_module(module, inputs).module(check_guards=False)
         prepared = prepare_pt2e(graph, CortexMQuantizer(use_explicit_layout=explicit_layout))
         with torch.no_grad():
             for sample in samples:
                 prepared(*sample)
         module = convert_pt2e(prepared)
     edge = to_edge_transform_and_lower(
-        exported(module, inputs), compile_config=cortex_m_edge_compile_config(), generate_etrecord=record
+        export_module(module, inputs), compile_config=cortex_m_edge_compile_config(), generate_etrecord=record
     )
     target = CortexMTargetConfig.from_target_string(cpu)
     passes = CortexMPassManager(edge.exported_program(), target_config=target, use_explicit_layout=explicit_layout)

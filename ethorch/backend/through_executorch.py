@@ -25,7 +25,7 @@ from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import with_kernels
 from ethorch.backend.reduced import ReadyPartitioner, Reduced, reduced
 from ethorch.formats.pte_writer import write
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
 from ethorch.models.user_code import at, first_sentence, raised_in
@@ -55,7 +55,7 @@ def built_reduced(
             return _written(made, quantized, spec)
         except NotWhole as error:
             logger.debug("not written as it stands: %s", error)
-        delegates, program, _ = _lowered(exported(made.module, example_inputs), made.partitioner, shared=shared)
+        delegates, program, _ = _lowered(export_module(made.module, example_inputs), made.partitioner, shared=shared)
         made.partitioner.log()
     return Build(program, made.partitioner.report, delegates, spec)
 
@@ -100,7 +100,7 @@ def built_by_executorch(
         quantized = with_reads_first(quantized)
         if not all(isinstance(x, torch.Tensor) for x in tree_leaves(example_inputs)):
             quantized = _with_constant_numbers(quantized)
-    graph = exported(quantized, example_inputs, dynamic_shapes)
+    graph = export_module(quantized, example_inputs, dynamic_shapes)
     delegates, program, record = _lowered(graph, partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
 

@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor: not computed until a quantize node turns one into a TABLE."""
+"""Chains of pointwise operators on one quantized tensor, which a quantize node turns into a TABLE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.lower.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A tensor that the NPU does not have: the CPU computes it, for the reason given where it is used."""
+    """A tensor that the CPU computes. The reason is reported by the operators that read it."""
 
     node: Node
 
@@ -28,9 +28,9 @@ class PointwiseChain:
     """Pointwise operators on one quantized tensor, not yet computed.
 
     Attributes:
-        source: the quantized tensor that they all depend on, and nothing else that is not constant.
-        end: the last operator.
-        steps: what they compute jumps, so that interpolation between the entries of a table would round off the jumps.
+        source: The only tensor that the operators depend on, except for constants.
+        end: The last operator.
+        steps: Whether the function has jumps, which interpolation between table entries would smooth.
     """
 
     source: QTensor
@@ -39,20 +39,20 @@ class PointwiseChain:
 
 
 def has_chain(args: Any) -> bool:
-    """Is a chain among the arguments?"""
+    """Return True if a chain is among the arguments."""
     return any(isinstance(value, PointwiseChain) for value in flat(args))
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """The one quantized tensor that a pointwise operator depends on, directly or through a chain.
+    """Return the only quantized tensor that a pointwise operator depends on, directly or through a chain.
 
     Args:
-        env: what stands for each node before this one.
-        shape: the result's shape, which the tensor must have: a table does not broadcast.
-        quantized: a quantize node reads the result.
+        env: Lowered value of each earlier node.
+        shape: Shape of the result, which the tensor must have because a table does not broadcast.
+        quantized: Whether a quantize node reads the result.
 
     Returns:
-        None where there are several such tensors or none, or where a table of their dtype does not say what the operator does.
+        The tensor, or None if there is not exactly one or if a table of its dtype cannot replace the operator.
     """
     if not spec.pointwise:
         return None
@@ -79,9 +79,13 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
 
 def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.float32]:
-    """float32[entries]: the chain's operators, run on the real number of each of ``chain.source.qparams.table_inputs``.
+    """Compute a chain's operators for each of ``chain.source.qparams.table_inputs``.
 
-    ``env`` says what stands for each node: a chain for those that belong to this one, a tensor or a constant for its leaves.
+    Args:
+        env: Lowered values: chains for the chain's own nodes, tensors and constants for its leaves.
+
+    Returns:
+        float32[entries].
     """
     codes = torch.from_numpy(chain.source.qparams.table_inputs)
     results: dict[Node, Any] = {}
@@ -94,7 +98,7 @@ def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.fl
 
     def call(node: Node) -> Any:
         target, keywords = aten_call(node)
-        fresh = target._schema.is_mutable  # an in-place form must not write into what others still read
+        fresh = target._schema.is_mutable  # an in-place operator must not change the operands of other operators
 
         def value(arg: Any) -> Any:
             result = run(arg) if isinstance(arg, Node) else arg
@@ -108,7 +112,7 @@ def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.fl
 
 
 def _leaf(x: Any, codes: torch.Tensor) -> torch.Tensor:
-    """What a chain's leaf is when the chain runs over its source's codes: the codes, or a constant."""
+    """Return a leaf of a chain: the source's integer values or a constant."""
     if isinstance(x, np.ndarray):
         return as_tensor(x).reshape(())
     if x.value.data is not None:

@@ -1,7 +1,6 @@
-"""How control flow is lowered: torch.cond becomes COND_IF, while_loop WHILE_LOOP; each graph they hold is a region.
+"""Lowering of control flow: ``torch.cond`` to COND_IF, ``while_loop`` to WHILE_LOOP, each subgraph to a region.
 
-A region reads its own inputs only: what is computed outside of it and read inside. Constants are written into the regions
-that read them. TOSA 1.0, control flow operators.
+The inputs of a region are the outer tensors that it reads. Constants are repeated in each region that reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.lower.chains import OnCpu, PointwiseChain
 from ethorch.lower.frame import Constants, Frame, constant_tensor
-from ethorch.lower.fx.control_flow import Subgraph, held
+from ethorch.lower.fx.control_flow import Subgraph, subgraphs_of
 from ethorch.lower.fx.node import QUANTIZE, TOSA_DTYPE, as_array, attribute, is_int64, op_name, origin_of
 from ethorch.lower.reasons import DIFFERENT_SCALES, FLOAT_LOOP, INT64_INPUT, NOT_OUTPUT_QUANTIZED, holds_refused, no_condition
 from ethorch.support.errors import Unsupported
@@ -27,17 +26,17 @@ from ethorch.tosa.layout import contiguous
 
 
 class Regions:
-    """Lowers the control flow that ``frame`` meets."""
+    """The lowerings of control flow in a ``frame``."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
         self.b = frame.b
 
     def lower(self, node: Node) -> list[QTensor]:
-        """The results of a torch.cond or while_loop.
+        """Return the results of a torch.cond or while_loop.
 
         Raises:
-            Unsupported: the target has no such operator, or an operator inside cannot run, which the Reason names.
+            Unsupported: The target does not support the operator, or an operator of a subgraph cannot run. The reason names it.
         """
         name = "COND_IF" if node.target is torch.ops.higher_order.cond else "WHILE_LOOP"
         refusal = self.b.limits[name].refuse(name, "BOOL", {}, self.b.target) if name in self.b.limits else None
@@ -49,51 +48,51 @@ class Regions:
         self.b.emit(name, *operands, **regions)
         for inner in frames:
             self.frame.inside |= inner.inside | inner.supported
-        self.frame.supported.update(part.attribute for part in held(node))
+        self.frame.supported.update(part.attribute for part in subgraphs_of(node))
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """The frames of the branches, the COND_IF's operands, and its results as the branch for true has them."""
+        """Return the frames of the branches, the COND_IF's operands, and its results as returned by the first branch."""
         args: Any = node.args
-        parts = held(node)
-        condition, given = self.condition(args[0]), self.operands(args[3], parts, 0)
-        frames = [self.lowered(part, given, 0) for part in parts]
+        parts = subgraphs_of(node)
+        condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
+        frames = [self.lower_subgraph(part, operands, 0) for part in parts]
         readers = {user.args[1]: user for user in node.users}
         pairs: list[list[QTensor]] = []
-        for index, pair in enumerate(zip(*map(_returned, frames), strict=True)):
+        for index, pair in enumerate(zip(*map(_output_nodes, frames), strict=True)):
             q = self.frame.output_qparams(readers[index]) if index in readers else None
-            pairs.append(_alike(frames, [_result(inner, x, q) for inner, x in zip(frames, pair, strict=True)]))
+            pairs.append(_unify(frames, [_result(inner, x, q) for inner, x in zip(frames, pair, strict=True)]))
         for number, inner in enumerate(frames):
             _finish(inner.b, [pair[number].value for pair in pairs])
-        return frames, [condition, *_tensors(given)], [pair[0] for pair in pairs]
+        return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """The frames of condition and body, the WHILE_LOOP's operands, and what it carries as it returns it."""
+        """Return the frames of condition and body, the WHILE_LOOP's operands, and the tensors that it carries."""
         args: Any = node.args
-        parts = held(node)
+        parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
         carried = [self.start(arg, inside) for arg, inside in zip(args[2], body, strict=False)]
-        given = [*carried, *self.operands(args[3], parts, len(carried))]
-        frames = [self.lowered(part, given, len(carried)) for part in parts]
+        operands = [*carried, *self.operands(args[3], parts, len(carried))]
+        frames = [self.lower_subgraph(part, operands, len(carried)) for part in parts]
         condition, inner = frames
-        (again,) = _returned(condition)
+        (again,) = _output_nodes(condition)
         _finish(condition.b, [_result(condition, again, None).value])
-        results = [_result(inner, x, start.q) for x, start in zip(_returned(inner), carried, strict=True)]
-        values = [_stored_like(inner.b, x, start) for x, start in zip(results, carried, strict=True)]
+        results = [_result(inner, x, start.q) for x, start in zip(_output_nodes(inner), carried, strict=True)]
+        values = [_match_layout(inner.b, x, start) for x, start in zip(results, carried, strict=True)]
         _finish(inner.b, [*values, *inner.b.graph.inputs[len(carried) :]])
-        return frames, [*(x.value for x in carried), *_tensors(given[len(carried) :])], carried
+        return frames, [*(x.value for x in carried), *_tensors(operands[len(carried) :])], carried
 
-    # --- what goes in -------------------------------------------------------------------------------------------------
+    # --- operands -----------------------------------------------------------------------------------------------------
 
     @property
     def module(self) -> GraphModule:
-        """The module that holds the frame's graph, and the graphs of its control flow."""
+        """The module with the frame's graph and the subgraphs of its control flow."""
         module = self.frame.graph.owning_module
         assert module is not None
         return module
 
     def condition(self, arg: Any) -> Value:
-        """The truth value that decides between the branches."""
+        """Return the truth value that selects a branch."""
         x = self.operand(arg)
         x = self.b.plain_tensor(x.astype(np.bool_)) if isinstance(x, np.ndarray) else x
         if not isinstance(x, QTensor) or x.value.dtype != "BOOL":
@@ -101,23 +100,23 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """What the placeholders from number ``first`` on stand for; OnCpu where no graph reads one."""
+        """Lower the operands of the placeholders from number ``first`` on; operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
-        read = [any(place.users for place in alike) for alike in places]
-        return [self.operand(arg) if wanted else OnCpu(arg) for arg, wanted in zip(args, read, strict=True)]
+        reads = [any(place.users for place in alike) for alike in places]
+        return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
 
     def operand(self, arg: Any) -> Any:
-        """An operand: a tensor, a constant's array, or OnCpu."""
+        """Return an operand: a tensor, the array of a constant, or OnCpu."""
         x = self.frame.plain(self.frame.env[arg]) if isinstance(arg, Node) else np.asarray(arg)
         if isinstance(x, PointwiseChain):
             return self.frame.as_floats(x) if self.b.floats else OnCpu(x.end)
         return x
 
     def start(self, arg: Any, inside: Node) -> QTensor:
-        """What a loop carries before its first round, in the qparams that the body wants it in."""
+        """Return the initial value of a loop's tensor, with the quantization parameters that the body expects."""
         x, readers = self.operand(arg), [op_name(user.target) in QUANTIZE for user in inside.users]
-        wanted = {self.frame.qparams_of(user) for user in inside.users if op_name(user.target) in QUANTIZE}
-        q = wanted.pop() if len(wanted) == 1 and all(readers) else None
+        qparams = {self.frame.qparams_of(user) for user in inside.users if op_name(user.target) in QUANTIZE}
+        q = qparams.pop() if len(qparams) == 1 and all(readers) else None
         if isinstance(x, OnCpu):
             raise Unsupported(INT64_INPUT if is_int64(x.node) else FLOAT_LOOP)
         if isinstance(x, np.ndarray):
@@ -129,20 +128,25 @@ class Regions:
             x = self.frame.as_floats(x)
         return x if _is_plain(x) else QTensor(self.b.logical(x), contiguous(x.shape), x.q)
 
-    # --- the graphs ---------------------------------------------------------------------------------------------------
+    # --- subgraphs ----------------------------------------------------------------------------------------------------
 
-    def lowered(self, part: Subgraph, given: Sequence[Any], carried: int) -> Frame:
-        """One graph lowered, its results still to be finished. The first ``carried`` of ``given`` change: no constants."""
+    def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
+        """Lower a subgraph, without its outputs.
+
+        Args:
+            operands: Values of the placeholders.
+            carried: Number of leading operands that change in a loop and so are not constants.
+        """
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}
-        for index, (place, x) in enumerate(zip(_placeholders(module), given, strict=True)):
+        for index, (place, x) in enumerate(zip(_placeholders(module), operands, strict=True)):
             inner_b.origin = origin_of(place)
             env[place] = OnCpu(place) if isinstance(x, OnCpu) else x
             if isinstance(x, QTensor) and (index < carried or not x.value.is_const):
                 env[place] = QTensor(inner_b.input(place.name, x.value.shape, x.value.dtype), x.dims, x.q)
         try:
-            return self.frame.nested(module.graph, _constants(module, env), inner_b, env)
+            return self.frame.lower_nested(module.graph, _constants(module, env), inner_b, env)
         except Unsupported as refusal:
             raise Unsupported(holds_refused(part, inner_b.origin, refusal.reason)) from refusal
 
@@ -152,33 +156,32 @@ def _placeholders(module: GraphModule) -> list[Node]:
 
 
 def _constants(module: GraphModule, env: Mapping[Node, Any]) -> Constants:
-    """FX node -> the constant it stands for: an argument that is one, or a tensor that the graph holds itself."""
+    """Return a lookup of constants: placeholders with constant operands, and tensors that belong to the subgraph."""
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
         if node.op == "get_attr":
             value = attribute(module, node)
             return as_array(value) if isinstance(value, torch.Tensor) else None
-        given = env.get(node)
-        return given if isinstance(given, np.ndarray) else None
+        operand = env.get(node)
+        return operand if isinstance(operand, np.ndarray) else None
 
     return lookup
 
 
-def _tensors(given: Sequence[Any]) -> list[Value]:
-    return [x.value for x in given if isinstance(x, QTensor) and not x.value.is_const]
+def _tensors(operands: Sequence[Any]) -> list[Value]:
+    return [x.value for x in operands if isinstance(x, QTensor) and not x.value.is_const]
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------------------
+# --- outputs ----------------------------------------------------------------------------------------------------------------
 
 
-def _returned(frame: Frame) -> list[Node]:
-    """The nodes that a graph returns."""
+def _output_nodes(frame: Frame) -> list[Node]:
     results: Any = frame.graph.output_node().args[0]
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 def _result(frame: Frame, node: Node, q: QParams | None) -> QTensor:
-    """What a graph returns, in ``q`` where that is known."""
+    """Return an output of a subgraph, requantized if ``q`` is not None."""
     x = frame.plain(frame.env[node])
     frame.b.origin = origin_of(node)
     if isinstance(x, np.ndarray):
@@ -191,7 +194,7 @@ def _result(frame: Frame, node: Node, q: QParams | None) -> QTensor:
 
 
 def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node) -> QTensor:
-    """A constant that a graph returns, or that a loop starts with: plain integers, in ``q``, or floats."""
+    """Return a constant output or initial value: integers, quantized with ``q``, or floats."""
     if array.dtype.kind in "iub":
         return b.plain_tensor(array, TOSA_DTYPE.get(node.meta["val"].dtype, "INT32"))
     if q is not None and not q.is_float:
@@ -201,8 +204,12 @@ def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node
     raise Unsupported(NOT_OUTPUT_QUANTIZED)
 
 
-def _alike(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
-    """One result of both branches, of the same dtype and scale and stored alike."""
+def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
+    """Return the result of both branches with equal dtype and storage order.
+
+    Raises:
+        Unsupported: The scales differ.
+    """
     first, second = pair
     if first.q != second.q:
         raise Unsupported(DIFFERENT_SCALES)
@@ -211,24 +218,24 @@ def _alike(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
     if (first.dims, first.value.shape) != (second.dims, second.value.shape):
         if not _is_plain(first):
             first = QTensor(frames[0].b.logical(first), contiguous(first.shape), first.q)
-        second = QTensor(_stored_like(frames[1].b, second, first), first.dims, second.q)
+        second = QTensor(_match_layout(frames[1].b, second, first), first.dims, second.q)
     return [first, second]
 
 
 def _is_plain(x: QTensor) -> bool:
-    """Is each logical dimension one stored axis?"""
+    """Return True if each logical dimension is one stored axis."""
     return x.rank == x.value.rank and all(len(axes) == 1 for axes in x.dims)
 
 
-def _stored_like(b: Builder, x: QTensor, like: QTensor) -> Value:
-    """``x`` with its axes in the order of ``like``, which is plain."""
+def _match_layout(b: Builder, x: QTensor, like: QTensor) -> Value:
+    """Return ``x`` with its axes in the order of ``like``, which must be plain."""
     if (x.dims, x.value.shape) == (like.dims, like.value.shape):
         return x.value
     return b.stored_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])
 
 
 def _finish(b: Builder, values: Sequence[Value]) -> None:
-    """Make ``values`` the region's outputs, each computed by an operator of its own."""
+    """Set the region's outputs, each of which must be the result of a separate operator."""
     for value in values:
         if value.is_const or value in b.graph.inputs or value in b.graph.outputs:
             value = b.emit("IDENTITY", value)

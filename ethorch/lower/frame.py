@@ -1,6 +1,6 @@
-"""What stands for each node of a graph while it is lowered: leaves, arguments, constants, quantize and dequantize nodes.
+"""Lowered values of a graph's nodes: leaves, arguments, constants, quantize and dequantize nodes.
 
-Nothing here lowers an operator: ``Walk`` does, with ``Floats`` and ``Regions``, which see the Frame that they work in.
+``Walk``, ``Floats`` and ``Regions`` lower the operators.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
-#: FX node -> array of a parameter, buffer or constant; None for any other node. Arrays are views.
+#: Return the array of a parameter, buffer or constant as a view, or None for any other node.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
-    """What PyTorch says of the (first) result of ``node``, in the qparams ``q``."""
+    """Return shape and dtype of the first result of ``node``, with the quantization parameters ``q``."""
     value = first_value(node)
     if value is None:
         return Result((), "", q)
@@ -67,7 +67,7 @@ def is_constant(x: Any) -> bool:
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """Return a constant tensor: floats (64-bit ones as FP32), integers (64-bit ones saturated at 32) or the NPU's truth values."""
+    """Return a constant tensor; float64 becomes FP32, and int64 is saturated to INT32."""
     if array.dtype == np.bool_:
         return b.plain_tensor(array)
     if array.dtype == np.float64:
@@ -78,33 +78,33 @@ def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
     return QTensor(b.const(array, dtype), contiguous(array.shape), float_qparams(dtype) if dtype in FLOATS else None)
 
 
-def signed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the int8 codes that stand for uint8 ones; arrays of any other dtype as they are."""
+def to_signed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert uint8 values to int8 by subtracting 128; return arrays of other dtypes unchanged."""
     return (codes.astype(np.int16) - 128).astype(np.int8) if codes.dtype == np.uint8 else codes
 
 
-def _only_dequantized(node: Node) -> bool:
-    """Are its numbers codes, and nothing but that?"""
+def _is_quantized_input(node: Node) -> bool:
+    """Return True if only dequantize nodes read ``node``."""
     return bool(node.users) and all(op_name(user.target) in DEQUANTIZE for user in node.users)
 
 
 class Frame(ABC):
-    """One graph on its way to TOSA.
+    """A graph that is being lowered to TOSA.
 
     Args:
-        graph: the FX graph, which is read and not changed.
-        constants: its parameters, buffers and constants.
-        builder: receives the TOSA.
-        refused: nodes not to try, with their reasons: a previous pass of the dry run refused them.
-        given: of a graph that control flow holds, what its placeholders stand for. Nothing else comes from outside.
+        graph: FX graph, which is not changed.
+        constants: Parameters, buffers and constants of the graph.
+        builder: Builder of the TOSA graph.
+        refused: Nodes that an earlier pass of the dry run refused, with their reasons.
+        operands: Lowered values of the placeholders, if the graph is a subgraph of control flow.
 
     Attributes:
-        inputs: the nodes that are inputs of the TOSA graph.
-        env: what stands for each node so far. A QTensor is a tensor on the NPU, a PointwiseChain one that is not yet computed,
-            an array a constant, OnCpu a tensor that the NPU does not have; a list of them, what has several results.
-        refusals: why each node that is refused cannot run.
-        supported: the nodes that can run.
-        inside: those of the graphs that control flow holds.
+        inputs: Nodes that are inputs of the TOSA graph.
+        env: Lowered value of each node. A QTensor is on the NPU, a PointwiseChain is not yet computed, an array is a constant.
+            A node with several results has a list.
+        refusals: Reason of each refused node.
+        supported: Nodes that can run.
+        inside: Nodes of the subgraphs of control flow.
     """
 
     def __init__(
@@ -114,70 +114,70 @@ class Frame(ABC):
         builder: Builder,
         *,
         refused: Mapping[Node, Reason] | None = None,
-        given: Mapping[Node, Any] | None = None,
+        operands: Mapping[Node, Any] | None = None,
     ):
         self.graph = graph
         self.constants = constants
         self.b = builder
-        self.given = given
+        self.operands = operands
         self.inputs: dict[Node, Value] = {}
         self.env: dict[Node, Any] = {}
         self.refusals: dict[Node, Reason] = dict(refused or {})
         self.supported: set[Node] = set()
         self.inside: set[Node] = set()
 
-    # --- what a walk adds ---------------------------------------------------------------------------------------------
+    # --- abstract methods ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def result(self, node: Node) -> Any:
-        """Lower one node and return what stands for it.
+        """Lower one node and return its lowered value.
 
         Raises:
-            Unsupported: it cannot run on the builder's target.
+            Unsupported: The node cannot run on the builder's target.
         """
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """The same for an operator of quantized tensors, plain integers and truth values."""
+        """Lower an operator of quantized tensors, integers or truth values. See ``result``."""
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
-        """``x`` as a float tensor where it is quantized or a chain; plain integers, constants and numbers as they are.
+        """Dequantize a quantized tensor or chain; return integers, constants and numbers unchanged.
 
-        For targets with floats.
+        Only for targets that support floats.
 
         Raises:
             Unsupported: ``x`` is on the CPU.
         """
 
     @abstractmethod
-    def nested(self, graph: Graph, constants: Constants, builder: Builder, given: Mapping[Node, Any]) -> Frame:
-        """A graph that control flow holds, lowered but for its outputs.
+    def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Frame:
+        """Lower a subgraph of control flow, without its outputs.
 
         Raises:
-            Unsupported: one of its operators cannot run.
+            Unsupported: An operator of the subgraph cannot run.
         """
 
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def leaf(self, node: Node) -> Any:
-        """What a placeholder or get_attr node stands for."""
+        """Return the lowered value of a placeholder or get_attr node."""
         array = self.constants(node)
         if array is not None:
             return array
-        return self.given[node] if self.given is not None and node in self.given else self.boundary(node)
+        return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """A tensor that comes from outside: an input of the TOSA graph if the target has its dtype, else OnCpu.
+        """Return an input of the TOSA graph, or OnCpu if the target does not support its dtype.
 
-        Quantized tensors of uint8 are those of int8 with everything less by 128, but for the graph's inputs and outputs.
+        A quantized uint8 input becomes int8 by subtracting 128.
         """
-        if self.given is not None:
+        if self.operands is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or shape_of_values(node) or has_open_size(tensor):
             return OnCpu(node)
-        unsigned = tensor.dtype == torch.uint8 and self.b.integers and _only_dequantized(node)
+        unsigned = tensor.dtype == torch.uint8 and self.b.integers and _is_quantized_input(node)
         if not unsigned and TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
             return OnCpu(node)
         order = storage_order(tensor)
@@ -192,13 +192,13 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What stands for the node's arguments, defaults filled in; keyword-only ones as keywords."""
+        """Return the lowered values of the arguments, with defaults, and those of keyword-only arguments by name."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
 
-    def folded(self, node: Node) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """An operator of constants, computed now; an array, or a list of them for several results."""
+    def fold(self, node: Node) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
+        """Compute an operator of constants; return an array, or a list of arrays for several results."""
 
         def tensor(argument: Node) -> torch.Tensor:
             value = self.env[argument]
@@ -219,13 +219,14 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """QParams of the quantize nodes that read ``node``, looked up through operators that cost nothing.
+        """Return the quantization parameters of the quantize nodes that read ``node``, directly or through free operators.
 
-        None where something else reads it too, or where two quantize nodes differ.
+        Returns:
+            None if another operator also reads it, or if the quantize nodes differ.
         """
-        found: QParams | None = None
+        qparams: QParams | None = None
         users, carrier = list(node.users), node
-        if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result is ever quantized
+        if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result can be quantized
             carrier = next((user for user in users if user.target is operator.getitem and user.args[1] == 0), node)
             users = [] if carrier is node else list(carrier.users)
         if len(users) == 1 and op_name(users[0].target) not in QUANTIZE:
@@ -235,13 +236,13 @@ class Frame(ABC):
             return None
         for user in users:
             q = self.qparams_of(user) if op_name(user.target) in QUANTIZE else None
-            if q is None or found not in (None, q):
+            if q is None or qparams not in (None, q):
                 return None
-            found = q
-        return found
+            qparams = q
+        return qparams
 
     def qparams_of(self, node: Node) -> QParams | None:
-        """QParams of a quantize or dequantize node; None where a parameter is not known at compile time."""
+        """Return the parameters of a quantize or dequantize node, or None if one is unknown at compile time."""
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
         if any(arg is None for arg in args[1:]):
@@ -260,12 +261,9 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """What a quantize node stands for: a chain becomes a TABLE here, and a tensor in other QParams is requantized.
-
-        The codes of constants are constants.
-        """
+        """Lower a quantize node: a chain to a TABLE, other tensors to a requantization, constants to constants."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
-            return self.folded(node)
+            return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
         if isinstance(x, (OnCpu, np.ndarray)) or q is None or q.per_channel:
             return self.boundary(node)
@@ -277,11 +275,11 @@ class Frame(ABC):
         return self.b.requantized(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
-        """What a dequantize node stands for: the codes it reads, with their QParams."""
+        """Return the integer values that a dequantize node reads, with its quantization parameters."""
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:
-            return QTensor(self.b.const(signed(x), q.dtype, source.name), contiguous(x.shape), q)
+            return QTensor(self.b.const(to_signed(x), q.dtype, source.name), contiguous(x.shape), q)
         if not isinstance(x, QTensor) or q is None or q.per_channel:
             return OnCpu(node)
         return QTensor(x.value, x.dims, q)
@@ -289,12 +287,12 @@ class Frame(ABC):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def plain(self, x: Any) -> Any:
-        """A chain that ends in truth values or integers, as those; anything else as it is."""
+        """Compute a chain whose result is not float; return any other value unchanged."""
         if not isinstance(x, PointwiseChain) or x.end.meta["val"].dtype.is_floating_point:
             return x
-        return self.b.once(("plain", x.end), lambda: self._looked_up(x))
+        return self.b.once(("plain", x.end), lambda: self._look_up(x))
 
-    def _looked_up(self, chain: PointwiseChain) -> QTensor:
+    def _look_up(self, chain: PointwiseChain) -> QTensor:
         real = entries(chain, self.env)
         if chain.end.meta["val"].dtype == torch.bool:
             return self.b.truth_table(chain.source, real)

@@ -1,4 +1,4 @@
-"""PartitionReport: which operators are on the NPU, and why the others are not."""
+"""Report of the operators on the NPU and of the reasons for all others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ethorch.support.wording import counted, shown
 from ethorch.tosa.ir import Origin
 
 
-def placed(npu: int, cpu: int, target: str, delegates: int) -> str:
-    """``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``, the same words everywhere.
+def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
+    """Return e.g. ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``.
 
-    Counted are the operators of the exported graph behind the quantizer, which takes some of the model's apart. Quantize and
-    dequantize are not counted, nor are casts of int64 inputs: they are no operators of the model.
+    The operators of the quantized graph are counted, after the quantizer's decompositions. Quantize operators, dequantize
+    operators and
+    casts of int64 inputs are not counted.
     """
     return f"{npu} of {counted(npu + cpu, 'PyTorch operator')} on {target} in {counted(delegates, 'delegate')}"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One operator that stays on the CPU: which, where in the user's code, and why."""
+    """An operator on the CPU, its location in the user's code, and the reason."""
 
     node: str
     origin: Origin
@@ -32,7 +33,7 @@ class Refusal:
         return f"{self.origin}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """The refusal as plain data."""
+        """Return the refusal as JSON data."""
         return {
             "node": self.node,
             "operator": self.origin.target,
@@ -45,23 +46,23 @@ class Refusal:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Refusal:
-        """Return what ``to_json`` made plain data of.
+        """Restore the refusal from the output of ``to_json``.
 
         Raises:
-            FormatError: The data is something else.
+            FormatError: The data has another format.
         """
         names = ("node", "operator", "module", "source", "id", "reason", "way_out")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
-            raise FormatError(f"a refusal is {shown(data)}; expected the texts {', '.join(names)}.")
+            raise FormatError(f"expected a refusal with the texts {', '.join(names)}, got {shown(data)}.")
         node, operator, module, source, id, reason, way_out = (data[name] for name in names)
         return cls(node, Origin(node, operator, module, source), Reason(id, reason, way_out))
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first of the refusals that have the same operator and reason, and ``count``, the number of them.
+    """Return the first refusal of each operator and reason, with the number of refusals in ``count``.
 
     Args:
-        refusals: Plain data, as of ``Refusal.to_json``.
+        refusals: JSON data returned by ``Refusal.to_json``.
     """
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
@@ -71,7 +72,7 @@ def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def place_text(refusal: Mapping[str, Any]) -> str:
-    """Return the operator and place of a group's first refusal, and the number of the others."""
+    """Return the operator and location of a group's first refusal, and the number of the other refusals."""
     text = f"{refusal['operator']}"
     if refusal["module"]:
         text += f" at {refusal['module']}"
@@ -81,7 +82,7 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each of ``group_refusals``: place, reason, id and way out."""
+    """Return a sentence for each of ``group_refusals``: location, reason, id and remedy."""
     return [
         f"{place_text(group)}: {group['reason']} [{group['id']}] {group['way_out']}".rstrip() for group in group_refusals(refusals)
     ]
@@ -89,13 +90,13 @@ def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class PartitionReport:
-    """What a partitioner decided, over every graph it has seen.
+    """The placement of the operators of all graphs that a partitioner processed.
 
     Attributes:
-        target: name of the NPU.
-        delegated: FX names of operators on the NPU, per delegate tag (quantize and dequantize not counted).
-        refusals: what stays on the CPU, with reasons.
-        without_kernel: of that, what ExecuTorch has no CPU kernel for, or none for firmware.
+        target: Name of the NPU.
+        delegated: FX names of the operators on the NPU per delegate tag, without quantize and dequantize operators.
+        refusals: The operators on the CPU, with reasons.
+        without_kernel: The operators on the CPU without an ExecuTorch CPU kernel, or without a kernel for firmware.
     """
 
     target: str
@@ -104,7 +105,7 @@ class PartitionReport:
     without_kernel: list[Refusal] = field(default_factory=list)
 
     def restore(self, before: PartitionReport) -> None:
-        """Forget what came since ``before`` was copied."""
+        """Restore the state that was copied to ``before``."""
         self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
@@ -112,35 +113,35 @@ class PartitionReport:
         return sum(len(names) for names in self.delegated.values())
 
     def summary(self) -> str:
-        """One line: how many operators run where, and which do not run on the NPU."""
-        line = placed(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
+        """Return a line with the numbers of operators on the NPU and CPU, and the names of those on the CPU."""
+        line = summarize_placement(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
         if self.refusals:
             names = sorted({refusal.origin.target for refusal in self.refusals})
             line += f"; {len(self.refusals)} on the CPU: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         return line
 
     def refusal_texts(self) -> list[str]:
-        """Return the reasons that keep operators on the CPU, and the missing kernels, as of ``refusal_texts``."""
+        """Return the texts of refusals and missing kernels. See :func:`refusal_texts`."""
         return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PartitionReport:
-        """Return what ``to_json`` made plain data of.
+        """Restore the report from the output of ``to_json``.
 
         Raises:
-            FormatError: The data is something else.
+            FormatError: The data has another format.
         """
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]
-        if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(found, list) for found in lists)):
-            raise FormatError("the partition has no target, delegates, cpu and without_kernel.")
+        if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):
+            raise FormatError("expected a partition with target, delegates, cpu and without_kernel.")
         if not all(isinstance(names, list) for names in delegated.values()):
-            raise FormatError(f"delegates is {shown(delegated)}; expected lists of names.")
-        cpu, without_kernel = ([Refusal.from_json(entry) for entry in found] for found in lists if isinstance(found, list))
+            raise FormatError(f"expected lists of names in delegates, got {shown(delegated)}.")
+        cpu, without_kernel = ([Refusal.from_json(entry) for entry in refusals] for refusals in lists if isinstance(refusals, list))
         return cls(target, {tag: [str(name) for name in names] for tag, names in delegated.items()}, cpu, without_kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as JSON data."""
         return {
             "target": self.target,
             "delegates": self.delegated,

@@ -1,4 +1,4 @@
-"""A buffer that a program changes."""
+"""A mutable buffer of a program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ethorch.support.errors import Reason
 
 @dataclass(frozen=True)
 class StateBuffer:
-    """A buffer that a program changes, and what became of it.
+    """A buffer that a program changes, and its dtype on the NPU.
 
     Attributes:
-        name: its fully qualified name.
-        shape: its extents.
-        dtype: torch's name of what it holds in the program.
-        scale, zero_point: of its codes; None where it holds no codes.
-        reason: why it stays in float; None where it is of codes, or of integers as in the model.
+        name: Fully qualified name.
+        shape: Shape of the buffer.
+        dtype: Name of the torch dtype of the buffer in the program.
+        scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
+        reason: Reason why the buffer stays float, or None if it is quantized or has an integer dtype in the model.
     """
 
     name: str

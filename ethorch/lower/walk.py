@@ -1,8 +1,8 @@
-"""The single walk: a quantized FX graph, read once, becomes a tosa.Graph.
+"""Lowering of a quantized FX graph to a tosa.Graph in one pass.
 
-The same walk serves ``EthosUBackend.preprocess`` (strict: a refusal is raised) and the partitioner (a dry run over the
-whole program: refusals are collected, and a refused operator's result is simply not there for its users). It reads the
-edge dialect or the ATen graph as exported alike, and rewrites neither.
+``EthosUBackend.preprocess`` uses the strict mode, which raises refusals. The partitioner uses a dry run over the whole program,
+which
+collects refusals. The graph is in the edge dialect or ATen, and is not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.chains import OnCpu, PointwiseChain, chain_source, entries, has_chain
 from ethorch.lower.control_flow import Regions
 from ethorch.lower.floats import Floats
-from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of, signed
+from ethorch.lower.frame import Constants, Frame, constant_tensor, is_constant, result_of, to_signed
 from ethorch.lower.fx.control_flow import is_control_flow
 from ethorch.lower.fx.node import (
     ASSERTIONS,
@@ -39,7 +39,7 @@ from ethorch.lower.fx.node import (
     is_integer,
     is_left_out,
     makes_constant,
-    mapped,
+    map_leaves,
     op_name,
     origin_of_codes,
     shape_of_values,
@@ -79,8 +79,8 @@ class Walk(Frame):
     """One pass over a graph.
 
     Args:
-        graph, constants, builder, refused, given: see Frame.
-        strict: raise Unsupported instead of collecting it, and give the TOSA graph its outputs.
+        graph, constants, builder, refused, operands: See Frame.
+        strict: Raise Unsupported instead of collecting refusals, and set the outputs of the TOSA graph.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class Walk(Frame):
         *,
         strict: bool = True,
         refused: Mapping[Node, Reason] | None = None,
-        given: Mapping[Node, Any] | None = None,
+        operands: Mapping[Node, Any] | None = None,
     ):
-        super().__init__(graph, constants, builder, refused=refused, given=given)
+        super().__init__(graph, constants, builder, refused=refused, operands=operands)
         self.strict = strict
-        self._late = frozenset[Node]() if strict else _returned_late(graph)
+        self._late = frozenset[Node]() if strict else _excess_outputs(graph)
         self._floats = Floats(self)
         self._regions = Regions(self)
 
     def run(self) -> Walk:
-        """Lower every node of the graph, in its order.
+        """Lower every node of the graph in order.
 
         Raises:
-            Unsupported: a node cannot run, and the walk is strict.
+            Unsupported: A node cannot run, and the walk is strict.
         """
         for node in self.graph.nodes:
             self.b.origin = origin_of_codes(node)
@@ -113,13 +113,13 @@ class Walk(Frame):
                 self.call(node)
             elif node.op == "call_module":
                 self.env[node] = OnCpu(node)
-            elif node.op == "output" and self.strict and self.given is None:
+            elif node.op == "output" and self.strict and self.operands is None:
                 self.outputs(node)
         return self
 
-    def nested(self, graph: Graph, constants: Constants, builder: Builder, given: Mapping[Node, Any]) -> Walk:
-        """See Frame; always strict."""
-        return Walk(graph, constants, builder, refused=self.refusals, given=given).run()
+    def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Walk:
+        """See Frame. The walk of a subgraph is always strict."""
+        return Walk(graph, constants, builder, refused=self.refusals, operands=operands).run()
 
     def as_floats(self, x: Any) -> Any:
         """See Frame."""
@@ -128,16 +128,16 @@ class Walk(Frame):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def call(self, node: Node) -> None:
-        """Lower one node, or write down why it cannot run."""
+        """Lower one node, or record the reason why it cannot run."""
         if node in self.refusals:
-            if self.given is not None:
+            if self.operands is not None:
                 raise Unsupported(self.refusals[node])
             self.env[node] = self.boundary(node)
             return
         if node.target is operator.getitem and isinstance(self.env[node.all_input_nodes[0]], OnCpu):
-            there = self.boundary(node)  # one of several results of the CPU, at hand where the target has its dtype
-            if not isinstance(there, OnCpu):
-                self.env[node] = there
+            boundary = self.boundary(node)  # one of several results of the CPU
+            if not isinstance(boundary, OnCpu):
+                self.env[node] = boundary
                 return
         try:
             self.env[node] = self.result(node)
@@ -147,7 +147,7 @@ class Walk(Frame):
             if self.strict:
                 refusal.place = refusal.place or origin_of_codes(node)
                 raise
-            if op_name(node.target) not in QUANTIZE:  # the integers it makes are at hand all the same: the CPU computes them
+            if op_name(node.target) not in QUANTIZE:  # the CPU computes quantized inputs
                 self.refusals[node] = refusal.reason
             self.env[node] = self.boundary(node)
 
@@ -176,8 +176,8 @@ class Walk(Frame):
         if is_control_flow(node):
             return self._regions.lower(node)
         spec = find(node.target)
-        if (self.b.floats or self.given is not None) and makes_constant(node):
-            return self.folded(node)
+        if (self.b.floats or self.operands is not None) and makes_constant(node):
+            return self.fold(node)
         if spec is None:
             raise Unsupported(unknown_operator(node))
         if has_scalar_dim(node):
@@ -189,10 +189,10 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """A result without elements (a slice of nothing), which is a constant whatever computes it; None for any other.
+        """Return the constant for a result without elements, or None for any other result.
 
         Raises:
-            Unsupported: the program gives it back, and TOSA has no such tensor.
+            Unsupported: The program returns the tensor, and TOSA does not support empty tensors.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
@@ -202,7 +202,7 @@ class Walk(Frame):
         return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
-        """One of several results. Operators whose other results nobody may read (indices, statistics) lower to the first."""
+        """Return one of several results. Operators that are lowered to their first result have only that one."""
         source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
         if isinstance(source, (list, tuple)):
             return source[index]
@@ -214,7 +214,7 @@ class Walk(Frame):
         args, kwargs = self.arguments(node)
         tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
         if tensors and all(isinstance(x, np.ndarray) or (spec.pointwise and is_constant(x)) for x in tensors):
-            return self.folded(node)
+            return self.fold(node)
         if is_left_out(node):
             raise Unsupported(LEFT_OUT)
         out = result_of(node, self.output_qparams(node))
@@ -223,15 +223,15 @@ class Walk(Frame):
         absorbed = spec.lower is not None and spec.absorbs and out.q is not None and not has_chain(args)
         if source is not None and not absorbed:
             steps = spec.steps or any(isinstance(arg, PointwiseChain) and arg.steps for arg in args)
-            return self.chained(PointwiseChain(source, node, steps), out)
+            return self.check_chain(PointwiseChain(source, node, steps), out)
         if out.q is not None and out.q.dtype == "INT32" and not (spec.moves or spec.int32):
             raise Unsupported(INT32_OPERAND)
-        args, kwargs = mapped(args, self.plain), mapped(kwargs, self.plain)
+        args, kwargs = map_leaves(args, self.plain), map_leaves(kwargs, self.plain)
         self.require_present(spec, args)
         if spec.truths:
-            args = tuple(self.integers_apart(arg, x) for arg, x in zip(arguments(node)[0], args, strict=True))
+            args = tuple(self.widen_int8(arg, x) for arg, x in zip(arguments(node)[0], args, strict=True))
         args, kwargs = spec.canonical(name, args, kwargs)
-        args = tuple(mapped(arg, self.tensor) if k in spec.tensors else arg for k, arg in enumerate(args))
+        args = tuple(map_leaves(arg, self.tensor) if k in spec.tensors else arg for k, arg in enumerate(args))
         reason = spec.check(*args, **kwargs) if spec.check else None
         if reason:
             computed = any(isinstance(x, QTensor) and x.is_integer and not x.value.is_const for x in flat(args))
@@ -241,27 +241,28 @@ class Walk(Frame):
         return self.lower(node, spec, args, kwargs, out)
 
     def tensor(self, x: Any) -> Any:
-        """A constant among what a lowering takes as tensors: integers that others are joined to, written into, picked from.
+        """Convert a constant to a tensor, for arguments that the lowering requires as tensors.
 
         Raises:
-            Unsupported: it is float, as the weights of a module that is left out of quantization, on a target of integers.
+            Unsupported: The constant is float and the target supports only integers.
         """
         if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and not self.b.floats:
             raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
-    def integers_apart(self, arg: Any, x: Any) -> Any:
-        """Return ``x`` widened to INT32 if ``arg`` holds 8-bit integers of PyTorch, which TOSA would take for truth values."""
+    def widen_int8(self, arg: Any, x: Any) -> Any:
+        """Return ``x`` widened to INT32 if ``arg`` is int8 in PyTorch, because INT8 without parameters is a truth value."""
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x
         return QTensor(self.b.widened(x.value), x.dims, None)
 
-    def chained(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
-        """The chain itself.
+    def check_chain(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
+        """Return the chain.
 
         Raises:
-            Unsupported: it is a function of int16 that jumps in more places than tables can follow, or TOSA lacks its dtype.
+            Unsupported: An int16 function has more jumps than tables can represent, or TOSA does not support the result's
+                dtype.
         """
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
@@ -271,7 +272,7 @@ class Walk(Frame):
         return chain
 
     def lower(self, node: Node, spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], out: Result) -> Any:
-        """Call the operator's lowering, and hold its result against ``out``."""
+        """Call the operator's lowering, and check the result against ``out``."""
         assert spec.lower is not None
         if out.q is None and not out.dtype and not is_int64(node) and is_integer(node):
             raise Unsupported(no_integer_dtype(node))
@@ -280,7 +281,7 @@ class Walk(Frame):
             rule = spec.rule(node).output
             if rule in ("own", "fixed"):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
-            if rule == "same" and not quantized[0].per_channel:  # what moves data needs no quantize node behind it
+            if rule == "same" and not quantized[0].per_channel:  # data movement keeps the parameters
                 out = replace(out, q=quantized[0])
         if node in self._late:
             raise Unsupported(RETURNED_LATE)
@@ -289,15 +290,15 @@ class Walk(Frame):
         if isinstance(result, QTensor) and result.is_integer:
             result = self.b.wrapped(result, out.dtype)
         if isinstance(result, QTensor):
-            assert result.shape == out.shape, f"{node.format_node()}: lowered to {result.shape}, PyTorch says {out.shape}"
-            assert result.q == out.q or out.q is None, f"{node.format_node()}: result in {result.q}, wanted {out.q}"
+            assert result.shape == out.shape, f"{node.format_node()}: lowered to {result.shape}, expected {out.shape}"
+            assert result.q == out.q or out.q is None, f"{node.format_node()}: result in {result.q}, expected {out.q}"
         return result
 
     def require_present(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Every tensor among the arguments is on the NPU.
+        """Check that every tensor argument is on the NPU.
 
         Raises:
-            Unsupported: one is not. A chain that ends here would need a quantize node.
+            Unsupported: A tensor is on the CPU, or a chain ends without a quantize node.
         """
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
@@ -306,7 +307,7 @@ class Walk(Frame):
                 raise Unsupported(not_quantized(x.node if isinstance(x, OnCpu) else x.end))
 
     def check_int32(self, spec: OpSpec, args: tuple[Any, ...], out: Result) -> None:
-        """Raise Unsupported if the operator reads or returns int32 activations that the target, or the operator, has not."""
+        """Raise Unsupported if the target or operator does not support an int32 activation."""
         reads = [x for x in flat(args) if isinstance(x, QTensor) and x.is_quantized and x.qparams.dtype == "INT32"]
         returns = out.q is not None and out.q.dtype == "INT32"
         if (reads or returns) and not self.b.tuning.int32_activations:
@@ -315,33 +316,36 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
-        """Why the target cannot read a computed index, where it has no operator that does so."""
+        """Return the reason why the target cannot read a computed index, or None if it can."""
         row = self.b.limits.get(spec.needs)
         return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
     def outputs(self, node: Node) -> None:
-        """Make what the graph returns the outputs of the TOSA graph, each computed by an operator of its own.
+        """Set the outputs of the TOSA graph.
 
         Raises:
-            Unsupported: a float result on a target without floats, or an int64 one.
+            Unsupported: An output is float on a target without floats, or is int64.
         """
         results: list[Node] = []
         torch.fx.map_arg(node.args, results.append)
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Make these the outputs of the TOSA graph, in the order in memory that stands beside each.
+        """Set the outputs of the TOSA graph, each of which must be the result of a separate operator.
+
+        Args:
+            results: Node and storage order of each output.
 
         Raises:
-            Unsupported: as of ``outputs``.
+            Unsupported: See :func:`outputs`.
         """
         seen: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])
             if isinstance(x, np.ndarray) and (self.b.floats or not np.issubdtype(x.dtype, np.floating)):
-                x = constant_tensor(self.b, signed(x))
+                x = constant_tensor(self.b, to_signed(x))
             elif self.b.floats and not isinstance(x, OnCpu) and result.meta["val"].dtype.is_floating_point:
                 x = self.as_floats(x)
             if not isinstance(x, QTensor):
@@ -360,32 +364,32 @@ class Walk(Frame):
 
 
 def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
-    """The whole program (one delegate's, as ExecuTorch hands it to ``preprocess``) as a verified TOSA graph.
+    """Lower a program (of one delegate, for ExecuTorch) to a verified TOSA graph.
 
     Raises:
-        Unsupported: an operator cannot run on the builder's target.
+        Unsupported: An operator cannot run on the builder's target.
     """
     Walk(program.graph, constants_of(program), builder).run()
     verify(builder.graph)
     return builder.graph
 
 
-def _returned_late(graph: Graph) -> frozenset[Node]:
-    """The operators whose results the graph returns behind as many others as Vela finds places for."""
+def _excess_outputs(graph: Graph) -> frozenset[Node]:
+    """Return the operators whose results are outputs after the first ``MOST_RETURNED``."""
     results: list[Node] = []
     for node in graph.nodes:
         if node.op == "output":
             torch.fx.map_arg(node.args, results.append)
-    found = set()
+    excess = set()
     for result in results[MOST_RETURNED:]:
         while result.target is operator.getitem or op_name(result.target) in QUANTIZE | DEQUANTIZE:
             result = result.all_input_nodes[0]
-        found.add(result)
-    return frozenset(found)
+        excess.add(result)
+    return frozenset(excess)
 
 
 def _read_all_inputs(b: Builder) -> None:
-    """Add inputs that no output depends on (a softmax of one number is 1) to an output, times 0: ``vela.unread-input``."""
+    """Add inputs that no output depends on, times 0, to an output. See ``vela.unread-input``."""
     outputs = b.graph.outputs
     read = {id(value) for value in outputs}
     for op in reversed(b.graph.ops):
@@ -397,6 +401,6 @@ def _read_all_inputs(b: Builder) -> None:
             continue
         total, dtype = outputs[place], outputs[place].dtype
         first = b.widened(b.reshape(b.cropped(value, (1,) * value.rank), (1,) * total.rank))
-        nothing = b.emit("MUL", first, b.const(np.zeros((1,) * total.rank, np.int32)), shift=0)
-        total = b.emit("ADD", b.widened(total), nothing)
+        zero = b.emit("MUL", first, b.const(np.zeros((1,) * total.rank, np.int32)), shift=0)
+        total = b.emit("ADD", b.widened(total), zero)
         outputs[place] = total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)

@@ -12,7 +12,7 @@ from ethorch.figures.layer import CPU
 from ethorch.figures.persistent_buffers import is_kept, reads_in_place
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
-from ethorch.lower.partition_report import PartitionReport, Refusal, placed, refusal_texts
+from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts, summarize_placement
 from ethorch.lower.replacements import BETWEEN
 from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support import tables
@@ -217,7 +217,11 @@ def explanation(
         meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
         raise SpecError(f"no operator of the program has {operator!r} in its name.{meant} It has: {', '.join(names) or 'none'}.")
     wanted = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
-    counts = "" if partition is None else placed(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
+    counts = (
+        ""
+        if partition is None
+        else summarize_placement(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
+    )
     return Explanation(target, tuple(wanted), tuple(states) if operator is None else (), counts)
 
 

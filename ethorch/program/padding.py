@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ethorch.lower.fx.control_flow import is_control_flow
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import is_in_place, op_name
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.shapes import samples_like
@@ -83,7 +83,7 @@ def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[i
     try:
         inputs, more = samples_like(user, [small, large])
         with in_eval_mode(user.module), torch.no_grad():
-            graphs = [exported(user.module, given).module(check_guards=False) for given in (inputs, more)]
+            graphs = [export_module(user.module, given).module(check_guards=False) for given in (inputs, more)]
             return _compared(graphs[0], graphs[1], list(pytree.tree_leaves(inputs)), sizes)
     except (EthorchError, RuntimeError, TypeError, ValueError, IndexError) as error:
         logger.debug("not filled up: %s", error)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ethorch.formats.pte_types import Program
-from ethorch.lower.fx.export import described, exported
+from ethorch.lower.fx.export import describe_inputs, export_module
 from ethorch.models.load import Inputs, UserMethods, UserModel
 from ethorch.models.zoos import made_up
 from ethorch.support.errors import SpecError
@@ -72,7 +72,7 @@ def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
     inputs = samples[0] if samples else _inputs(user.example_inputs, shapes)
     module = user.module
     if user.quantized and user.dynamic_shapes:
-        module = exported(module, inputs).module(check_guards=False)
+        module = export_module(module, inputs).module(check_guards=False)
     return UserModel(module, inputs, samples, quantized=user.quantized, is_exported=user.is_exported)
 
 
@@ -97,12 +97,12 @@ def _check(user: UserModel, shapes: Shapes) -> None:
     if [len(shape) for shape in shapes] != [x.dim() for x in tensors]:
         raise SpecError(
             f"shapes has {words}, {counted(len(shapes), 'shape')}; the model takes {counted(len(tensors), 'tensor')}, "
-            f"{described(user.example_inputs)}. Give a shape of the same rank for each, such as "
+            f"{describe_inputs(user.example_inputs)}. Give a shape of the same rank for each, such as "
             f"{','.join(_text(x.shape) for x in tensors)}."
         )
     if user.quantized and not user.dynamic_shapes and shapes != tuple(tuple(x.shape) for x in tensors):
         raise SpecError(
-            f"shapes has {words}, but the model is quantized for {described(user.example_inputs)}: give the float model."
+            f"shapes has {words}, but the model is quantized for {describe_inputs(user.example_inputs)}: give the float model."
         )
     if not user.is_exported:
         return

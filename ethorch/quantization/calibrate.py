@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-from ethorch.lower.fx.export import check_module, check_outputs, described, exported
+from ethorch.lower.fx.export import check_module, check_outputs, describe_inputs, export_module
 from ethorch.models.load import Inputs, UserModel
 from ethorch.models.open_sizes import is_dynamic
 from ethorch.models.user_code import explained
@@ -124,13 +124,15 @@ def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, what: str) -
     except EthorchError:
         raise
     except Exception:
-        with explained(f"the model does not run with {what}, {described(inputs)}"):
+        with explained(f"the model does not run with {what}, {describe_inputs(inputs)}"):
             model.module(*inputs)
         raise
 
 
 def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
-    if (given := described(inputs, model.dynamic_shapes)) != (wanted := described(model.example_inputs, model.dynamic_shapes)):
+    if (given := describe_inputs(inputs, model.dynamic_shapes)) != (
+        wanted := describe_inputs(model.example_inputs, model.dynamic_shapes)
+    ):
         raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
 
 
@@ -142,7 +144,7 @@ def _prepared(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str]
     """
     with stage("export"), collected_later():
         check_module(model.module, model.example_inputs)
-        program = exported(model.module, model.example_inputs, model.dynamic_shapes)
+        program = export_module(model.module, model.example_inputs, model.dynamic_shapes)
         check_outputs(program)
         graph = fold(program.module(check_guards=False))
         write_back(graph, changed)

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from ethorch.lower.fx.control_flow import Subgraph, held, is_control_flow
+from ethorch.lower.fx.control_flow import Subgraph, is_control_flow, subgraphs_of
 from ethorch.lower.fx.node import is_in_place, tensor_of
 from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
 from ethorch.quantization.annotate import BRANCHES
@@ -34,7 +34,7 @@ def join_control_flow(model: GraphModule) -> None:
     for node in model.graph.nodes:
         if not is_control_flow(node):
             continue
-        graphs = [part.of(model) for part in held(node)]
+        graphs = [part.of(model) for part in subgraphs_of(node)]
         results: dict[int, list[ActivationObserver]] = {}
         for user in node.users:
             if user.target is operator.getitem:
@@ -99,8 +99,8 @@ _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
     """(control flow node, argument index, attribute name, what it is) of each graph that the model's control flow holds."""
     for node in model.graph.nodes:
-        for part in held(node) if is_control_flow(node) else ():
-            yield node, part.index, part.name, part.what
+        for part in subgraphs_of(node) if is_control_flow(node) else ():
+            yield node, part.index, part.name, part.description
 
 
 def quantize_with_submodules(
@@ -197,7 +197,7 @@ def _control_flow(model: GraphModule) -> list[Node]:
 
 def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
     """The graphs of one control flow node, each once."""
-    return list(dict.fromkeys(part.of(model) for part in held(node)))
+    return list(dict.fromkeys(part.of(model) for part in subgraphs_of(node)))
 
 
 def _register(model: GraphModule, wanted: str, tensor: torch.Tensor) -> str:
@@ -282,7 +282,7 @@ class _ObservedBranch:
     def label(self) -> str:
         """The path of the graph and what it is, for messages."""
         path = ".".join(branch.part.name for branch in (*self.around, self))
-        return f"{path} ({self.part.what} of {self.part.node.name})"
+        return f"{path} ({self.part.description} of {self.part.node.name})"
 
 
 #: The number of samples to run again for each branch that no sample reached.
@@ -293,7 +293,7 @@ def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] =
     """Yield the graphs of control flow at any depth, each with a hook that records its operands."""
     for node in _control_flow(model):
         alternatives: list[_ObservedBranch] = []
-        for part in held(node):
+        for part in subgraphs_of(node):
             graph, operands = part.of(model), list[tuple[Any, ...]]()
 
             def record(module: Any, args: tuple[Any, ...], operands: list[tuple[Any, ...]] = operands) -> None:

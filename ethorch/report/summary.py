@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.layer import CPU, NPU
-from ethorch.lower.partition_report import placed, refusal_texts
+from ethorch.lower.partition_report import refusal_texts, summarize_placement
 from ethorch.report.advice import advice
 from ethorch.support import tables
 from ethorch.support.wording import counted, kib
@@ -54,7 +54,7 @@ def head(data: Data) -> str:
             f"{counted(count, 'delegate')} on {data['target'] or 'no NPU'}, {kernels} on the CPU, quantize and dequantize included."
         )
     of_method = f"Method {data['method']} (also in the file: {', '.join(others)}): " if (others := _others(data)) else ""
-    return of_method + f"{placed(operators['npu'], operators['cpu'], data['target'], count)}."
+    return of_method + f"{summarize_placement(operators['npu'], operators['cpu'], data['target'], count)}."
 
 
 def _others(data: Data) -> list[str]:

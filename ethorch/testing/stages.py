@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ethorch import runtime
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from ethorch.backend.preprocess import lowered_graphs
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -74,7 +74,7 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Quantize ``artifact``."""
-        graph = exported(artifact, inputs).module(check_guards=False)
+        graph = export_module(artifact, inputs).module(check_guards=False)
         before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
         prepared = prepare_pt2e(graph, self.quantizer)
         with torch.no_grad():
@@ -92,7 +92,7 @@ class Export(harness.Export):  # type: ignore[misc]
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Export ``artifact``."""
         if self.dynamic_shapes is None:
-            self.exported_program = exported(artifact, inputs)
+            self.exported_program = export_module(artifact, inputs)
         else:
             self.exported_program = torch.export.export(artifact, inputs, dynamic_shapes=self.dynamic_shapes)
 

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from ethorch.backend.preprocess import lowered_graphs
 from ethorch.formats.files import write_whole
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.models.samples import read_samples
@@ -292,7 +292,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _float_code(self) -> str:
         """The code of the module before it was quantized."""
         if not hasattr(self, "_original_code"):
-            graph = exported(copy.deepcopy(self.original_module), self.example_inputs)
+            graph = export_module(copy.deepcopy(self.original_module), self.example_inputs)
             self._original_code = str(graph.graph_module.code)
         return self._original_code
 

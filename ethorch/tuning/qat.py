@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e import allow_exported_model_train_eval, disable_observer
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import op_name
 from ethorch.models.load import UserModel
 from ethorch.quantization.config import QuantizationConfig
@@ -54,7 +54,7 @@ def prepare_qat(
     if settings.config is not None and not settings.config.is_qat:
         raise QuantizationError("config.not_qat", "the config is not made for training: make it with is_qat=True")
     user = UserModel(model, example_inputs)
-    graph = exported(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
+    graph = export_module(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     rules = take_out(graph)
     prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, is_qat=True))
     constrain_prepared(prepared, rules)
@@ -110,5 +110,5 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
         return converted
     inputs = UserModel(converted, example_inputs).example_inputs
     with torch.no_grad():
-        made: GraphModule = exported(converted, inputs).module(check_guards=False)
+        made: GraphModule = export_module(converted, inputs).module(check_guards=False)
     return made

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.models.load import in_eval_mode
 from ethorch.support.errors import EthorchError
 from ethorch.support.exclusive import exclusive
@@ -68,7 +68,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     for name, module in models.items():
         given = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
         with in_eval_mode(module):
-            found.append(streams_of(exported(module, given).module(check_guards=False), module))
+            found.append(streams_of(export_module(module, given).module(check_guards=False), module))
     untied = _settle(found, list(models.values()))
     good = [stream for streams, _ in found for stream in streams if not stream.refused]
     refused = tuple(dict.fromkeys(stream.refused for streams, _ in found for stream in streams if stream.refused))

@@ -33,11 +33,11 @@ def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
         inputs: fix the shapes.
 
     Raises:
-        QuantizationError, UserCodeError: as of ``lower.fx.export.exported``.
+        QuantizationError, UserCodeError: as of ``lower.fx.export.export_module``.
     """
     if isinstance(model, GraphModule):
         return copy.deepcopy(model)
-    graph: GraphModule = fold(export.exported(model.eval(), inputs).module(check_guards=False))
+    graph: GraphModule = fold(export.export_module(model.eval(), inputs).module(check_guards=False))
     return copy.deepcopy(graph, {id(parameter): parameter for parameter in graph.parameters()})
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.models.load import in_eval_mode
 from ethorch.quantization.shared_buffers import kept
 from ethorch.support.errors import QuantizationError, SpecError
@@ -92,7 +92,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         inputs = next((given for session in calls for called, given in session if called == name), None)
         if inputs is not None:
             with in_eval_mode(module):
-                graph = exported(module, inputs).module(check_guards=False)
+                graph = export_module(module, inputs).module(check_guards=False)
             places.add(name, graph, module)
     places.settle()
     places.watch(calls)

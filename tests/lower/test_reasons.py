@@ -13,7 +13,7 @@ import ethorch
 from ethorch.lower import reasons
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
-from ethorch.lower.fx.control_flow import held
+from ethorch.lower.fx.control_flow import subgraphs_of
 from ethorch.lower.ops.spec import OPS
 from ethorch.lower.replacements import CUSTOM, OTHERS, REPLACEMENTS, instead_of
 from ethorch.support.errors import Reason
@@ -103,7 +103,7 @@ def test_no_refusal_in_the_code_is_without_a_way_out() -> None:
 
 def test_what_a_table_reads_is_counted() -> None:
     reason = reasons.no_table("aten.exp.default", OPS["aten.exp.default"], (INT16, [PLAIN, INT16], 2.0))
-    assert reason.text.endswith("and reads 2 of quantized numbers and 1 of plain integers")
+    assert reason.text.endswith("its inputs are 2 quantized tensors and 1 integer tensor")
 
 
 def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
@@ -114,7 +114,7 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
     program = torch.export.export(Loop(), (torch.zeros(2),))
     (node,) = [node for node in program.graph.nodes if node.target is torch.ops.higher_order.while_loop]
     unknown = Reason("operator.unknown", "it is not known", "")
-    reason = reasons.holds_refused(held(node)[1], Origin(target="aten.topk.default"), unknown)
+    reason = reasons.holds_refused(subgraphs_of(node)[1], Origin(target="aten.topk.default"), unknown)
     assert reason.id == "control_flow.branch"
-    assert reason.text == "the body holds aten.topk.default, which cannot run: it is not known [operator.unknown]"
+    assert reason.text == "the body contains aten.topk.default, which cannot run: it is not known [operator.unknown]"
     assert "while_loop" in reason.way_out

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 
 from ethorch.backend.emit.cpu_operators import CASTS, CLONES, VIEWS
-from ethorch.lower.fx.node import changes_in_place, op_name, written_by
+from ethorch.lower.fx.node import changes_in_place, op_name, target_buffer
 
 
 class Buffers:
@@ -19,7 +19,7 @@ class Buffers:
 
     def __init__(self, module: GraphModule):
         self._places = {node: number for number, node in enumerate(module.graph.nodes)}
-        written = [written_by(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
+        written = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
         self.names = tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
         self._last: dict[str, int] = {}
         for node in module.graph.nodes:

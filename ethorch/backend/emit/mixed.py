@@ -29,7 +29,7 @@ from ethorch.lower.fx.node import (
     op_name,
     overload_of,
     tensor_of,
-    written_by,
+    target_buffer,
 )
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.lowered import Lowered
@@ -228,7 +228,9 @@ class _Mixed:
     def result(self, call: Node, item: Node) -> int:
         """The tensor that a delegate writes a result to: a buffer, or a part of one, where nothing reads that any more."""
         (user, *others) = item.users
-        buffer = written_by(user) if not others and user.target is torch.ops.aten.copy_.default and user.args[1] is item else None
+        buffer = (
+            target_buffer(user) if not others and user.target is torch.ops.aten.copy_.default and user.args[1] is item else None
+        )
         if buffer is None or not self.buffers.is_free_behind(str(buffer.target), call):
             return self.made(item.meta["val"])
         return self.part(user.args[0], item)
@@ -239,7 +241,7 @@ class _Mixed:
         Raises:
             NotWhole: what is written has another dtype or shape.
         """
-        buffer = target if target.op == "get_attr" else written_by(target)
+        buffer = target if target.op == "get_attr" else target_buffer(target)
         if buffer is None or any(getattr(target.meta["val"], key) != getattr(like.meta["val"], key) for key in ("shape", "dtype")):
             raise NotWhole(f"{target.name} is written as something else")
         tensor = tensor_of(self.module, buffer)
@@ -253,7 +255,7 @@ class _Mixed:
     def write(self, node: Node) -> None:
         """What the program writes to a buffer: all of it, a slice, or rows at an index."""
         target: Any = node.args[0]
-        if written_by(node) is None or node.kwargs or node.users:
+        if target_buffer(node) is None or node.kwargs or node.users:
             raise NotWhole(f"{node.name} changes a tensor")
         false = self.values.simple(Value("bool", number=False))
         if node.target is torch.ops.aten.index_put_.default:

@@ -132,7 +132,7 @@ class FloatTensor:
         """Is it equal to ``other``? TOSA 1.0 EQUAL."""
         return self._compared("EQUAL", other, False)
 
-    # --- functions of one ----------------------------------------------------------------------------------------------
+    # --- functions of one ---------------------------------------------------------------------------------------------
 
     def apply(self, name: str) -> FloatTensor:
         """TOSA operator ``name`` of it."""
@@ -223,7 +223,7 @@ class FloatTensor:
             total = total * self + coefficient
         return total
 
-    # --- reductions and shapes --------------------------------------------------------------------------------------------
+    # --- reductions and shapes ----------------------------------------------------------------------------------------
 
     def _reduced(self, name: str, dims: Sequence[int]) -> FloatTensor:
         """``name`` over the logical ``dims``, which keep extent 1; stored axes side by side are reduced as one."""

@@ -26,7 +26,7 @@ class MovementBuilder(Emitter):
         super().__init__(limits, target=target)
         self.tuning = tuning
 
-    # --- values, by their stored axes -----------------------------------------------------------------------------------
+    # --- values, by their stored axes ---------------------------------------------------------------------------------
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         """RESHAPE, left out where ``value`` has that shape."""
@@ -84,7 +84,7 @@ class MovementBuilder(Emitter):
         padding[2 * axis : 2 * axis + 2] = before, after
         return self.emit("PAD", value, padding=tuple(padding), pad_const=code)
 
-    # --- tensors, by their logical dims ---------------------------------------------------------------------------------
+    # --- tensors, by their logical dims -------------------------------------------------------------------------------
 
     def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
         """``x`` stored with one axis per group of logical dimensions, in that order (dims in no group have extent 1)."""

@@ -48,7 +48,7 @@ class OperandBuilder(ScalingBuilder):
         """Another of the same target, with an empty graph."""
         return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
 
-    # --- quantized and float tensors ------------------------------------------------------------------------------------
+    # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
         """INT32 with the zero point removed; one RESCALE per use, since Vela fuses only those with a single user."""
@@ -77,7 +77,7 @@ class OperandBuilder(ScalingBuilder):
             value = self.clamp(value, out.qmin, out.qmax)
         return QTensor(value, x.dims, out)
 
-    # --- plain integers, truth values, numbers --------------------------------------------------------------------------
+    # --- plain integers, truth values, numbers ------------------------------------------------------------------------
 
     def widened(self, value: Value) -> Value:
         """Plain integers or truth values as INT32."""

@@ -1,1 +1,1 @@
-"""What an FX graph says: facts of a node, control flow, and a builder of ATen nodes."""
+"""FX graphs: properties of nodes, control flow, states, and a builder of ATen nodes."""

@@ -1,7 +1,8 @@
-"""Values of constants during torch.export, which otherwise treats them as unknown as it treats inputs.
+"""Values of constants during torch.export, which by default treats constants as unknown.
 
-Numbers and shapes that depend on the values of constants alone then become constants of the exported program: ``x[start:end]`` with
-bounds out of a buffer, ``mask.nonzero()`` of a constant mask.
+Values and shapes that depend only on constants become constants of the exported program, e.g. ``x[start:end]`` with bounds from
+a
+buffer, or ``mask.nonzero()`` of a constant mask.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-#: Functions of the shape of their first argument.
+#: Functions that depend only on the shape of their first argument.
 _LIKE = {"empty_like", "full_like", "zeros_like", "ones_like", "new_empty", "new_full", "new_zeros", "new_ones"}
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class ConstantValues(TorchFunctionMode):
-    """A mode inside which constants have values while a module is traced with fake tensors.
+    """A mode that evaluates operators of constants while a module is traced with fake tensors.
 
-    Each operator of constants also runs on their values. If the number or the shape of its result depends on the values, the result
-    becomes a constant of the trace. A constant into which something unknown is written has no value afterwards.
+    If an operator's value or shape depends on the values of constants, its result becomes a constant of the trace. A constant
+    that
+    receives an unknown value becomes unknown.
 
     Args:
         module: The traced module.
-        skip: Names of its buffers that are not constant.
+        skip: Names of the buffers that are not constant.
     """
 
     def __init__(self, module: nn.Module, skip: Collection[str] = ()):
@@ -41,11 +43,11 @@ class ConstantValues(TorchFunctionMode):
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if name not in skip}
         self._values: Any = WeakIdKeyDictionary()
-        self._lost: dict[int, Any] = {}  # by address; a storage that is referred to here stays at its address
+        self._lost: dict[int, Any] = {}  # by address, which the reference keeps valid
 
     @contextmanager
     def inside_forward(self) -> Iterator[None]:
-        """Enter the mode whenever the module's ``forward`` is called inside."""
+        """Enter the mode whenever the module's ``forward`` is called in the context."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self._values.clear()
@@ -66,21 +68,21 @@ class ConstantValues(TorchFunctionMode):
 
     @property
     def written(self) -> set[str]:
-        """Names of the buffers that the module wrote to: their values are not those of a later call."""
+        """Names of the buffers that the module changed, whose values differ in a later call."""
         return {name for name, value in self._buffers.items() if value._version or self._is_lost(value)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _INDEXING:
             args = (args[0], self._index(args[1]), *args[2:])
-        given = self._without_contents(func, args)
-        leaves = pytree.tree_leaves((given, kwargs))
+        operands = self._without_contents(func, args)
+        leaves = pytree.tree_leaves((operands, kwargs))
         if any(isinstance(leaf, _SYMBOLS) or (isinstance(leaf, Tensor) and self._value(leaf) is None) for leaf in leaves):
             self._lose(func, args, kwargs)
             return func(*args, **kwargs)
         try:
-            value, depends, random = self._run(func, given, kwargs)
-        except Exception:  # what cannot run, or only on fake tensors, has no value
+            value, depends, random = self._run(func, operands, kwargs)
+        except Exception:  # the operator cannot run on values
             self._lose(func, args, kwargs)
             return func(*args, **kwargs)
         if depends and not _writes(func, kwargs):
@@ -94,21 +96,21 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool, bool]:
-        """Return the operator's value, whether that depends on its tensors in number or shape, and whether it is random."""
+        """Return the operator's value, whether it depends on values in number or shape, and whether it is random."""
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
-        with _untraced(), _Tags() as called:
+        with _disable_tracing(), _Tags() as called:
             value = func(*args, **kwargs)
         depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & called.tags
         return value, bool(depends) or func is Tensor.tolist, torch.Tag.nondeterministic_seeded in called.tags
 
     def _without_contents(self, func: Any, args: Any) -> Any:
-        """Return the arguments, with any tensor of its shape in place of the first one if only its shape counts."""
+        """Replace the first argument by an uninitialized tensor if only its shape matters."""
         first = args[0] if args else None
         if getattr(func, "__name__", "") not in _LIKE or not isinstance(first, Tensor) or self._value(first) is not None:
             return args
         if not all(isinstance(extent, int) for extent in first.shape):
             return args
-        with _untraced():
+        with _disable_tracing():
             return (torch.empty(tuple(first.shape), dtype=first.dtype), *args[1:])
 
     def _value(self, tensor: Tensor) -> Tensor | None:
@@ -121,7 +123,7 @@ class ConstantValues(TorchFunctionMode):
         return value.untyped_storage()._cdata in self._lost
 
     def _lose(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Drop the values of what ``func`` writes to."""
+        """Drop the values of the tensors that ``func`` changes."""
         if _writes(func, kwargs):
             for tensor in pytree.tree_leaves((args[:1], kwargs.get("out"))):
                 value = self._value(tensor) if isinstance(tensor, Tensor) else None
@@ -130,21 +132,21 @@ class ConstantValues(TorchFunctionMode):
                     self._lost[storage._cdata] = storage
 
     def _constant(self, value: Tensor) -> Tensor:
-        with _untraced():
+        with _disable_tracing():
             copied = value.clone()  # the value may change later
-        made: Tensor = torch.ops.aten.lift_fresh_copy.default(copied)
-        self._values[made] = value
-        return made
+        constant: Tensor = torch.ops.aten.lift_fresh_copy.default(copied)
+        self._values[constant] = value
+        return constant
 
     def _index(self, index: Any) -> Any:
-        """Return an index with numbers in place of constant tensors of rank 0, and with places in place of constant masks."""
+        """Replace constant scalars in an index by numbers, and constant masks by indices."""
         if isinstance(index, tuple):
-            return tuple(each for one in index for each in self._places(one))
+            return tuple(each for part in index for each in self._places(part))
         places = self._places(index)
         return places if len(places) != 1 else places[0]
 
     def _places(self, index: Any) -> tuple[Any, ...]:
-        """Return what ``index`` becomes: a mask as many indices as it has dims, anything else one."""
+        """Return the indices that replace ``index``: one for each dimension of a mask, otherwise one."""
         if isinstance(index, (tuple, list)):
             return (type(index)(self._number(each) for each in index),)
         if isinstance(index, slice):
@@ -152,7 +154,7 @@ class ConstantValues(TorchFunctionMode):
         value = self._value(index) if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() else None
         if value is None:
             return (self._number(index),)
-        with _untraced():
+        with _disable_tracing():
             places = value.nonzero().unbind(1)
         return tuple(map(self._constant, places))
 
@@ -160,19 +162,19 @@ class ConstantValues(TorchFunctionMode):
         if isinstance(index, Tensor) and index.dim() == 0 and index.dtype in _INTEGERS:
             value = self._value(index)
             if value is not None:
-                with _untraced():
+                with _disable_tracing():
                     return int(value)
         return index
 
 
 @contextmanager
-def _untraced() -> Iterator[None]:
+def _disable_tracing() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
 class _Tags(TorchDispatchMode):
-    """Collects the tags of the operators that are called inside."""
+    """A mode that collects the tags of the called operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

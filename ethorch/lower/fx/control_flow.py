@@ -1,4 +1,4 @@
-"""Which graphs a node of control flow holds: the branches of torch.cond, the condition and the body of while_loop."""
+"""Subgraphs of control flow: the branches of torch.cond, the condition and body of while_loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-#: Control flow -> which of its arguments are graphs: (a word for names, the same for messages).
+#: Control flow operator -> index of each subgraph argument -> (role, description).
 GRAPHS = {
     torch.ops.higher_order.cond: {1: ("then", "the branch for true"), 2: ("else", "the branch for false")},
     torch.ops.higher_order.while_loop: {0: ("condition", "the condition"), 1: ("body", "the body")},
@@ -17,53 +17,53 @@ GRAPHS = {
 
 @dataclass(frozen=True)
 class Subgraph:
-    """One graph of a control flow node.
+    """A subgraph of a control flow node.
 
     Attributes:
-        node: the control flow.
-        index: which of its arguments the graph is.
-        role: "then", for names.
-        what: "the branch for true", for messages.
-        attribute: the get_attr node that names it.
+        node: Control flow node.
+        index: Index of the argument that is the subgraph.
+        role: Short name, e.g. ``then``, used in identifiers.
+        description: Text for messages, e.g. ``the branch for true``.
+        attribute: The get_attr node of the subgraph.
     """
 
     node: Node
     index: int
     role: str
-    what: str
+    description: str
     attribute: Node
 
     @property
     def name(self) -> str:
-        """What the module that ``node`` is in calls the graph."""
+        """Name of the subgraph in the module of ``node``."""
         return str(self.attribute.target)
 
     def of(self, model: GraphModule) -> GraphModule:
-        """The graph itself, in the module that ``node`` is in."""
+        """Return the subgraph's module in ``model``, the module of ``node``."""
         graph = model.get_submodule(self.name)
         assert isinstance(graph, GraphModule)
         return graph
 
 
 def is_control_flow(node: Node) -> bool:
-    """Is it a torch.cond or while_loop?"""
+    """Return True for a torch.cond or while_loop."""
     return node.op == "call_function" and node.target in GRAPHS
 
 
-def held(node: Node) -> list[Subgraph]:
-    """The graphs of one control flow node, in the order of its arguments."""
-    found = []
-    for index, (role, what) in GRAPHS[node.target].items():  # type: ignore[index]
+def subgraphs_of(node: Node) -> list[Subgraph]:
+    """Return the subgraphs of a control flow node, in the order of its arguments."""
+    subgraphs = []
+    for index, (role, description) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
         if isinstance(attribute, Node) and attribute.op == "get_attr":
-            found.append(Subgraph(node, index, role, what, attribute))
-    return found
+            subgraphs.append(Subgraph(node, index, role, description, attribute))
+    return subgraphs
 
 
 def nodes_everywhere(graph: Graph) -> Iterator[Node]:
-    """The nodes of ``graph`` and of the graphs its control flow holds, at any depth."""
+    """Iterate over the nodes of ``graph`` and of its control flow's subgraphs, at any depth."""
     for node in graph.nodes:
         yield node
         if is_control_flow(node) and graph.owning_module is not None:
-            for part in held(node):
-                yield from nodes_everywhere(part.of(graph.owning_module).graph)
+            for subgraph in subgraphs_of(node):
+                yield from nodes_everywhere(subgraph.of(graph.owning_module).graph)

@@ -1,4 +1,4 @@
-"""A module as torch.export sees it, and what is said where it cannot."""
+"""Export of a module with torch.export, with errors that name the user's code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ethorch.support.errors import QuantizationError, UserCodeError
 from ethorch.support.exclusive import EXPORT_LOCK
 
 
-def described(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
-    """Return the tensors of an input tuple as text: ``float32[1, 3, 8, 8], int64[1, any]`` where the last size is open."""
+def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
+    """Return the tensors of an input tuple as text, e.g. ``float32[1, 3, 8, 8], int64[1, any]`` with a dynamic last size."""
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     texts = []
     for number, leaf in enumerate(leaves):
@@ -32,29 +32,30 @@ def described(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = Non
 
 
 def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
-    """Check that no tensor is a float of another dtype than float32, which all that is quantized has to be.
+    """Check that each float tensor is float32, the only float dtype that can be quantized.
 
     Args:
-        dtypes: name of each tensor, for the message, and its dtype.
+        dtypes: Name of each tensor, for the message, and its dtype.
 
     Raises:
         QuantizationError: ``quantize.dtype``.
     """
     for name, dtype in dtypes:
         if dtype.is_floating_point and dtype != torch.float32:
-            found = str(dtype).removeprefix("torch.")
+            actual = str(dtype).removeprefix("torch.")
             raise QuantizationError(
                 "quantize.dtype",
-                f"{name} is {found}, expected float32: convert the model by model.float(), and its inputs by x.float()",
+                f"expected {name} to be float32, got {actual}. Convert the model with model.float() and its inputs with x.float()",
             )
 
 
 def check_module(module: nn.Module, inputs: Any) -> None:
-    """Check what torch.export and torch.fx would answer with an error of their own, or not at all.
+    """Check properties that torch.export and torch.fx do not report clearly.
 
     Raises:
-        QuantizationError: ``quantize.dtype``, a parameter or an input is a float of another dtype than float32;
-            ``quantize.name``, torch.fx cannot write the name of a submodule or parameter into code.
+        QuantizationError: ``quantize.dtype`` if a parameter or input is a float of another dtype than float32.
+            ``quantize.name`` if
+            torch.fx cannot write the name of a submodule or parameter as code.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
@@ -63,12 +64,12 @@ def check_module(module: nn.Module, inputs: Any) -> None:
         if any(character in '"\\' or not character.isprintable() for character in name):
             raise QuantizationError(
                 "quantize.name",
-                f"the name {name!r} has a quotation mark, a backslash or a control character: rename that submodule or tensor",
+                f"the name {name!r} contains a quotation mark, a backslash or a control character. Rename the submodule or tensor",
             )
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Check that a result of the program has elements.
+    """Check that at least one output of the program has elements.
 
     Raises:
         QuantizationError: ``quantize.empty``.
@@ -78,41 +79,41 @@ def check_outputs(program: ExportedProgram) -> None:
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
         raise QuantizationError(
             "quantize.empty",
-            f"the outputs have no elements, {described(tensors)}: give example inputs with a batch of at least 1",
+            f"the outputs have no elements, {describe_inputs(tensors)}. Use example inputs with a batch of at least 1",
         )
 
 
-def exported(
+def export_module(
     module: nn.Module,
     inputs: tuple[Any, ...],
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
     *,
     any_batch: bool = False,
 ) -> ExportedProgram:
-    """``torch.export.export(module, inputs)``, with fixed numbers and shapes where those depend on constants alone.
+    """Return ``torch.export.export(module, inputs)``, with values and shapes that depend only on constants evaluated.
 
     Args:
-        dynamic_shapes: the open dims of each input tensor, as ``open_sizes.dynamic_shapes_of`` returns them.
-        any_batch: the first dimension of each input may be another one later, where the model allows it.
+        dynamic_shapes: Dynamic dimensions of each input tensor, returned by ``open_sizes.dynamic_shapes_of``.
+        any_batch: Whether the first dimension of each input is dynamic if the model allows it.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long; torch.export takes minutes for it.
-        UserCodeError: the module does not run with these inputs, or cannot be exported; the message names the user's line.
+        QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long.
+        UserCodeError: The module does not run with these inputs, or cannot be exported. The message names the user's line.
     """
     try:
-        with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _not_printed, create=True):
+        with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
             open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
-            return _exported(module, inputs, _any_batch(inputs) if any_batch else open_dims)
+            return _export(module, inputs, _any_batch(inputs) if any_batch else open_dims)
     except QuantizationError:
         raise
     except Exception as error:
-        with explained(f"the model does not run with its example inputs, {described(inputs)}"), torch.no_grad():
+        with explained(f"the model does not run with its example inputs, {describe_inputs(inputs)}"), torch.no_grad():
             module(*inputs)
         if _is_data_dependent(error):
             raise UserCodeError(
-                f"the model's way depends on the values of a tensor{at(error)}, and an exported model has one way only. Compute "
-                "both and choose with torch.where, or use torch.cond; a number taken out of a tensor (item, int, a mask as an "
-                "index) has to be a constant."
+                f"the model's control flow depends on values of a tensor{at(error)}; torch.export supports one path. Compute "
+                "both paths and select with torch.where, or use torch.cond. A number read from a tensor (item, int, a mask as "
+                "an index) must be constant."
             ) from error
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{_remedy(error)}") from error
 
@@ -127,8 +128,8 @@ def _remedy(error: Exception) -> str:
     return ""
 
 
-def _exported(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Export the module; once more with the values of constants if something depends on the values of tensors."""
+def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
+    """Export the module. If the trace depends on values of tensors, export again with the values of constants."""
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
@@ -143,14 +144,14 @@ def _exported(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -
         values = ConstantValues(module, variable)
         try:
             with values.inside_forward():
-                found = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+                exported = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
         except Exception:
             if failure is not None:
                 raise failure from None
             assert program is not None
             return program
         if not values.written:
-            return found
+            return exported
         variable |= values.written
 
 
@@ -158,18 +159,15 @@ def _is_data_dependent(error: Exception) -> bool:
     return any(name in f"{type(error).__name__} {error}" for name in _DATA_DEPENDENT)
 
 
-def _not_printed(*_: object, **__: object) -> None:
-    """In place of ``print`` in torch's tracer, which writes the graph as far as it came to stderr before it raises.
-
-    The error has it, as ``partial_fx_graph``: the command line's ``--traceback`` shows it.
-    """
+def _ignore_print(*_: object, **__: object) -> None:
+    """Replace ``print`` in torch's tracer, which prints the partial graph to stderr before it raises."""
 
 
 def _any_batch(inputs: tuple[Any, ...]) -> Any:
-    """What torch.export wants to hear of inputs whose first dimension is not fixed."""
+    """Return the dynamic shapes for inputs with a dynamic first dimension."""
     first = {0: torch.export.Dim.AUTO}
     return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
 
 
-#: Of the errors that torch.export raises where Python looks at a tensor's values: their class or their words.
+#: Classes and texts of the errors of torch.export about code that depends on values of tensors.
 _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow", "data is not allocated yet")

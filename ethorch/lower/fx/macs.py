@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a model, counted on its graph: the same number for every NPU that it is compiled for."""
+"""Multiply-accumulates of a model, counted on its graph independently of the NPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ Shape = Sequence[int]
 
 
 def macs_of_graph(module: GraphModule) -> int:
-    """Multiply-accumulates of one call: of convolutions, linear layers and matrix products, by their shapes.
+    """Return the multiply-accumulates of one call in convolutions, linear layers and matrix products.
 
-    Pooling, sums and element-wise products do not count. Graphs inside the graph count once each: both branches of a condition,
-    one turn of a loop.
+    Each subgraph of control flow is counted once: both branches of a condition, one iteration of a loop.
 
     Args:
-        module: an exported graph, quantized or not; its nodes have ``meta["val"]`` or are its tensors, or what they read is so.
+        module: Exported graph. Each counted node has ``meta["val"]``, is a tensor of the module, or reads such a node.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")
@@ -36,7 +35,7 @@ def _macs(graph: GraphModule, node: Node) -> int:
 
 
 def _shape(graph: GraphModule, node: Node) -> Shape:
-    """Of what a node computes; a quantize or dequantize node has that of what it reads."""
+    """Return the shape of a node; a quantize or dequantize node has the shape of its input."""
     value = node.meta.get("val")
     if value is None and node.all_input_nodes:
         return _shape(graph, node.all_input_nodes[0])
@@ -46,7 +45,7 @@ def _shape(graph: GraphModule, node: Node) -> Shape:
 
 
 def _convolution(result: Shape, inputs: Sequence[Shape], transposed: bool) -> int:
-    """Each output is a sum over a window; of a transposed convolution each input is spread over one."""
+    """Multiply the output size by the window size, or the input size if the convolution is transposed."""
     return math.prod(inputs[0] if transposed else result) * math.prod(inputs[1][1:])
 
 
@@ -58,7 +57,7 @@ def _product(result: Shape, inputs: Sequence[Shape], _: bool) -> int:
     return math.prod(result) * inputs[0][-1]
 
 
-def _added_product(result: Shape, inputs: Sequence[Shape], _: bool) -> int:
+def _addmm(result: Shape, inputs: Sequence[Shape], _: bool) -> int:
     return math.prod(result) * inputs[1][-1]
 
 
@@ -67,5 +66,5 @@ _COUNTED: dict[str, Callable[[Shape, Sequence[Shape], bool], int]] = {
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     "linear": _linear,
     **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot"), _product),
-    **dict.fromkeys(("addmm", "baddbmm"), _added_product),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
 }

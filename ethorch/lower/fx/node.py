@@ -1,4 +1,4 @@
-"""What a node of an exported program says of itself: its operator, arguments, result, place and constants."""
+"""Properties of the nodes of an exported program: operators, arguments, results, locations and constants."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ethorch.tosa.ir import Origin
 
-# --- its operator -----------------------------------------------------------------------------------------------------------
+# --- operators --------------------------------------------------------------------------------------------------------------
 
 QUANTIZE = frozenset(f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default"))
 DEQUANTIZE = frozenset(name.replace(".quantize", ".dequantize") for name in QUANTIZE)
 
-#: What torch.export writes of dtypes and values it has seen: true by construction, and nothing to compute.
+#: Assertions that torch.export inserts about dtypes and values. They always hold.
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
 
-#: Operators that change the dtype of a tensor and nothing else.
+#: Operators that change only the dtype of a tensor.
 CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default"})
 
-#: Operators whose result is whatever memory holds, to be written to.
+#: Operators with an uninitialized result.
 UNINITIALIZED = frozenset(f"aten.{name}" for name in ("empty_like.default", "new_empty.default", "empty.memory_format"))
 
-#: Operators of which only the shape of their argument counts.
+#: Operators that depend only on the shape of their argument.
 LIKE = frozenset(f"aten.{name}.default" for name in (
     "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty",
 ))  # fmt: skip
 
 
 def op_name(target: Any) -> str:
-    """``aten.conv2d.default`` for an OpOverload, its edge dialect form or its in-place form."""
+    """Return the functional ATen name of an OpOverload or edge operator, e.g. ``aten.conv2d.default``."""
     return _functional(str(overload_of(target)))
 
 
 @functools.cache
 def _functional(name: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``."""
+    """Remove the underscore of an in-place operator's name."""
     parts = name.split(".")
     if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
         parts[1] = parts[1][:-1]
@@ -54,12 +54,12 @@ def _functional(name: str) -> str:
 
 
 def overload_of(target: Any) -> Any:
-    """The OpOverload behind an operator of the edge dialect; anything else as it is."""
+    """Return the OpOverload of an edge dialect operator; return any other target unchanged."""
     return target._op if type(target).__name__ == "EdgeOpOverload" else target
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """The ATen operator that computes what ``node`` does, and its keywords: how the result lies in memory says nothing here."""
+    """Return the ATen operator that computes ``node`` and its keywords, without those for the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -69,13 +69,15 @@ def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
 
 
 def writes_back(node: Node) -> bool:
-    """Is it the copy at the end of a graph that writes to an input or a buffer what it holds from then on?"""
+    """Return True for the copy at the end of a graph that updates an input or buffer."""
     into = node.args[0] if node.args else None
     return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op in ("placeholder", "get_attr")
 
 
 def makes_constant(node: Node) -> bool:
-    """Does nothing but its own arguments decide what the operator returns (arange, full, eye, zeros_like)?"""
+    """Return True if the result depends only on arguments that are not tensors, or on a tensor's shape (arange, eye,
+    zeros_like).
+    """
     target = overload_of(node.target)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
@@ -83,45 +85,45 @@ def makes_constant(node: Node) -> bool:
     return single and (op_name(target) in LIKE or (target.namespace == "aten" and not node.all_input_nodes))
 
 
-# --- its arguments ----------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------------
 
 
 def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The node's arguments in the order of its schema, and the keyword-only ones as keywords; defaults are filled in.
+    """Return the node's arguments in the order of its schema, with defaults, and keyword-only arguments by name.
 
-    A keyword-only argument that is None by default and not given is left out.
+    Keyword-only arguments that equal a default of None are omitted.
     """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for index, argument in enumerate(overload_of(node.target)._schema.arguments):
-        given = argument.name in node.kwargs
+        has_keyword = argument.name in node.kwargs
         value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
         if not argument.kwarg_only:
             positional.append(value)
-        elif given or argument.default_value is not None:
+        elif has_keyword or argument.default_value is not None:
             keywords[argument.name] = value
     return tuple(positional), keywords
 
 
-def mapped(args: Any, function: Callable[[Any], Any]) -> Any:
-    """``args`` with ``function`` applied to what is in its tuples, lists and dicts."""
+def map_leaves(args: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply ``function`` to the leaves of nested tuples, lists and dicts."""
     if isinstance(args, dict):
-        return {key: mapped(value, function) for key, value in args.items()}
+        return {key: map_leaves(value, function) for key, value in args.items()}
     if isinstance(args, (list, tuple)):
-        return (tuple if isinstance(args, tuple) else list)(mapped(arg, function) for arg in args)
+        return (tuple if isinstance(args, tuple) else list)(map_leaves(arg, function) for arg in args)
     return function(args)
 
 
 def flat(args: Any) -> list[Any]:
-    """What is in ``args`` and in its tuples and lists."""
+    """Return the leaves of nested tuples and lists."""
     if isinstance(args, (list, tuple)):
         return [value for arg in args for value in flat(arg)]
     return [args]
 
 
-# --- its result -------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------------
 
-#: The TOSA name of each dtype of PyTorch that TOSA has.
+#: PyTorch dtype -> TOSA dtype.
 TOSA_DTYPE = {
     torch.bool: "BOOL",
     torch.int8: "INT8",
@@ -132,57 +134,57 @@ TOSA_DTYPE = {
     torch.float32: "FP32",
 }
 
-#: TOSA dtypes of plain integers and truth values, which every target has.
+#: TOSA dtypes of integers and truth values, which every target supports.
 INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
 
 
-#: Key of ``Node.meta["custom"]``, which torch hands on from graph to graph.
+#: Key of ``Node.meta["custom"]``, which torch copies from graph to graph.
 _LEFT_OUT = "ethorch_left_out"
 
 
 def first_value(node: Node) -> torch.Tensor | None:
-    """The fake tensor of its result, of the first where it has several; None where that is no tensor."""
+    """Return the fake tensor of the first result, or None if it is not a tensor."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (tuple, list)) and value else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def shape_of_values(node: Node) -> bool:
-    """Does the shape of the (first) result of ``node``, or the number that it is, depend on what tensors hold?"""
+    """Return True if the shape of the first result, or the result itself if it is a number, depends on values of tensors."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
 
 
 def is_in_place(node: Node) -> bool:
-    """Does it call an operator that writes into one of its arguments?"""
+    """Return True if the node calls an operator that writes to one of its arguments."""
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def is_float(node: Node) -> bool:
-    """Is its (first) result a float tensor?"""
+    """Return True if the first result is a float tensor."""
     value = first_value(node)
     return value is not None and value.dtype.is_floating_point
 
 
 def is_integer(node: Node) -> bool:
-    """Is its (first) result a tensor of integers or truth values?"""
+    """Return True if the first result is a tensor of integers or truth values."""
     value = first_value(node)
     return value is not None and not value.dtype.is_floating_point
 
 
 def leave_out(node: Node) -> None:
-    """Mark the operator as one that the user wants in float, on the CPU. The mark stays through torch.export and to_edge."""
+    """Exclude the operator from quantization and from the NPU. The mark persists through torch.export and to_edge."""
     node.meta["custom"] = {**node.meta.get("custom", {}), _LEFT_OUT: True}
 
 
 def is_left_out(node: Node) -> bool:
-    """Does the user want it in float, on the CPU?"""
+    """Return True if ``leave_out`` marked the operator."""
     return _LEFT_OUT in (node.meta.get("custom") or {})
 
 
 def has_scalar_dim(node: Node) -> bool:
-    """Return True if an operator takes a dim of a tensor of rank 0, as PyTorch allows: 0 or -1."""
+    """Return True if an operator has a dim argument (0 or -1) for a tensor of rank 0, which PyTorch allows."""
     schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
     if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
@@ -191,15 +193,15 @@ def has_scalar_dim(node: Node) -> bool:
 
 
 def is_int64(node: Node) -> bool:
-    """Is its result one tensor of int64?"""
+    """Return True if the result is a single int64 tensor."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.int64
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if the node casts an int64 input of the program: the CPU hands it over so, as it quantizes a float one.
+    """Return True if the node casts an int64 input of the program, which the CPU does as it quantizes float inputs.
 
-    The cast may saturate: a clamp that only casts read is a part of it.
+    A clamp that only such casts read is part of the cast.
     """
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
@@ -208,44 +210,46 @@ def converts_input(node: Node) -> bool:
 
 
 def _clamps_input(node: Node) -> bool:
-    """Return True if the node clamps an int64 input of the program between two numbers."""
+    """Return True if the node clamps an int64 input of the program."""
     if node.op != "call_function" or op_name(node.target) != "aten.clamp.default" or not is_int64(node):
         return False
     return node.all_input_nodes[0].op == "placeholder"
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Logical dimensions from outermost to innermost in memory (ExecuTorch's dim order); the logical order if not dense."""
+    """Return the dimensions from outermost to innermost in memory (dim order), or the logical order of a tensor that is not
+    dense.
+    """
     try:
         return tuple(int(dim) for dim in tensor.dim_order())
     except RuntimeError:
         return tuple(range(tensor.dim()))
 
 
-# --- its place in the user's code -------------------------------------------------------------------------------------------
+# --- location in the user's code --------------------------------------------------------------------------------------------
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def origin_of(node: Node) -> Origin:
-    """Module path and source line of an FX node, from the metadata torch.export leaves."""
+    """Return module path and source line of a node from the metadata of torch.export."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
         module = path
     source = ""
-    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]  # files
+    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]
     if frames:
-        own = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
-        if own or not module:  # a line of torch's says less than the name of the module that has it
-            path, line = (own or frames)[-1]
+        user_frames = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
+        if user_frames or not module:  # the module's name is more useful than a line of torch
+            path, line = (user_frames or frames)[-1]
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
     target = op_name(node.target) if node.op == "call_function" else node.op
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
 
 
 def origin_of_codes(node: Node) -> Origin:
-    """As ``origin_of``; of a quantize node, under its own name, the place of what it quantizes: the quantizer is no user."""
+    """Return ``origin_of``; a quantize node has the location of the node that it quantizes."""
     if node.op != "call_function" or op_name(node.target) not in QUANTIZE or not node.all_input_nodes:
         return origin_of(node)
     return replace(origin_of(node.all_input_nodes[0]), node=node.name)
@@ -255,7 +259,7 @@ def origin_of_codes(node: Node) -> Origin:
 
 
 def attribute(model: torch.nn.Module, node: Node | str) -> Any:
-    """What a get_attr node, or a dotted name such as ``encoder.0.weight``, is in ``model``; None where there is no such thing."""
+    """Return the attribute of ``model`` with the target of a get_attr node or a dotted name, or None if it does not exist."""
     value: Any = model
     for part in str(node.target if isinstance(node, Node) else node).split("."):
         value = getattr(value, part, None)
@@ -263,14 +267,14 @@ def attribute(model: torch.nn.Module, node: Node | str) -> Any:
 
 
 def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
-    """The parameter, buffer or constant of ``model`` that a get_attr node stands for; None for any other node."""
+    """Return the parameter, buffer or constant of a get_attr node, or None for any other node."""
     value = attribute(model, node) if node.op == "get_attr" else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What ``convert_pt2e`` returned, where else an exported program stands: its parameters are get_attr nodes."""
+    """A graph returned by ``convert_pt2e``, with get_attr nodes for its parameters, in place of an ExportedProgram."""
 
     graph_module: GraphModule
 
@@ -280,7 +284,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """FX node -> its parameter, buffer or constant tensor as a NumPy view; None for other nodes and what the program changes."""
+    """Return a lookup of a node's parameter, buffer or constant as a NumPy view; None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module)
     signature = program.graph_signature
@@ -304,9 +308,9 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
 
 
 def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """``constants_of`` of a graph whose parameters and buffers are get_attr nodes."""
-    written = [written_by(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
-    changed = {str(node.target) for node in written if node is not None}
+    """Return the lookup of ``constants_of`` for a graph with get_attr nodes."""
+    buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    changed = {str(node.target) for node in buffers if node is not None}
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
         tensor = None if str(node.target) in changed else tensor_of(module, node)
@@ -316,35 +320,36 @@ def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | N
 
 
 def changes_in_place(node: Node) -> bool:
-    """Does the operator write into one of its arguments?"""
+    """Return True if the operator writes to one of its arguments."""
     target = overload_of(node.target)
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def written_by(node: Node) -> Node | None:
-    """The get_attr node whose tensor an operator that changes its first argument writes, all of it or by a view; None of others."""
+def target_buffer(node: Node) -> Node | None:
+    """Return the get_attr node whose tensor an in-place operator changes, directly or through views, or None."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if node.op == "get_attr" else None
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The tensor's memory as an array.
+    """Return the tensor's memory as an array.
 
-    ExecuTorch partitions a program whose constants are fake. Those become arrays of the right shape that hold one small
-    number and own no memory: whether an operator can run never depends on what a constant holds.
+    ExecuTorch partitions programs with fake constants. These become arrays of the same shape with one repeated value, because
+    whether an
+    operator can run does not depend on the values of constants.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):
-        one = as_array(torch.full((), 2.0**-8 if tensor.dtype.is_floating_point else 0, dtype=tensor.dtype))
-        return np.broadcast_to(one, tuple(tensor.shape))
+        scalar = as_array(torch.full((), 2.0**-8 if tensor.dtype.is_floating_point else 0, dtype=tensor.dtype))
+        return np.broadcast_to(scalar, tuple(tensor.shape))
     if tensor.dtype == torch.bfloat16:
         return tensor.cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.cpu().numpy()
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """The inverse of ``as_array``, in memory of its own."""
+    """Return a copy of an array as a tensor; the inverse of ``as_array``."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

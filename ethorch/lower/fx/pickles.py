@@ -1,4 +1,4 @@
-"""Pickle modules with the graphs that torch's own pickles leave out: names, metadata and control flow stay."""
+"""Pickling of modules with graphs, including the names, metadata and control flow that torch does not pickle."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-#: The metadata of a node that ethorch reads.
+#: Node metadata that ethorch reads.
 _META = ("val", "tensor_meta", "nn_module_stack", "stack_trace", "custom")
-#: Attributes that ``GraphModule`` makes anew.
+#: Attributes that ``GraphModule`` derives.
 _DERIVED = ("_graph", "_code", "_lineno_map", "_prologue_start")
 
 
 class _Reference(str):
-    """The name of a node among another node's arguments."""
+    """Name of a node in another node's arguments."""
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle modules and what belongs to them; classes that cannot be imported go along, by cloudpickle."""
+    """Pickle modules and related objects; classes that cannot be imported are pickled by value."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
 
 
 def loads(content: bytes) -> Any:
-    """Return what ``dumps`` pickled."""
+    """Restore the object from the output of ``dumps``."""
     return pickle.loads(content)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped library
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, GraphModule):
             return _empty_module, (), _state(value), None, None, _fill
@@ -68,18 +68,18 @@ def _empty_module() -> GraphModule:
 
 
 def _fill(module: GraphModule, state: Mapping[str, Any]) -> None:
-    graph, known = Graph(), dict[str, Node]()
+    graph, node_by_name = Graph(), dict[str, Node]()
     graph._codegen = state["codegen"]
     for op, name, target, arguments, meta in state["nodes"]:
-        args, kwargs = map_aggregate(arguments, lambda x: known[x] if isinstance(x, _Reference) else x)
-        node = known[name] = graph.create_node(op, target, args, kwargs, name)
+        args, kwargs = map_aggregate(arguments, lambda x: node_by_name[x] if isinstance(x, _Reference) else x)
+        node = node_by_name[name] = graph.create_node(op, target, args, kwargs, name)
         node.meta = dict(meta)
     root = nn.Module()
     root.__dict__ = dict(state["attributes"])
     GraphModule.__init__(module, root, graph, state["name"])
     for name, value in state["attributes"].items():
         module.__dict__.setdefault(name, value)
-    for name in ("_parameters", "_buffers", "_modules"):  # those that no node reads, too
+    for name in ("_parameters", "_buffers", "_modules"):  # including unused ones
         for key, value in state["attributes"][name].items():
             module.__dict__[name].setdefault(key, value)
 

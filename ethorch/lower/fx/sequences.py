@@ -1,4 +1,4 @@
-"""Sequences of recurrent layers, which are refused when they are too long: before torch.export, which takes minutes for them."""
+"""Limit of the sequence length of recurrent layers, checked before torch.export because exporting takes minutes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor, nn
 
 from ethorch.support.errors import QuantizationError
 
-#: Most steps of a sequence. Each is some ten operators of the program; exporting, calibrating and compiling many takes hours.
+#: Maximum number of steps of a sequence. Each step adds about ten operators, so longer sequences take hours to compile.
 MOST_STEPS = 4096
 
 
 def refuse_long_sequence(steps: int) -> None:
-    """Nothing, of at most ``MOST_STEPS``.
+    """Check the number of steps of a sequence.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, of more.
+        QuantizationError: ``recurrent.steps``, if there are more than ``MOST_STEPS``.
     """
     if steps > MOST_STEPS:
         raise QuantizationError(
             "recurrent.steps",
-            f"a recurrent layer over {steps} steps, each of which becomes operators of its own; allowed are {MOST_STEPS}. Give "
-            "the model a part of the sequence at a time, and the state that the last part returned.",
+            f"expected at most {MOST_STEPS} steps of a recurrent layer, got {steps}; each step becomes separate operators. "
+            "Call the model with one section of the sequence at a time, and pass the returned state to the next call.",
         )
 
 
 @contextmanager
 def short_sequences(module: nn.Module) -> Iterator[None]:
-    """While it lasts, each recurrent layer in ``module`` raises what ``refuse_long_sequence`` does, instead of running."""
-    hooks = [layer.register_forward_pre_hook(_checked) for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+    """Check the sequence length of each recurrent layer of ``module`` that is called within the context."""
+    hooks = [layer.register_forward_pre_hook(_check_length) for layer in module.modules() if isinstance(layer, nn.RNNBase)]
     try:
         yield
     finally:
@@ -39,9 +39,9 @@ def short_sequences(module: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _checked(layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
+def _check_length(layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
     sequence = inputs[0] if inputs else None
     if isinstance(sequence, Tensor):
         steps = sequence.shape[1 if layer.batch_first and sequence.dim() == 3 else 0]
-        if isinstance(steps, int):  # else it may be any number
+        if isinstance(steps, int):  # a dynamic size is not checked
             refuse_long_sequence(steps)

@@ -57,7 +57,7 @@ def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None,
     assert isinstance(added, Node)
     beta, alpha = s.node.kwargs.get("beta", 1), s.node.kwargs.get("alpha", 1)
     if w.op == "get_attr" and added.op == "get_attr" and beta == alpha == 1 and added.meta["val"].dim() == 1:
-        return s(aten.linear.default, x, s.transposed(w), added)
+        return s(aten.linear.default, x, s.transpose_parameter(w), added)
     made = s(aten.mm.default, x, w)
     made = made if alpha == 1 else s(aten.mul.Scalar, made, alpha)
     if beta == 0:

@@ -108,7 +108,7 @@ def is_parameter(x: Any) -> bool:
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
     """x[..., H, C] @ y[C, W] + bias: a linear layer where y is a parameter, else a bmm of one matrix."""
     if is_parameter(y):
-        return s(aten.linear.default, x, s.transposed(y), bias)
+        return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
     flat = s(aten.reshape.default, x, [1, rows, shape_of(x)[-1]])
     made = s(aten.bmm.default, flat, s(aten.unsqueeze.default, y, 0))

@@ -352,7 +352,7 @@ def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> 
 
 def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
     """A parameter of several dims as one of one dim."""
-    return x if x is None or len(shape_of(x)) == 1 else s.flattened(x)
+    return x if x is None or len(shape_of(x)) == 1 else s.flatten_parameter(x)
 
 
 @composite(

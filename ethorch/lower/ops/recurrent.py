@@ -83,10 +83,10 @@ def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -
     if len(parameters) > 3:
         width = shape_of(parameters[1])[1]
         if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
-            bias = s.combined(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
+            bias = s.combine(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
             weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
         else:
-            bias = s.combined(parameters[2], parameters[3], torch.add)
+            bias = s.combine(parameters[2], parameters[3], torch.add)
     if not gru:
         return [s(aten.linear.default, x, parameters[0], bias)], weights
     height = shape_of(parameters[0])[0] // 3

@@ -392,7 +392,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_shared_operands,
         families=U85,
     ),
-    # --- what other steps of the pipeline avoid ------------------------------------------------------------------------
+    # --- what other steps of the pipeline avoid -----------------------------------------------------------------------
     VelaBug(
         id="vela.concat-of-five-axes",
         wrong="A CONCAT of more than four axes behind a SLICE and a RESHAPE reads the wrong rows.",
@@ -427,7 +427,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("TABLE",),
         families=U85,
     ),
-    # --- windows over long axes, constants -----------------------------------------------------------------------------
+    # --- windows over long axes, constants ----------------------------------------------------------------------------
     VelaBug(
         id="vela.dilated-convolution-of-short-map",
         wrong="Of a map with fewer places than the dilation, which is above 2, it makes convolutions of nothing but padding.",
@@ -594,7 +594,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_operand,
         families=U85,
     ),
-    # --- what lowerings do not emit ------------------------------------------------------------------------------------
+    # --- what lowerings do not emit -----------------------------------------------------------------------------------
     VelaBug(
         id="vela.sum-of-whole-scales",
         wrong="Of a sum of two INT16 that are both rescaled to INT32 by whole numbers below 2**14 it emits the smaller scale; "
@@ -640,7 +640,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         wrong="An input that nothing reads is not there any more.",
         instead="``lower.walk`` adds it to an output, times 0; ``vela.compile`` refuses a model that lost one.",
     ),
-    # --- what targets forbid -------------------------------------------------------------------------------------------
+    # --- what targets forbid ------------------------------------------------------------------------------------------
     VelaBug(
         id="vela.padded-pool-of-wide-stride",
         wrong="A MAX_POOL2D with padding and a stride above 3 reads other places.",
@@ -664,7 +664,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("REDUCE_SUM",),
         families=U85,
     ),
-    # --- what is seen around the compilation ---------------------------------------------------------------------------
+    # --- what is seen around the compilation --------------------------------------------------------------------------
     VelaBug(
         id="vela.int32-slice-in-cascade",
         wrong="A SLICE of INT32 in a cascade reads from the beginning of the whole.",

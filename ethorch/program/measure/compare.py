@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from ethorch.backend.emit.whole import NotWhole
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.models.load import Inputs, in_eval_mode
 from ethorch.program.measure.ladder import Comparison, Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
 from ethorch.program.measure.layers import CompareLayers
@@ -110,6 +110,6 @@ def _prepared(record: Record, reference: nn.Module) -> GraphModule | None:
     assert record.settings is not None and record.model is not None
     settings = record.settings.with_(scheme=record.config)
     with stage("prepare the float model"):
-        graph = exported(reference, record.model.example_inputs).module(check_guards=False)
+        graph = export_module(reference, record.model.example_inputs).module(check_guards=False)
         prepared: GraphModule = prepare_pt2e(graph, quantizer_for(settings))
     return prepared

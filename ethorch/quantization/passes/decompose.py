@@ -25,7 +25,7 @@ from ethorch.lower.fx.node import (
     is_float,
     is_in_place,
     makes_constant,
-    mapped,
+    map_leaves,
     op_name,
     shape_of_values,
 )
@@ -95,8 +95,8 @@ def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | 
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None
     nodes = {id(value_of(each)): each for each in node.all_input_nodes}
-    args, kwargs = spec.canonical(name, *mapped(arguments(node), value_of))
-    args, kwargs = mapped((args, kwargs), lambda arg: nodes.get(id(arg), arg))
+    args, kwargs = spec.canonical(name, *map_leaves(arguments(node), value_of))
+    args, kwargs = map_leaves((args, kwargs), lambda arg: nodes.get(id(arg), arg))
     left = [arg for arg in flat([*args, *kwargs.values()]) if isinstance(arg, Node)]
     if len(set(left)) == len(nodes):
         return None

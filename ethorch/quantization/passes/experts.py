@@ -135,7 +135,7 @@ def _biases(s: AtenBuilder, node: Node, marks: Node) -> None:
     """``biases[expert of the row]``, of biases [experts, N]: the marks times them."""
     biases = node.args[0]
     if isinstance(biases, Node) and len(shape_of(biases)) == 2:
-        transposed = s.transposed(biases) if tensor_of(s.model, biases) is not None else s(aten.t.default, biases)
+        transposed = s.transpose_parameter(biases) if tensor_of(s.model, biases) is not None else s(aten.t.default, biases)
         node.replace_all_uses_with(s(aten.linear.default, marks, transposed))
 
 

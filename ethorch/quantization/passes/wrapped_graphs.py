@@ -15,7 +15,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import value_of
-from ethorch.lower.fx.node import ASSERTIONS, attribute, mapped, op_name
+from ethorch.lower.fx.node import ASSERTIONS, attribute, map_leaves, op_name
 from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
@@ -137,7 +137,7 @@ class _Inliner:
                 return torch.float32 if argument is lower else argument
 
             self.changed = True
-            node.args, node.kwargs = mapped(node.args, wide), mapped(node.kwargs, wide)
+            node.args, node.kwargs = map_leaves(node.args, wide), map_leaves(node.kwargs, wide)
             for operand in node.all_input_nodes:
                 value = value_of(operand)
                 if isinstance(value, torch.Tensor) and value.dtype == lower:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import shape_of_values
 from ethorch.support.errors import UserCodeError
 
@@ -70,7 +70,7 @@ FUNCTIONS = [pieces, where_true, rows_of_a_mask, counted, like_the_input, branch
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_what_depends_on_constants_is_fixed(function: Forward) -> None:
     module, x = WithConstants(function), torch.randn(6, 3)
-    program = exported(module, (x,))
+    program = export_module(module, (x,))
     assert not any(map(shape_of_values, program.graph.nodes))
     for scale in (1, -2):
         torch.testing.assert_close(program.module()(x * scale), module(x * scale), rtol=0, atol=0)
@@ -92,7 +92,7 @@ def state(x: Tensor, places: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [write_of_the_input, state], ids=lambda function: function.__name__)
 def test_what_changes_is_not_fixed(function: Forward) -> None:
     try:
-        program = exported(WithConstants(function), (torch.randn(6, 3),))
+        program = export_module(WithConstants(function), (torch.randn(6, 3),))
     except UserCodeError:
         return
     assert any(map(shape_of_values, program.graph.nodes))
@@ -100,7 +100,7 @@ def test_what_changes_is_not_fixed(function: Forward) -> None:
 
 def test_the_module_stays_as_it_was() -> None:
     module, x = WithConstants(pieces), torch.randn(6, 3)
-    exported(module, (x,))
+    export_module(module, (x,))
     assert not module._forward_hooks
     assert not module._forward_pre_hooks
     torch.testing.assert_close(module(x)[0], x[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch.lower.fx.export import exported
+from ethorch.lower.fx.export import export_module
 from ethorch.support.errors import QuantizationError
 
 
@@ -25,11 +25,11 @@ def test_a_sequence_that_is_too_long_is_refused_before_tracing(kind: type[nn.RNN
     layer = kind(2, 2, batch_first=True)
     monkeypatch.setattr(layer, "forward", lambda *_: pytest.fail("the layer ran"))
     with pytest.raises(QuantizationError) as refusal:
-        exported(Last(layer), (torch.rand(1, 65_537, 2),))
+        export_module(Last(layer), (torch.rand(1, 65_537, 2),))
     assert refusal.value.id == "recurrent.steps"
 
 
 def test_the_other_axes_may_be_long_and_no_hook_stays() -> None:
     layer = nn.GRU(2, 3)
-    exported(Last(layer), (torch.rand(4, 5_000, 2),))
+    export_module(Last(layer), (torch.rand(4, 5_000, 2),))
     assert not layer._forward_pre_hooks
