@@ -28,8 +28,8 @@ from ethorch.lower.fx.node import (
     flat,
     op_name,
     overload_of,
-    tensor_of,
     target_buffer,
+    tensor_of,
 )
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.lowered import Lowered
