@@ -33,3 +33,30 @@ def test_runs(path: Path, kernel: Any) -> None:
     nbclient.NotebookClient(book, km=kernel, timeout=600).execute()  # CellExecutionError where one raises
     said = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert said and not [output for output in said if output.get("name") == "stderr"], "nothing is complained of"
+
+
+def test_progress_appears_and_goes(kernel: Any) -> None:
+    import nbclient
+    import nbformat
+
+    source = """
+import time
+from ethorch.support.progress import stage
+from ethorch.support.progress_display import shown
+with shown(), stage("calibrate <all>", 3) as step:
+    for _ in range(3):
+        time.sleep(0.3)
+        step()
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    shown: list[str] = []
+
+    class Client(nbclient.NotebookClient):
+        def process_message(self, message: Any, cell: Any, index: int) -> Any:
+            if message["msg_type"] in ("display_data", "update_display_data"):
+                shown.append(message["content"]["data"]["text/html"])
+            return super().process_message(message, cell, index)
+
+    Client(book, km=kernel, timeout=60).execute()
+    assert "calibrate &lt;all&gt;" in shown[0] and any('value="2" max="3"' in page for page in shown)
+    assert shown[-1] == ""

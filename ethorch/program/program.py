@@ -25,11 +25,11 @@ from ethorch.program.record import Record
 from ethorch.program.restoring import restore
 from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
 from ethorch.report.page import page
-from ethorch.report.summary import summary
+from ethorch.report.summary import largest_layers, summary
 from ethorch.support import trees
 from ethorch.support.errors import EthorchError, HostError, SpecError
 from ethorch.support.exclusive import exclusive
-from ethorch.support.rendering import as_html, as_text
+from ethorch.support.rendering import as_html, as_text, bar_chart
 from ethorch.support.wording import counted
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
@@ -405,7 +405,7 @@ class Program:
         return as_text(self.__rich__())
 
     def _repr_html_(self) -> str:
-        return as_html(self.__rich__())
+        return as_html(self.__rich__()) + bar_chart("Largest layers, cycles", largest_layers(self.to_json()))
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self._record.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"

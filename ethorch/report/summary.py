@@ -132,6 +132,12 @@ def _cycles(part: Mapping[str, Any]) -> int:
     return int(part["cycles"])
 
 
+def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
+    """Return the name, the cycles, and the cycles as text of the layers with the most cycles."""
+    layers = sorted((layer for layer in data["layers"] if layer["op_cycles"]), key=lambda layer: -layer["op_cycles"])
+    return [(f"{layer['where']} {layer['name']}", layer["op_cycles"], f"{layer['op_cycles']:,}") for layer in layers[:count]]
+
+
 def largest_saving(data: Data) -> str:
     """Return the advice about the largest share of time or RAM, in a line; empty if there is none. Refusals are listed anyway."""
     found = next((one for one in advice(data) if not one.id.startswith("cpu.") and one.weight >= _LOUD), None)
