@@ -1,4 +1,4 @@
-"""What would make a program smaller or faster, derived from the plain data of ``Program.to_json``; each piece with its figure."""
+"""Advice that makes a program smaller or faster, derived from the data of ``Program.to_json``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ethorch.support.wording import counted, kib
 
 Data = Mapping[str, Any]
 
-_LEAST = 0.02  #: Share of the cycles or of the RAM below which a way is not worth a line.
+_LEAST = 0.02  #: Least share of the cycles or of the RAM that is worth advice.
 _QUANTIZERS = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor")
 _NAMED = 3  # modules or operators that a sentence names
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to change.
+    """A change that would help.
 
     Attributes:
-        id: stable.
-        figure: what it costs now, with its unit: the reason for the advice.
-        text: what it is, and what to do.
-        weight: share of the cycles or of the RAM that it is about, 0 to 1; the largest is listed first.
+        id: Stable identifier.
+        figure: Current cost with its unit.
+        text: Reason and remedy.
+        weight: Share of the cycles or of the RAM that the advice concerns, 0 to 1.
     """
 
     id: str
@@ -37,23 +37,23 @@ class Advice:
     weight: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return asdict(self)
 
 
 def advice(data: Data) -> list[Advice]:
-    """All that applies, the weightiest first.
+    """Return the advice that applies, sorted by weight.
 
     Args:
-        data: of ``Program.to_json``.
+        data: Data of ``Program.to_json``.
 
     Raises:
-        FormatError: it is something else.
+        FormatError: The data have another format.
     """
     try:
         layers = [Layer.from_json(layer) for layer in data["layers"]]
         memory = MemoryReport.from_json(data["memory"])
-        found = [
+        entries = [
             *_on_cpu(data, layers),
             *_float_ends(data, layers),
             *_transposes(data, layers),
@@ -63,7 +63,7 @@ def advice(data: Data) -> list[Advice]:
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {error}.") from None
-    return sorted(found, key=lambda one: -one.weight)
+    return sorted(entries, key=lambda entry: -entry.weight)
 
 
 def _cycles(layers: Sequence[Layer]) -> int:
@@ -75,14 +75,16 @@ def _share(part: int, layers: Sequence[Layer]) -> float:
 
 
 def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Operators that the NPU refused, by reason."""
+    """Yield advice for each reason that operators run on the CPU."""
     refusals = sorted((*data["cpu"], *data["without_kernel"]), key=lambda refusal: refusal["id"])
     for id, group in groupby(refusals, key=lambda refusal: refusal["id"]):
         rows = list(group)
         names = list(dict.fromkeys(row["operator"] for row in rows))
         places = list(dict.fromkeys(row["module"] or row["source"] for row in rows if row["module"] or row["source"]))
-        mine = {(row["operator"], row["module"], row["source"]) for row in rows}
-        spent = _cycles([x for x in layers if x.where == CPU and any((name, x.module, x.source) in mine for name in x.operators)])
+        origins = {(row["operator"], row["module"], row["source"]) for row in rows}
+        spent = _cycles(
+            [x for x in layers if x.where == CPU and any((name, x.module, x.source) in origins for name in x.operators)]
+        )
         share = _share(spent, layers)
         figure = counted(len(rows), "operator") + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
         where = f" at {_some(places)}" if places else ""
@@ -95,7 +97,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Float inputs and outputs whose codes are there as well."""
+    """Yield advice for float inputs and outputs, which are stored in addition to their quantized copies."""
     settings = data["settings"]
     quantizers = [x for x in layers if x.where == CPU and x.operator.startswith(_QUANTIZERS)]
     if settings is None or settings["io"] != "float32" or not quantizers:
@@ -110,56 +112,55 @@ def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     yield Advice(
         "float-io",
         f"{kib(size)} of RAM ({ram:.1%}), {spent:,} CPU cycles ({cycles:.1%})",
-        f'The program takes or gives floats, which lie in RAM beside their codes, and the CPU converts them. io="{io}" (--io {io}) '
-        "hands codes over instead: what the firmware has of a camera or a microphone often are codes already.",
+        "The inputs or outputs are float32. They are stored in RAM in addition to their quantized copies, and the CPU converts "
+        f'them. Use io="{io}" (--io {io}): cameras and microphones often deliver quantized values.',
         max(ram, cycles),
     )
 
 
 def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Passes of the NPU that only change the order of elements."""
-    found = [x for x in layers if x.bound == TRANSPOSES]
-    share = _share(_cycles(found), layers)
+    """Yield advice for operations of the NPU that only change the order of elements."""
+    moves = [x for x in layers if x.bound == TRANSPOSES]
+    share = _share(_cycles(moves), layers)
     if share < _LEAST:
         return
-    figure = f"{_cycles(found):,} cycles ({share:.1%}) in {counted(len(found), 'transpose')}"
+    figure = f"{_cycles(moves):,} cycles ({share:.1%}) in {counted(len(moves), 'transpose')}"
     ends = _at_ends(layers)
     settings = data["settings"]
     if ends and settings is not None and settings["io_layout"] != "nhwc":
         yield Advice(
             "transposes.io",
             f"{figure}; of them {_cycles(ends):,} cycles at the ends",
-            "The NPU computes with channels last, and the program's inputs and outputs have them first. The "
-            "setting io_layout='auto' makes channels last the program's layout if that is faster: the transposes at its ends go "
-            "away, but reading pixels may take longer.",
+            "The NPU computes with channels last, and the inputs and outputs of the program have channels first. The setting "
+            "io_layout='auto' uses channels last if that is faster.",
             share,
         )
     else:
-        places = list(dict.fromkeys(x.module or x.name for x in sorted(found, key=lambda x: -(x.cycles or 0))))
+        places = list(dict.fromkeys(x.module or x.name for x in sorted(moves, key=lambda x: -(x.cycles or 0))))
         yield Advice(
             "transposes",
             figure,
-            f"Permutes and reshapes that the NPU has to do as a pass of their own, at {_some(places)}. A permute that "
-            "only moves the channels often is free; one of other axes is not.",
+            f"Permutes and reshapes at {_some(places)} need operations of their own. A permute that only moves the channels is "
+            "often free.",
             share,
         )
 
 
 def _at_ends(layers: Sequence[Layer]) -> list[Layer]:
-    """Transposes that begin or end a delegate."""
-    found: list[Layer] = []
+    """Return the transposes at the beginning or end of a delegate."""
+    ends: list[Layer] = []
     for delegate in dict.fromkeys(x.delegate for x in layers if x.where == NPU):
-        mine = [x for x in layers if x.delegate == delegate and x.where == NPU]
-        for way in (mine, mine[::-1]):
-            for layer in way:
-                if layer.bound != TRANSPOSES or layer in found:
+        operations = [x for x in layers if x.delegate == delegate and x.where == NPU]
+        for sequence in (operations, operations[::-1]):
+            for layer in sequence:
+                if layer.bound != TRANSPOSES or layer in ends:
                     break
-                found.append(layer)
-    return found
+                ends.append(layer)
+    return ends
 
 
 def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator[Advice]:
-    """Cycles in which the NPU waits for a memory, by memory."""
+    """Yield advice for each memory that the NPU waits for."""
     system = data.get("memory_system")
     for name in MEMORY_KEYS:
         bound = [x for x in layers if x.bound == name and x.cycles is not None and x.npu_cycles is not None]
@@ -172,67 +173,66 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         weights = sum(part.flash_bytes or part.ram_bytes for part in memory.components if part.name == "weights")
         if system is not None and name == system["constants"] and name != system["feature_maps"]:
             way = (
-                f"The weights ({kib(weights)}) are read from {name} in memory mode {system['memory_mode']}. Where they fit into "
-                'SRAM, constants="sram" (--set constants=sram) ends the waiting; fewer or 4-bit weights (--scheme a8w4) shorten it.'
+                f"The NPU waits for weights ({kib(weights)}) in {name} (mode {system['memory_mode']}). If they fit into SRAM, use "
+                'constants="sram" (--set constants=sram). Otherwise reduce them, or use 4-bit weights (--scheme a8w4).'
             )
         elif name == "Sram":
             way = (
-                "Feature maps take longer to read and write than to compute: smaller maps, or fewer operators that only move data, "
-                "shorten it."
+                "Feature maps need longer to read and write than to compute. Use smaller maps, or fewer operators that only move "
+                "data."
             )
         else:
-            way = f"Feature maps lie in {name}: a memory mode with them in SRAM, or a larger staging memory, shortens it."
+            way = f"Feature maps are in {name}. Use a memory mode with feature maps in SRAM, or a larger staging memory."
         yield Advice(
             f"waits.{MEMORY_KEYS[name]}",
             f"{lost:,} cycles ({share:.1%}) in {counted(len(bound), 'layer')}",
-            f"{way} Most at {places}.",
+            f"{way} The longest waits are at {places}.",
             share,
         )
 
 
 def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Layers that compute, and use few of the NPU's multipliers."""
+    """Yield advice for layers that use few of the NPU's multipliers."""
     system = data.get("memory_system")
     per_cycle = None if system is None else system["macs_per_cycle"]
     if not per_cycle:
         return
-    found = [
+    idle = [
         x
         for x in layers
         if x.where == NPU and x.bound == "compute" and x.macs and x.utilization is not None and x.utilization < 0.25
     ]
-    lost = sum(round((x.npu_cycles or 0) - x.macs / per_cycle) for x in found)
+    lost = sum(round((x.npu_cycles or 0) - x.macs / per_cycle) for x in idle)
     share = _share(lost, layers)
     if share < 5 * _LEAST:
         return
-    worst = sorted(found, key=lambda x: x.macs / per_cycle - (x.npu_cycles or 0))
+    worst = sorted(idle, key=lambda x: x.macs / per_cycle - (x.npu_cycles or 0))
     kinds = list(dict.fromkeys(x.operator for x in worst))
     yield Advice(
         "idle-macs",
-        f"{lost:,} cycles ({share:.1%}) in {counted(len(found), 'layer')}",
-        f"They compute, and use under 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
+        f"{lost:,} cycles ({share:.1%}) in {counted(len(idle), 'layer')}",
+        f"These layers use less than 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
         f"{_some(list(dict.fromkeys(x.module or x.name for x in worst)))}. Depthwise convolutions, few channels and small maps "
-        "leave multipliers idle; a smaller NPU would lose little on them.",
+        "leave multipliers idle. Use a multiple of 16 channels.",
         share,
     )
 
 
 def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
-    """Who owns the fullest moment of the largest region."""
-    known = {tensor.region for tensor in memory.tensors}
-    region = max(known, key=lambda name: memory.regions.get(name, 0), default=None)
+    """Yield advice about the tensors that are alive at the peak of the largest region."""
+    regions = {tensor.region for tensor in memory.tensors}
+    region = max(regions, key=lambda name: memory.regions.get(name, 0), default=None)
     if region is None or not memory.regions.get(region) or not data["ram_bytes"]:
         return
     owners = memory.peak_owners(region)
-    held = sum(tensor.size_bytes for tensor in owners)
+    alive = sum(tensor.size_bytes for tensor in owners)
     largest = [f"{tensor.name}{f' of {tensor.module}' if tensor.module else ''} ({kib(tensor.size_bytes)})" for tensor in owners]
     share = memory.regions[region] / data["ram_bytes"]
     yield Advice(
         f"peak.{region}",
         f"{kib(memory.regions[region])} ({share:.1%} of the RAM)",
-        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(held)} in {counted(len(owners), 'tensor')}: "
-        f"{_some(largest)}. Smaller maps there, by a stride, fewer channels or a smaller input, lower the RAM; changes elsewhere "
-        "do not.",
+        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(alive)} in {counted(len(owners), 'tensor')}: "
+        f"{_some(largest)}. To reduce RAM, make these tensors smaller: a larger stride, fewer channels, or a smaller input.",
         share / 2,
     )
 
@@ -242,6 +242,6 @@ def _sentence(text: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of them, and how many there are besides."""
+    """Return the first names and the number of the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

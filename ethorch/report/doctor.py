@@ -1,4 +1,4 @@
-"""What this computer has for ethorch: packages and their versions, a compiler, what firmware needs."""
+"""Checks of the installation: packages and their versions, compilers, and tools for firmware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ethorch.support.native import cache_folder, compiler_command, distrust
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The state of one requirement.
 
     Attributes:
-        name: what.
-        state: ``ok``; ``warning``: it may do; ``missing``: something optional is not there; ``wrong``: ethorch cannot work so.
-        found: version or place; empty where there is none.
-        advice: how to get it, or what is without it.
+        name: Name of the requirement.
+        state: ``ok``, ``warning`` (untested), ``missing`` (optional), or ``wrong`` (ethorch does not work).
+        found: Version or location; empty if missing.
+        advice: Remedy.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
 def examine() -> tuple[Check, ...]:
-    """Every check, those that matter most first."""
+    """Return every check, the most important first."""
     return (_python(), *_requirements(), _compiler(), _cache(), *_optional(), *_tools())
 
 
@@ -48,7 +48,7 @@ def _python() -> Check:
 
 
 def _requirements() -> Iterator[Check]:
-    """Of each dependency, whether the installed version is one that ethorch's tests ran with."""
+    """Yield a check for each dependency: whether ethorch was tested with the installed version."""
     try:
         texts = importlib.metadata.requires("ethorch") or []
     except importlib.metadata.PackageNotFoundError:
@@ -80,10 +80,10 @@ def _compiler() -> Check:
         advice = "Programs cannot run in ExecuTorch's runtime without one: apt-get install g++, or set CXX."
         return Check("C++ compiler", "wrong", "", advice)
     try:
-        said = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        process = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("C++ compiler", "wrong", command[0], f"It does not run: {error}")
-    return Check("C++ compiler", "ok", said.partition("\n")[0] or command[0])
+    return Check("C++ compiler", "ok", process.partition("\n")[0] or command[0])
 
 
 def _cache() -> Check:
@@ -94,7 +94,7 @@ def _cache() -> Check:
     return Check("cache of built libraries", "ok", str(folder))
 
 
-#: Optional packages: name -> what they are for.
+#: Optional packages and their purposes.
 _OPTIONAL = {
     "plotly": "the charts of `ethorch report`",
     "pillow": "pictures as calibration samples",
@@ -116,7 +116,7 @@ def _optional() -> Iterator[Check]:
             yield Check(name, "missing", "", f"For {purpose}: pip install {name}")
 
 
-#: Optional commands: name -> what they are for, and how to get them.
+#: Optional commands with their purposes and sources.
 _TOOLS = {
     "arm-none-eabi-gcc": "Firmware by GNU's compiler: apt-get install gcc-arm-none-eabi",
     "armclang": "Firmware by Arm Compiler for Embedded: developer.arm.com, under Arm's licence",
@@ -135,14 +135,14 @@ def _tools() -> Iterator[Check]:
 
 
 def _with_version(place: str) -> str:
-    """The path of a command, and the first line of what it says of its version; an FVP is not started for that."""
+    """Return the path of a command and the first line of its version. FVPs are not started."""
     if "FVP_" in place:
         return place
     try:
-        said = subprocess.run(
+        process = subprocess.run(
             [place, "--version"], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return place
-    line = said.stdout.partition("\n")[0].strip()
+    line = process.stdout.partition("\n")[0].strip()
     return f"{place}: {line}" if line else place

@@ -23,12 +23,12 @@ _STATES = {"yes": "✅", "no": "❌", "unknown": "❔", "open": "➖"}
 
 
 def text(value: object) -> str:
-    """Text that Markdown takes for nothing but text, on one line: names in a program may be anything."""
+    """Return the text on one line with every character of Markdown and HTML escaped."""
     return escape(_SPECIAL.sub(r"\\\1", " ".join(str(value).split())), quote=False)
 
 
 def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
-    """Lines of a table.
+    """Return the lines of a table.
 
     Args:
         heads: of the columns.
@@ -41,12 +41,12 @@ def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequenc
 
 
 def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
-    """Verdict, figures, the largest layers, what is on the CPU and why, advice, how to make it again.
+    """Return verdicts, figures, refusals, the largest layers, advice, and the command that compiles the program.
 
     Args:
-        data: of ``Program.to_json``.
-        title: a name for the program.
-        model: what names the model and its samples on a command line.
+        data: Data of ``Program.to_json``.
+        title: Name of the program.
+        model: Arguments of the command line that name the model and its samples.
 
     Raises:
         FormatError: the data is something else.

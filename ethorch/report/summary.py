@@ -1,4 +1,4 @@
-"""The answer to "what became of my model?", drawn from the plain data of ``Program.to_json``."""
+"""Summary of a program, rendered from the data of ``Program.to_json``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOUD = 0.02  # share of the time or the RAM that is worth a line
 
 
 def summary(data: Data) -> RenderableType:
-    """Head line, figures, budgets, and what is on the CPU with reasons.
+    """Return the headline, the figures, the budgets, and the operators on the CPU with their reasons.
 
     Args:
-        data: of ``Program.to_json``.
+        data: Data of ``Program.to_json``.
     """
     from rich.console import Group
 
@@ -58,12 +58,12 @@ def head(data: Data) -> str:
 
 
 def _others(data: Data) -> list[str]:
-    """The file's entry points that the data are not about."""
+    """Return the other methods of the file."""
     return [name for name in data.get("methods", ()) if name != data["method"]]
 
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
-    """(name, figure, note) of each figure that is known."""
+    """Yield (name, figure, note) of each known figure."""
     yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
@@ -73,7 +73,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         if board["assumed"]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
-            yield "Assumed", counted(len(board["assumed"]), "number"), f"behind that time: {note}"
+            yield "Assumed", counted(len(board["assumed"]), "number"), f"in that estimate: {note}"
     yield "RAM", kib(data["ram_bytes"]), f"whole application; NPU arena {kib(data['sram_bytes'])}"
     yield "Flash", kib(data["flash_bytes"]), "the .pte, without code"
     if data["mac_count"]:
@@ -111,19 +111,19 @@ def _budget_figure(value: float | None, in_bytes: bool) -> str:
 
 
 def _time(data: Data) -> Iterator[tuple[str, str, str]]:
-    """The time of one inference, and that of CPU and NPU, the longer first; nothing without cycles."""
+    """Yield the time of one inference, then those of CPU and NPU, the longer first; nothing without cycles."""
     if data["total_cycles"] is None:
         return
     yield "Inference time", f"{data['milliseconds']:.3f} ms", f"{data['inferences_per_second']:,.1f} per second (estimated)"
-    found = []
+    processors = []
     for where, clock in ((CPU, data["cpu_clock_hz"]), (NPU, data["core_clock_hz"])):
         parts = sorted((part for part in data["estimate"] if part["where"] == where and part["cycles"]), key=_cycles, reverse=True)
         named = ", ".join(f"{part['name']} {part['cycles']:,}" for part in parts)
         note = f"{sum(map(_cycles, parts)):,} cycles at {clock / 1e6:,.0f} MHz: {named}"
         if where == NPU and data["util_mac_percentage"] is not None:
             note += f"; MAC utilization {data['util_mac_percentage']:.1f} %"
-        found.append((sum(part["milliseconds"] for part in parts), f"  {where}", note, bool(parts)))
-    for milliseconds, name, note, is_used in sorted(found, reverse=True):
+        processors.append((sum(part["milliseconds"] for part in parts), f"  {where}", note, bool(parts)))
+    for milliseconds, name, note, is_used in sorted(processors, reverse=True):
         if is_used:
             yield name, f"{milliseconds:.3f} ms", note
 
@@ -139,6 +139,6 @@ def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice about the largest share of time or RAM, in a line; empty if there is none. Refusals are listed anyway."""
-    found = next((one for one in advice(data) if not one.id.startswith("cpu.") and one.weight >= _LOUD), None)
-    return "" if found is None else f"Largest saving: {found.figure}. {found.text}"
+    """Return the advice with the largest weight, without refusals; empty if there is none."""
+    largest = next((entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD), None)
+    return "" if largest is None else f"Largest saving: {largest.figure}. {largest.text}"

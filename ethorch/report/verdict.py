@@ -1,4 +1,4 @@
-"""Does a program fit, is it fast enough, is it accurate? From the plain data of ``Program.to_json`` alone."""
+"""Verdicts on memory, time and accuracy, derived from the data of ``Program.to_json``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
 
 def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     taken = data["milliseconds"]
-    found = "The time of one inference is not known: a .pte does not hold it."
+    found = "The time of one inference is unknown, because a .pte does not record it."
     if taken is not None:
         found = (
             f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second.{_measured(data)}"
@@ -91,13 +91,13 @@ def _in_memory(memory: str, found: int, size: int) -> str:
 
 
 def _measured(data: Data) -> str:
-    """How far boards have been from estimates, of a program that is for a board."""
+    """Return the ratio of published measurements to estimates, for a program with a board."""
     board = data.get("board")
     if not board:
         return ""
     seen = board["spread"]
     text = f" Measured, {seen['of']} took {seen['low']:.1f} to {seen['high']:.1f} times the estimate."
-    return text + (" Numbers of its memories are assumed: `ethorch boards` says which." if board["assumed"] else "")
+    return text + (" Some figures of its memories are assumed: see `ethorch boards`." if board["assumed"] else "")
 
 
 def _no_limit(states: list[bool | None], hint: str) -> str:

@@ -234,7 +234,7 @@ def test_a_program_answers(tmp_path: Path, program: ethorch.Program, model: nn.M
         and "Inference time" in text
         and "Largest saving" in text
     )
-    assert "<pre" in program._repr_html_()
+    assert "<table" in program._repr_html_()
     found = program.to_json()
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(program.to_json()))
     assert found["ram_bytes"] == program.memory.ram_bytes and found["fits"] is True
