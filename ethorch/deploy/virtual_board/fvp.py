@@ -12,12 +12,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ethorch.deploy.virtual_board.elf import Firmware
-from ethorch.deploy.virtual_board.outcome import Run
+from ethorch.deploy.virtual_board.engine import Engine
+from ethorch.deploy.virtual_board.outcome import End
 from ethorch.deploy.virtual_board.settings import Settings
 from ethorch.support.errors import EmulatorError
 from ethorch.targets.boards.description import Board
@@ -125,46 +125,42 @@ def environment(path: str) -> dict[str, str]:
     return found
 
 
-def run(board: Board, firmware: Firmware, settings: Settings) -> Run:
-    """Run a firmware on the board's FVP.
+class FvpEngine(Engine):
+    """Arm's model of the board."""
 
-    Raises:
-        EmulatorError: the board has no FVP, or it is not installed, or it does not start; or it is asked for what FVPs cannot do.
-    """
-    slot, npu = settings.npus[0]
-    name = command_of(board, npu.family)
-    if settings.inject or settings.max_instructions is not None:
-        raise EmulatorError("an FVP takes neither inject nor max_instructions; backend='unicorn' does.")
-    path = find(name)
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as made:
-        folder = Path(made)
-        uart = folder / "uart0.txt"
-        words = arguments(name, firmware.path.resolve(), npu.macs, settings.timeout, uart, settings, folder)
-        code, said, late = _execute([path, *words], environment(path), settings.timeout + _GRACE, folder)
-        printed = uart.read_bytes()[:MOST_TEXT_BYTES] if uart.is_file() else b""
-    seconds = time.perf_counter() - started
-    text, end, _ = printed.partition(b"\x04")
-    shown = text.decode(errors="replace")
-    if settings.on_text is not None and shown:
-        settings.on_text(shown)
-    if not printed and code:
-        raise EmulatorError(f"{name} ended with status {code} and the firmware printed nothing. It said: {said[-1000:].strip()}")
-    timed_out = late or (not end and seconds >= settings.timeout)
-    return Run(
-        board=board.name,
-        npu=npu.name,
-        backend="fvp",
-        text=shown,
-        ended="timeout" if timed_out else "eot" if end or code == 0 else "exit",
-        exit_code=None if end or timed_out or code == 0 else code,
-        seconds=seconds,
-        notes=tuple(f"{name}: {line}" for line in said.splitlines() if line.startswith(("Warning", "Error"))),
-        measured_cycles=measured(shown),
-        cpu_clock_hz=board.cpu.clock_hz,
-        npu_clock_hz=slot.clock_hz,
-        expected_cycles=sum(settings.cycles.values()) or None,
-    )
+    name = "fvp"
+
+    def __init__(self, board: Board, firmware: Firmware, settings: Settings) -> None:
+        super().__init__(board, firmware, replace(settings, npus=settings.npus[:1]))
+        _, npu = settings.npus[0]
+        self._command, self._macs = command_of(board, npu.family), npu.macs
+        if settings.inject or settings.max_instructions is not None:
+            raise EmulatorError("an FVP takes neither inject nor max_instructions; backend='unicorn' does.")
+        self._path = find(self._command)
+        self.expected_cycles = sum(settings.cycles.values()) or None
+
+    def execute(self) -> End:
+        """Run the FVP, and read the text that the firmware printed."""
+        name, timeout = self._command, self.settings.timeout
+        with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as made:
+            folder = Path(made)
+            uart = folder / "uart0.txt"
+            words = arguments(name, self.firmware.path.resolve(), self._macs, timeout, uart, self.settings, folder)
+            code, said, late = _execute([self._path, *words], environment(self._path), timeout + _GRACE, folder)
+            printed = uart.read_bytes()[:MOST_TEXT_BYTES] if uart.is_file() else b""
+        is_late = self.seconds_left() <= 0
+        self.serial.put(printed)
+        if not printed and code:
+            raise EmulatorError(
+                f"{name} ended with status {code} and the firmware printed nothing. It said: {said[-1000:].strip()}"
+            )
+        for line in said.splitlines():
+            if line.startswith(("Warning", "Error")):
+                self.note(f"{name}: {line}")
+        self.measured_cycles = measured(self.serial.text)
+        if late or (is_late and not self.serial.ended):
+            return End("timeout")
+        return End("eot") if self.serial.ended or code == 0 else End("exit", code)
 
 
 def measured(text: str) -> int | None:

@@ -20,6 +20,19 @@ ENDS = ("exit", "eot", "fault", "asleep", "reset", "timeout", "instructions")
 
 
 @dataclass(frozen=True)
+class End:
+    """The end of a run.
+
+    Attributes:
+        how: One of ENDS.
+        code: The firmware's exit code; None if it did not end by semihosting.
+    """
+
+    how: str
+    code: int | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """What a firmware did.
 

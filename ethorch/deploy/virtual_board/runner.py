@@ -1,4 +1,4 @@
-"""``run``: a firmware on a board, by one of three back ends."""
+"""Run a firmware on a board, by one of three engines."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ethorch.deploy.virtual_board import fvp, qemu
 from ethorch.deploy.virtual_board.elf import Firmware
+from ethorch.deploy.virtual_board.engine import Engine
+from ethorch.deploy.virtual_board.fvp import FvpEngine
 from ethorch.deploy.virtual_board.npu_device import INJECTIONS
 from ethorch.deploy.virtual_board.outcome import Run
+from ethorch.deploy.virtual_board.qemu import QemuEngine
 from ethorch.deploy.virtual_board.settings import Settings
-from ethorch.deploy.virtual_board.unicorn_engine import UnicornBoard
+from ethorch.deploy.virtual_board.unicorn_engine import UnicornEngine
 from ethorch.npu import Sources
 from ethorch.npu.registers import Npu
 from ethorch.support.errors import SpecError, unknown_name
 from ethorch.targets.boards.description import Board, NpuSlot
 from ethorch.targets.boards.loading import load
 
-#: Where firmware can run: in this process; in QEMU; on Arm's fixed virtual platform.
-BACKENDS = ("unicorn", "qemu", "fvp")
+#: The engines by name: in this process; in QEMU; on Arm's fixed virtual platform.
+ENGINES: Mapping[str, type[Engine]] = {engine.name: engine for engine in (UnicornEngine, QemuEngine, FvpEngine)}
+#: Where firmware can run.
+BACKENDS = tuple(ENGINES)
 
 
 def run(
@@ -89,12 +93,8 @@ def run(
         inject=tuple(inject),
         on_text=on_text,
     )
-    firmware = Firmware(elf)
-    if backend == "fvp":
-        return fvp.run(described, firmware, settings)
-    if backend == "qemu":
-        return qemu.run(described, firmware, settings)
-    return UnicornBoard(described, firmware, settings).run()
+    with ENGINES[backend](described, Firmware(elf), settings) as engine:
+        return engine.run()
 
 
 def chosen(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:

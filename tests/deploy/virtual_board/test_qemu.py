@@ -12,7 +12,7 @@ import pytest
 
 from ethorch.deploy import virtual_board
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, IRQ_RAISED, PARSE_ERROR
-from ethorch.deploy.virtual_board.qemu import COMMAND
+from ethorch.deploy.virtual_board.qemu_process import COMMAND
 from ethorch.support.errors import EmulatorError
 from ethorch.targets import boards
 from tests.deploy.virtual_board import support as s

@@ -279,7 +279,7 @@ def test_ctrl_c_ends_a_run(probe: Path) -> None:
         return float(len(turns))  # not this computer's, which may be busy
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ethorch.deploy.virtual_board.unicorn_engine.time.perf_counter", clock)
+        patch.setattr("ethorch.deploy.virtual_board.engine.time.perf_counter", clock)
         patch.setattr("ethorch.deploy.virtual_board.unicorn_engine.SLICE", 10_000)
         probe_run(probe, s.SPIN_FOR_EVER)
     assert len(turns) == 3

@@ -1,0 +1,149 @@
+"""The protocol of the engines that run firmware: unicorn, QEMU and Arm's FVPs."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from types import TracebackType
+from typing import ClassVar, TypeVar
+
+from ethorch.deploy.virtual_board.elf import Firmware
+from ethorch.deploy.virtual_board.faults import Fault
+from ethorch.deploy.virtual_board.guest import Guest
+from ethorch.deploy.virtual_board.npu_device import Coherence, NpuDevice
+from ethorch.deploy.virtual_board.outcome import End, Run
+from ethorch.deploy.virtual_board.serial import Serial
+from ethorch.deploy.virtual_board.settings import Settings
+from ethorch.support.errors import EthorchError
+from ethorch.targets.boards.description import Board
+
+MOST_FAULTS, MOST_NOTES = 100, 100
+_Self = TypeVar("_Self", bound="Engine")
+
+
+class Engine(ABC):
+    """A board with firmware in it, which runs once.
+
+    An engine is a context manager: the processes and files of the run are gone after it. A subclass implements ``execute``, and
+    ``pc``, ``instructions`` and ``started`` if it simulates the NPU.
+
+    Args:
+        board: The board.
+        firmware: The firmware.
+        settings: The arguments of ``run``.
+
+    Attributes:
+        name: The name of the engine, a key of ``runner.ENGINES``.
+        serial: Collects the text that the firmware prints, by UART and by semihosting.
+        devices: The NPUs that this process simulates.
+        readable: The memory that can be read after the run, if any.
+        resources: Processes and files that are released at the end.
+        measured_cycles: NPU cycles that the firmware printed, on an engine that measures them.
+        expected_cycles: The sum of the cycles that the caller gave, on an engine that measures them.
+
+    Raises:
+        EmulatorError: The engine is not installed, or cannot be this board, or does not support a setting.
+        ElfError: The firmware does not fit the board.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, board: Board, firmware: Firmware, settings: Settings) -> None:
+        self.board, self.firmware, self.settings = board, firmware, settings
+        self.serial = Serial(board.uart.kind, settings.on_text)
+        self.devices: tuple[NpuDevice, ...] = ()
+        self.readable: Guest | None = None
+        self.resources = ExitStack()
+        self.measured_cycles: int | None = None
+        self.expected_cycles: int | None = None
+        self._faults: dict[tuple[str, str], Fault] = {}
+        self._notes: dict[str, None] = {}
+        self._started = 0.0
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.resources.close()
+
+    # Implemented by each engine.
+
+    @abstractmethod
+    def execute(self) -> End:
+        """Let the firmware run to its end or to a limit. Exceptions of the caller's ``on_text`` pass through."""
+
+    @property
+    def pc(self) -> int:
+        """The address of the instruction that is being executed."""
+        return 0
+
+    @property
+    def instructions(self) -> int | None:
+        """The number of instructions executed; None if the engine does not count them."""
+        return None
+
+    def started(self, device: NpuDevice) -> None:
+        """Handle the beginning of a run of the NPU: finish it at once, unless the engine lets the CPU go on before."""
+        device.finish()
+
+    # Shared by all engines.
+
+    def run(self) -> Run:
+        """Run the firmware and return what it did."""
+        self._started = time.perf_counter()
+        end = self.execute()
+        return Run(
+            board=self.board.name,
+            npu=", ".join(npu.name for _, npu in self.settings.npus),
+            backend=self.name,
+            text=self.serial.text,
+            ended=end.how,
+            exit_code=end.code,
+            faults=tuple(self._faults.values()),
+            instructions=self.instructions,
+            inferences=tuple(sorted((i for d in self.devices for i in d.inferences), key=lambda i: i.started or 0)),
+            seconds=time.perf_counter() - self._started,
+            notes=tuple(self._notes),
+            measured_cycles=self.measured_cycles,
+            expected_cycles=self.expected_cycles,
+            cpu_clock_hz=self.board.cpu.clock_hz,
+            npu_clock_hz=self.settings.npus[0][0].clock_hz,
+            _read=None if self.readable is None else self._read,
+        )
+
+    def report(self, id: str, text: str, pc: int | None = None) -> None:
+        """Record a fault at an address of the firmware; by default at the instruction that is being executed."""
+        place = self.firmware.place(self.pc if pc is None else pc)
+        if len(self._faults) < MOST_FAULTS:
+            self._faults.setdefault((id, place), Fault(id, text, place, self.instructions))
+
+    def note(self, text: str) -> None:
+        """Record something that the run left out, once."""
+        if len(self._notes) < MOST_NOTES:
+            self._notes.setdefault(text)
+
+    def seconds_left(self) -> float:
+        """Return the time until the caller's limit; not positive once it is reached."""
+        return self._started + self.settings.timeout - time.perf_counter()
+
+    def connect_npus(self, guest: Guest, coherence: Coherence) -> None:
+        """Create the NPUs of the run.
+
+        Args:
+            guest: The memory that they read and write.
+            coherence: The cache, or the copy, between the CPU and that memory.
+        """
+        settings = self.settings
+        self.devices = tuple(
+            NpuDevice(self, npu, slot, guest, settings.sources, settings.cycles, settings.inject) for slot, npu in settings.npus
+        )
+        for device in self.devices:
+            device.coherence = coherence
+
+    def _read(self, address: int, size: int) -> bytes:
+        assert self.readable is not None
+        found = self.readable.bytes_at(address, size)
+        if found is None:
+            raise EthorchError(f"board {self.board.name} has no memory at {address:#010x}..{address + size:#010x}.")
+        return found.tobytes()

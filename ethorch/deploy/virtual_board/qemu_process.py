@@ -1,0 +1,187 @@
+"""A QEMU process with its sockets and the file that stands for the board's DRAM."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ethorch.deploy.virtual_board.gdb import Gdb
+from ethorch.deploy.virtual_board.qemu_memory import Qtest
+from ethorch.npu.arrays import Bytes
+from ethorch.support.errors import EmulatorError
+from ethorch.targets.boards.description import Board
+
+COMMAND = "qemu-system-arm"
+_START_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What QEMU calls the parts of a machine.
+
+    Attributes:
+        ram_base, ram_bytes: the memory that a file can stand for.
+        interrupts: object and name of the lines that devices outside raise.
+        first_interrupt: the NVIC's number of the first of them.
+    """
+
+    ram_base: int
+    ram_bytes: int
+    interrupts: str
+    first_interrupt: int
+
+
+#: QEMU's machine -> its parts (hw/arm/mps2-tz.c and hw/arm/armsse.c of QEMU 7.2).
+MACHINES = {"mps3-an547": Machine(0x60000000, 1 << 31, "/machine/iotkit EXP_IRQ", 32)}
+
+
+def check_machine(board: Board) -> None:
+    """Raise EmulatorError unless the board is a machine of QEMU's."""
+    if board.qemu not in MACHINES:
+        said = f"QEMU's machine {board.qemu!r}" if board.qemu else "no machine of QEMU's"
+        raise EmulatorError(f"board {board.name} is {said}; known is {', '.join(MACHINES)}. backend='unicorn' runs every board.")
+
+
+def find() -> str:
+    """Return the path of QEMU; EmulatorError if it is not on PATH."""
+    path = shutil.which(COMMAND)
+    if path is None:
+        raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' needs none.")
+    return path
+
+
+class QemuProcess:
+    """A process that waits at the firmware's first instruction, until it is closed.
+
+    Args:
+        command: The path of QEMU.
+        board: The board, with a machine in MACHINES.
+        kernel: The firmware.
+        arguments: The firmware's command line.
+
+    Attributes:
+        qtest: QEMU's test interface.
+        gdb: QEMU's gdbstub.
+
+    Raises:
+        EmulatorError: QEMU does not start.
+    """
+
+    def __init__(self, command: str, board: Board, kernel: Path, arguments: str) -> None:
+        self._machine = MACHINES[board.qemu]
+        self._heard: list[socket.socket] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="ethorch-qemu-")
+        try:
+            self._start(Path(self._folder.name), command, board.qemu, kernel, arguments)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process, and remove its files."""
+        for name in ("gdb", "qtest"):
+            if (held := getattr(self, name, None)) is not None:
+                held.close()
+        for heard in self._heard:
+            heard.close()
+        process = getattr(self, "_process", None)
+        if process is not None:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stderr.close()
+        self._folder.cleanup()
+
+    def _start(self, folder: Path, command: str, machine: str, kernel: Path, arguments: str) -> None:
+        size = self._machine.ram_bytes
+        self._ram = folder / "ram"
+        with open(self._ram, "wb") as file:
+            file.truncate(size)
+        sockets = {name: str(folder / name) for name in ("gdb", "qtest", "uart", "console")}
+        words = [command, "-M", f"{machine},memory-backend=ram", "-display", "none", "-monitor", "none", "-S", "-nodefaults"]
+        words += ["-object", f"memory-backend-file,id=ram,size={size},mem-path={self._ram},share=on"]
+        for name, path in sockets.items():
+            words += ["-chardev", f"socket,id={name},path={path},server=on,wait=off"]
+        words += ["-gdb", "chardev:gdb", "-qtest", "chardev:qtest", "-qtest-log", os.devnull, "-serial", "chardev:uart"]
+        semihosting = f"enable=on,target=gdb,chardev=console,arg={_escape(arguments)}"
+        words += ["-semihosting-config", semihosting, "-kernel", str(kernel)]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder, start_new_session=True
+        )
+        self._wait_for(sockets)
+        self.qtest = Qtest(sockets["qtest"])
+        self.gdb = Gdb(sockets["gdb"])
+        for name in ("uart", "console"):  # what the firmware prints on the UART, and by semihosting
+            heard = socket.socket(socket.AF_UNIX)
+            self._heard.append(heard)
+            heard.connect(sockets[name])
+            heard.setblocking(False)
+
+    def _wait_for(self, sockets: dict[str, str]) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while not all(os.path.exists(path) for path in sockets.values()):
+            if self._process.poll() is not None or time.monotonic() > end:
+                if self._process.poll() is None:
+                    self._process.kill()
+                assert self._process.stderr is not None
+                said = self._process.stderr.read().decode(errors="replace").strip()
+                raise EmulatorError(f"QEMU does not start: {said[-1000:] or 'it says nothing'}.")
+            time.sleep(0.005)
+
+    def mapped_memories(self, board: Board) -> dict[str, Bytes]:
+        """Return the board's memories that the file holds, by name."""
+        first, size = self._machine.ram_base, self._machine.ram_bytes
+        with open(self._ram, "r+b") as file:
+            whole = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+        return {
+            memory.name: whole[memory.base - first : memory.base - first + memory.size_bytes]
+            for memory in board.memories
+            if first <= memory.base and memory.base + memory.size_bytes <= first + size
+        }
+
+    def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
+        """Wait for the gdbstub or for printed text; return True if the gdbstub has sent something.
+
+        Args:
+            seconds: The longest wait.
+            put: Takes the text that has been printed.
+        """
+        waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]
+        ready, _, _ = select.select(waited, [], [], seconds)
+        self.hear(put)
+        return self.gdb in ready
+
+    def hear(self, put: Callable[[bytes], None]) -> None:
+        """Hand on the text that has been printed."""
+        for heard in list(self._heard):
+            try:
+                while data := heard.recv(1 << 16):
+                    put(data)
+                self._heard.remove(heard)  # QEMU has ended
+                heard.close()
+            except BlockingIOError:
+                pass
+
+    def hear_out(self, put: Callable[[bytes], None]) -> None:
+        """Hand on the rest of the text of a QEMU that ends."""
+        end = time.monotonic() + 1
+        while self._heard and time.monotonic() < end:
+            select.select(self._heard, [], [], 0.1)
+            self.hear(put)
+
+
+def _escape(text: str) -> str:
+    """Double the commas of a text inside QEMU's list of options."""
+    return text.replace(",", ",,")

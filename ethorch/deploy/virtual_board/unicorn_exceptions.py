@@ -1,0 +1,104 @@
+"""Exceptions of Armv8-M on unicorn, which has no interrupt controller: entry, stack frames and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ethorch.deploy.virtual_board.core import EXTERNAL, Core
+from ethorch.deploy.virtual_board.guest import Guest
+from ethorch.deploy.virtual_board.unicorn_cpu import Cpu
+
+MOST_ENTRIES = 10_000  # of an interrupt's handler in a row without the line going down
+_FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; in the long one S0-S15, FPSCR and a reserved word too
+_EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
+
+
+class Exceptions:
+    """Enters and leaves the handlers of exceptions.
+
+    Args:
+        cpu: The CPU.
+        core: The interrupt controller.
+        guest: The memory.
+        fail: Ends the run with a fault: ``fail(id, text, pc)``.
+
+    Attributes:
+        entries: Entries in a row without an interrupt line that goes down.
+    """
+
+    def __init__(self, cpu: Cpu, core: Core, guest: Guest, fail: Callable[[str, str, int | None], None]) -> None:
+        self._cpu, self._core, self._guest, self._fail = cpu, core, guest, fail
+        self.entries = 0
+
+    def take(self) -> None:
+        """Enter the handler of the exception that is pending, if it may be taken now."""
+        masked = bool(self._cpu.register("PRIMASK") & 1 or self._cpu.register("FAULTMASK") & 1)
+        exception = self._core.next_exception(masked, self._cpu.register("BASEPRI"))
+        if exception is None:
+            return
+        if self._cpu.register("XPSR") & 0x0600FC00:  # inside an IT block, which the emulator would forget; the next block will do
+            return
+        self.entries += 1
+        if self.entries > MOST_ENTRIES:
+            text = (
+                f"The handler of interrupt {exception - EXTERNAL} was entered {MOST_ENTRIES} times, and the line is still raised."
+            )
+            self._fail("cpu.interrupt_storm", text, self._cpu.next_pc)
+            return
+        handler = self._guest.word(self._core.vtor + 4 * exception)
+        if not handler or not handler & 1 or self._guest.find(handler & ~1) is None:
+            what = "no memory" if handler is None else f"{handler:#010x}"
+            text = f"Exception {exception} is taken, but the vector table at {self._core.vtor:#010x} has {what} for it."
+            self._fail("cpu.vector", text, self._cpu.next_pc)
+            return
+        self._enter(exception, handler)
+
+    def _enter(self, exception: int, handler: int) -> None:
+        """Push the frame with floating-point registers, and go to the handler."""
+        stack = self._cpu.register("SP")
+        aligned = (stack - 4 * _FRAME_WORDS) & ~7
+        flags = self._cpu.register("XPSR") & 0xF80F0000 | (self._core.active[-1] if self._core.active else 0) | 1 << 24
+        if aligned != stack - 4 * _FRAME_WORDS:
+            flags |= 1 << 9
+        words = [*(self._cpu.register(name) for name in ("R0", "R1", "R2", "R3", "R12", "LR")), self._cpu.next_pc, flags]
+        words += [*(self._cpu.register(f"S{n}") for n in range(16)), self._cpu.register("FPSCR"), 0]
+        place = self._guest.bytes_at(aligned, 4 * _FRAME_WORDS)
+        if place is None:
+            self._fail(
+                "cpu.memory", f"An exception pushes its frame to {aligned:#010x}, where the board has no memory.", self._cpu.next_pc
+            )
+            return
+        place[:] = np.array(words, "<u4").view(np.uint8)
+        thread = not self._core.active
+        on_process_stack = thread and self._cpu.register("CONTROL") & 2
+        self._core.enter(exception)
+        self._cpu.write("SP", aligned)
+        self._cpu.write("LR", _EXC_RETURN | (_TO_THREAD if thread else 0) | (_PROCESS_STACK if on_process_stack else 0))
+        self._cpu.write("IPSR", exception)  # from here on SP is the main stack's
+        self._cpu.next_pc = handler & ~1
+
+    def leave(self) -> None:
+        """Pop the frame that the EXC_RETURN value in PC selects."""
+        kind = self._cpu.next_pc
+        stack = self._cpu.register("PSP" if kind & _PROCESS_STACK else "MSP")
+        size = _SHORT_FRAME_WORDS if kind & _SHORT_FRAME else _FRAME_WORDS
+        place = self._guest.bytes_at(stack, 4 * size)
+        if place is None:
+            text = f"An exception's frame is popped from {stack:#010x}, where the board has no memory."
+            self._fail("cpu.memory", text, self._cpu.register("LR"))
+            return
+        words = [int(word) for word in place.view("<u4")]
+        for name, value in zip(("R0", "R1", "R2", "R3", "R12", "LR"), words, strict=False):
+            self._cpu.write(name, value)
+        self._cpu.next_pc, flags = words[6] & ~1, words[7]
+        if size == _FRAME_WORDS:
+            for n in range(16):
+                self._cpu.write(f"S{n}", words[8 + n])
+            self._cpu.write("FPSCR", words[24])
+        self._cpu.write("IPSR", self._core.leave())
+        if not self._core.active:
+            self._cpu.write("CONTROL", self._cpu.register("CONTROL") & ~2 | (2 if kind & _PROCESS_STACK else 0))
+        self._cpu.write("SP", stack + 4 * size + (4 if flags >> 9 & 1 else 0))
+        self._cpu.write("APSR", flags & 0xF80F0000)
