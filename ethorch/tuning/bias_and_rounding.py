@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from ethorch.lower.fx.node import attribute, is_in_place, tensor_of
+from ethorch.lower.fx.node import tensor_of
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
 from ethorch.support.errors import QuantizationError
+from ethorch.tuning.node_runner import NodeRunner, Values
 from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.switched_graph import Switch
 from ethorch.tuning.weight_rounding import compensated, patches, shrunk
@@ -75,79 +76,60 @@ class _SideBySide:
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
             raise QuantizationError("quantize.no_samples", "no samples were given: outputs are compared on them")
-        self.graph, self.samples, self.bias, self.rounding = graph, samples, bias, rounding
-        self.exact: dict[Node, list[Any]] = {}
-        self.rough: dict[Node, list[Any]] = {}
+        self.graph, self.bias, self.rounding = graph, bias, rounding
+        self.exact = NodeRunner(graph, samples, replace=self.skip_observer)
+        self.rough = NodeRunner(graph, samples, replace=self.quantize)
 
     def run(self) -> GraphModule:
-        """Change the parameters, layer by layer; the graph."""
-        last = {arg: node for node in self.graph.graph.nodes for arg in node.all_input_nodes}
-        leaves = [iter(torch.utils._pytree.tree_leaves((sample, {}))) for sample in self.samples]
+        """Change the parameters, layer by layer, and return the graph."""
         with torch.no_grad():
-            for node in list(self.graph.graph.nodes):
-                if node.op == "output":
-                    break
-                if node.op == "placeholder":
-                    self.exact[node] = self.rough[node] = [next(x) for x in leaves]
-                elif not is_in_place(node):  # all samples start from the same state
-                    self.step(node)
-                for arg in node.all_input_nodes:
-                    if last.get(arg) is node:
-                        self.exact.pop(arg, None)
-                        self.rough.pop(arg, None)
+            for node, _ in zip(self.exact, self.rough, strict=True):
+                layer = self.quantized_layer(node)
+                if layer is None:
+                    continue
+                self.exact.run_node(node)
+                if self.rounding:
+                    self.round(node, layer)
+                self.rough.run_node(node)
+                if self.bias:
+                    self.correct(node, layer)
         self.graph.recompile()
         return self.graph
 
-    def step(self, node: Node) -> None:
-        """Compute one node both ways; of a quantized layer, change the parameters in between."""
+    def observer(self, node: Node) -> ObserverBase | None:
+        """Return the observer that a node calls, if it calls one."""
+        module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return module if isinstance(module, ObserverBase) else None
+
+    def skip_observer(self, node: Node, values: Values) -> list[Any] | None:
+        """Return the values that an observer reads; None for another node."""
+        return None if self.observer(node) is None else values[node.all_input_nodes[0]]
+
+    def quantize(self, node: Node, values: Values) -> list[Any] | None:
+        """Return the values that an observer reads, quantized and dequantized; None for another node."""
+        observer = self.observer(node)
+        if observer is None:
+            return None
+        switch = Switch(observer)
+        return [switch(x) for x in values[node.all_input_nodes[0]]]
+
+    def quantized_layer(self, node: Node) -> Layer | None:
+        """Return the layer that a node is, if its weight is a constant that has an observer."""
         spec = find(node.target) if node.op == "call_function" else None
         rule = spec.rule(node) if spec is not None else None
-        observer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        self.exact[node] = self.compute(node, self.exact)
-        if isinstance(observer, ObserverBase):
-            switch, source = Switch(observer), node.all_input_nodes[0]
-            self.rough[node] = [switch(x) for x in self.rough[source]]
-            return
         layer = rule.layer if rule is not None else None
-        if layer is not None and self.quantized(node, layer):
-            if self.rounding:
-                self.round(node, layer)
-            self.rough[node] = self.compute(node, self.rough)
-            if self.bias:
-                self.correct(node, layer)
-        else:
-            self.rough[node] = self.compute(node, self.rough)
-
-    def compute(self, node: Node, env: dict[Node, list[Any]]) -> list[Any]:
-        """The node's value for each sample, from the values in ``env``."""
-        if node.op == "get_attr":
-            value = attribute(self.graph, node)
-            return [value] * len(self.samples)
-        function = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-        if isinstance(function, ObserverBase):
-            return env[node.all_input_nodes[0]]
-        results = []
-        for index in range(len(self.samples)):
-
-            def value(arg: Node, index: int = index) -> Any:
-                return env[arg][index]
-
-            results.append(function(*torch.fx.map_arg(node.args, value), **torch.fx.map_arg(node.kwargs, value)))  # type: ignore[operator]
-        return results
-
-    def quantized(self, node: Node, layer: Layer) -> bool:
-        """Is the layer's weight a constant that has an observer?"""
+        if layer is None:
+            return None
         observer = node.args[layer.weight]
-        return isinstance(observer, Node) and observer.op == "call_module" and observer.all_input_nodes[0].op == "get_attr"
+        has_observer = isinstance(observer, Node) and observer.op == "call_module" and observer.all_input_nodes[0].op == "get_attr"
+        return layer if has_observer else None
 
     # --- bias ---------------------------------------------------------------------------------------------------------
 
     def correct(self, node: Node, layer: Layer) -> None:
         """Add to the bias what the mean of each output channel is off by."""
         axis, position = layer.output_axis, layer.bias
-        pairs = zip(self.exact[node], self.rough[node], strict=True)
-        each = torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs])
-        off = significant(each)
+        off = mean_error(self.exact.values[node], self.rough.values[node], axis)
         bias = node.args[position] if position < len(node.args) else None
         if isinstance(bias, Node) and bias.op == "call_module":  # its observer
             (bias,) = bias.all_input_nodes
@@ -158,9 +140,10 @@ class _SideBySide:
             tensor = torch.nn.Parameter(torch.zeros_like(off))
             self.new_bias(node, position, tensor)
         tensor.add_(off)
-        shape = [1] * self.rough[node][0].dim()
+        outputs = self.rough.values[node]
+        shape = [1] * outputs[0].dim()
         shape[axis] = -1
-        self.rough[node] = [x + off.reshape(shape) for x in self.rough[node]]
+        self.rough.values[node] = [x + off.reshape(shape) for x in outputs]
 
     def new_bias(self, node: Node, position: int, tensor: torch.nn.Parameter) -> None:
         """Give the node ``tensor`` as its argument ``position``."""
@@ -193,18 +176,29 @@ class _SideBySide:
         shaped = weight.detach().reshape(groups, weight.shape[0] // groups, -1)
         steps = scale.expand(weight.shape[0]).reshape(groups, -1, 1)
         weight.copy_(compensated(shaped, moments, steps, observer.quant_min, observer.quant_max).reshape(weight.shape))
-        self.rough[watch] = [weight] * len(self.samples)
+        self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
         """The layer's quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
-        inputs, window = self.rough[source], layer.window
-        if window is None and self.rough[watch][0].dim() > 2:
+        inputs, window = self.rough.values[source], layer.window
+        if window is None and self.rough.values[watch][0].dim() > 2:
             return None
         rows = torch.cat([patches(x, window) if window else x.reshape(-1, x.shape[-1]) for x in inputs])
         rows = rows.reshape(rows.shape[0], layer.groups, -1).transpose(0, 1)
         return rows[:, :: max(1, rows.shape[1] // _ROWS)].contiguous()
+
+
+def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
+    """Return the mean of ``exact - rough`` of each channel, shrunk where the samples disagree.
+
+    Args:
+        exact, rough: Outputs of a layer for each sample.
+        axis: The axis of the channels.
+    """
+    pairs = zip(exact, rough, strict=True)
+    return significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 
 
 def significant(each: Tensor) -> Tensor:

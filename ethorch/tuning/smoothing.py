@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.export import export_module
 from ethorch.models.load import in_eval_mode
 from ethorch.quantization.shared_buffers import kept
 from ethorch.support.errors import QuantizationError, SpecError
 from ethorch.support.exclusive import exclusive
+from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.smoothing_sites import Key, Site, sites_of
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,12 @@ class _Places:
             for session in calls:
                 with kept(buffer for graph in self._graphs.values() for buffer in graph.buffers()):
                     for name, inputs in session:
-                        _Watching(self._graphs[name], self._watched[name], self._see).run(*inputs)
+                        self._observe(NodeRunner(self._graphs[name], [inputs], write_back=True), self._watched[name])
+
+    def _observe(self, runner: NodeRunner, watched: Mapping[Node, Key]) -> None:
+        for node in runner:
+            if node in watched:
+                self._see(watched[node], *runner.run_node(node))
 
     def _see(self, key: Key, value: Tensor) -> None:
         if key not in self.sites:
@@ -186,21 +192,6 @@ class _Places:
             site.fold(best)
         gain = 10 * torch.log10(torch.tensor(errors[0.0] / max(errors[chosen], 1e-30))).item()
         return Smoothed(site.sources[0].name, tuple(reader.name for reader in site.readers), chosen, gain)
-
-
-class _Watching(Interpreter):
-    """Runs a graph and shows the values of some nodes."""
-
-    def __init__(self, graph: GraphModule, nodes: Mapping[Node, Key], see: Any):
-        super().__init__(graph)
-        self._nodes, self._see = nodes, see
-
-    def run_node(self, n: Node) -> Any:
-        """As of the base."""
-        value = super().run_node(n)
-        if n in self._nodes:
-            self._see(self._nodes[n], value)
-        return value
 
 
 def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:

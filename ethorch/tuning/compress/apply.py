@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +13,13 @@ from ethorch.lower.fx.node import tensor_of
 from ethorch.support.errors import QuantizationError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.progress import stage
-from ethorch.tuning.bias_and_rounding import significant
+from ethorch.tuning.bias_and_rounding import mean_error
 from ethorch.tuning.compress.candidates import concerns, problem_of
 from ethorch.tuning.compress.compensation import solved
+from ethorch.tuning.compress.moments import moments_of, sum_moments
 from ethorch.tuning.compress.recipe import Recipe, parse
-from ethorch.tuning.compress.runs import forward, moments_of
 from ethorch.tuning.compress.weights import Use, Weight, weights_of
+from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.sample_runs import Inputs
 
 
@@ -46,26 +46,25 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
     made = copy.deepcopy(quantized)
     found = weights_of(made)
     chosen = _chosen(found, recipes)
-    exact = forward(quantized, samples)
+    shared = _moments_of_shared(quantized, chosen, samples)
+    runner, exact = NodeRunner(made, samples), NodeRunner(quantized, samples)
     with stage("compress", len(chosen)) as step:
         layers = {use.node: (weight, use) for weight in chosen for use in weight.uses}
-        pending = {weight: len(weight.uses) for weight in chosen}
-        shared: dict[Weight, Tensor | None] = {}
-        for (node, env), (twin, right) in zip(forward(made, samples), exact, strict=True):
-            assert node.name == twin.name
+        written: set[Weight] = set()
+        for node, right in zip(runner, exact, strict=True):
+            assert node.name == right.name
             if node not in layers:
                 continue
             weight, use = layers[node]
-            if len(weight.uses) > 1 and weight not in shared:
-                shared[weight] = _moments_of_all(quantized, weight, samples)
-            if pending[weight] == len(weight.uses):
-                known = shared[weight] if weight in shared else moments_of(weight, use, env[use.source])
-                weight.write(*solved(problem_of(weight, known), chosen[weight]))
-                _refresh(made, weight, env, len(samples))
+            if weight not in written:
+                is_shared = weight.name in shared
+                moments = shared[weight.name] if is_shared else moments_of(weight, use, runner.values[use.source])
+                weight.write(*solved(problem_of(weight, moments), chosen[weight]))
+                _refresh(runner, weight)
+                written.add(weight)
                 step()
-            pending[weight] -= 1
             if bias and len(weight.uses) == 1:
-                _correct(made, use, env, right, len(samples))
+                _correct(use, right, exact, runner)
     return made
 
 
@@ -107,53 +106,40 @@ def _chosen(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight,
     return chosen
 
 
-def _refresh(graph: GraphModule, weight: Weight, env: dict[Node, list[Any]], count: int) -> None:
-    """Let the values of the weight's dequantize nodes be those of its new codes."""
+def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Sequence[Inputs]) -> dict[str, Tensor | None]:
+    """Return the second moments of the weights that several layers read, by name, with all layers as they are in ``graph``."""
+    names = {weight.name for weight in chosen if len(weight.uses) > 1}
+    if not names:
+        return {}
+    weights = [weight for weight in weights_of(graph) if weight.name in names]
+    return dict(zip((weight.name for weight in weights), sum_moments(graph, weights, samples), strict=True))
+
+
+def _refresh(runner: NodeRunner, weight: Weight) -> None:
+    """Replace the values of the weight's dequantize nodes by those of its new codes."""
     for use in weight.uses:
         node = use.dequantize
-        arguments = torch.fx.map_arg(node.args, lambda arg: tensor_of(graph, arg))
+        arguments = torch.fx.map_arg(node.args, lambda arg: tensor_of(runner.graph, arg))
         assert callable(node.target)
-        env[node] = [node.target(*arguments)] * count
+        runner.values[node] = [node.target(*arguments)] * runner.count
 
 
-def _moments_of_all(graph: GraphModule, weight: Weight, samples: Sequence[Inputs]) -> Tensor | None:
-    """Second moments of the inputs of all layers that read the weight, none of them compressed."""
-    uses = {use.node.name: use for use in weight.uses}
-    total: Tensor | None = None
-    for node, env in forward(graph, samples):
-        if node.name in uses:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            found = moments_of(weight, Use(node, uses[node.name].layer, uses[node.name].dequantize), env[source])
-            if found is None:
-                return None
-            total = found if total is None else total + found
-    return total
+def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> None:
+    """Add to the layer's own bias, if it has one, the mean error of each output channel.
 
-
-def _correct(graph: GraphModule, use: Use, env: dict[Node, list[Any]], right: dict[Node, list[Any]], count: int) -> None:
-    """Add to the layer's bias, where it has one of its own, what the mean of each output channel is off by."""
-    node, position, axis = use.node, use.layer.bias, use.layer.output_axis
+    Args:
+        use: The layer.
+        right: The same layer in the graph of ``exact``.
+        exact: Runs the graph as it was.
+        runner: Runs the compressed graph; both runners are about to compute the layer.
+    """
+    node, position = use.node, use.layer.bias
     bias = node.args[position] if position < len(node.args) else None
-    tensor = tensor_of(graph, bias) if isinstance(bias, Node) else None
+    tensor = tensor_of(runner.graph, bias) if isinstance(bias, Node) else None
     if not isinstance(bias, Node) or tensor is None or len(bias.users) > 1:
         return
-    twins = {arg.name: arg for arg in right}
-    assert callable(node.target)
-    differences = []
-    for index in range(count):
-
-        def mine(arg: Node, index: int = index) -> Any:
-            return env[arg][index]
-
-        def other(arg: Node, index: int = index) -> Any:
-            return right[twins[arg.name]][index]
-
-        with torch.no_grad():
-            a = node.target(*torch.fx.map_arg(node.args, other), **node.kwargs)
-            b = node.target(*torch.fx.map_arg(node.args, mine), **node.kwargs)
-        differences.append((a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1))
-    off = significant(torch.stack(differences))
+    error = mean_error(exact.run_node(right), runner.run_node(node), use.layer.output_axis)
     with torch.no_grad():
-        tensor.add_(off)
-    env[bias] = [tensor] * count
+        tensor.add_(error)
+    runner.values[bias] = [tensor] * runner.count
+    del runner.values[node]  # computed again, with the corrected bias

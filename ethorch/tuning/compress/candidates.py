@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 
 from ethorch.support.progress import stage
 from ethorch.tuning.compress.compensation import Problem, solved
+from ethorch.tuning.compress.moments import sum_moments, unrounded
 from ethorch.tuning.compress.recipe import AS_IS, Recipe
-from ethorch.tuning.compress.runs import forward, moments_of, unrounded
 from ethorch.tuning.compress.weights import Weight, state_beside, weights_of
 from ethorch.tuning.sample_runs import Inputs, outputs_of
 
@@ -54,7 +54,8 @@ def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[
         recipes: to try.
         samples: input tuples.
     """
-    moments = _moments(graph, weights, samples)
+    with stage("run the model"):
+        moments = sum_moments(graph, weights, samples)
     found: Candidates = []
     with stage("fit weights to recipes", len(weights)) as step:
         for weight, known in zip(weights, moments, strict=True):
@@ -76,20 +77,6 @@ def concerns(recipe: Recipe, weight: Weight) -> bool:
     if recipe.pattern and (weight.layer.weight_axis is None or weight.channels <= 2):
         return False
     return not recipe.one_scale or weight.per_channel
-
-
-def _moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """For each weight the second moments of the inputs of all its layers."""
-    owner = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
-    sums: list[Tensor | None] = [None] * len(weights)
-    with stage("run the model"):
-        for node, env in forward(graph, samples):
-            if node in owner:
-                number, use = owner[node]
-                found = moments_of(weights[number], use, env[use.source])
-                before = sums[number]
-                sums[number] = found if before is None or found is None else before + found
-    return sums
 
 
 def _candidate(problem: Problem, recipe: Recipe) -> Candidate:

@@ -19,8 +19,8 @@ from ethorch.support.errors import EthorchError
 from ethorch.tuning import compress
 from ethorch.tuning.compress.choice import Option, Price, front
 from ethorch.tuning.compress.costs import costs
+from ethorch.tuning.compress.moments import unrounded
 from ethorch.tuning.compress.recipe import AS_IS, parse
-from ethorch.tuning.compress.runs import unrounded
 from ethorch.tuning.compress.weights import weights_of
 from tests.tuning.compress.networks import SAMPLES, kinds
 

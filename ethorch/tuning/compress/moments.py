@@ -1,0 +1,80 @@
+"""Second moments of the inputs that the layers of a quantized graph read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.tuning.compress.weights import Use, Weight
+from ethorch.tuning.node_runner import NodeRunner
+from ethorch.tuning.sample_runs import Inputs
+from ethorch.tuning.weight_rounding import patches, shrunk
+
+#: Rows of a layer's input that go into its second moments, over all samples.
+ROWS = 4096
+
+
+def rows_of(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
+    """What the layer reads, as float[groups, rows, K]; None for a transposed convolution, whose outputs read parts of a window.
+
+    Args:
+        weight: of the layer.
+        use: the layer.
+        inputs: its input for each sample.
+    """
+    window = use.layer.window
+    if window is None and len(weight.shape) > 2:
+        return None
+    share = max(1, ROWS // len(inputs))
+    taken = []
+    for x in inputs:
+        rows = patches(x.float(), window) if window else x.float().reshape(-1, x.shape[-1])
+        taken.append(rows[:: max(1, -(-len(rows) // share))])
+    rows = torch.cat(taken)
+    return rows.reshape(rows.shape[0], weight.groups, -1).transpose(0, 1)
+
+
+def moments_of(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
+    """float[groups, K, K], the mean of x x^T over what the layer reads; None where that is unknown."""
+    rows = rows_of(weight, use, inputs)
+    if rows is None:
+        return None
+    return shrunk(rows.transpose(1, 2) @ rows / rows.shape[1], rows.shape[1])
+
+
+def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
+    """Return for each weight the sum of the second moments over all its layers; None if those of one layer are unknown."""
+    owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
+    by_weight: list[list[Tensor | None]] = [[] for _ in weights]
+    runner = NodeRunner(graph, samples)
+    for node in runner:
+        if node in owners:
+            number, use = owners[node]
+            by_weight[number].append(moments_of(weights[number], use, runner.values[use.source]))
+    return [_sum(moments) for moments in by_weight]
+
+
+def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
+    total: Tensor | None = None
+    for each in moments:
+        if each is None:
+            return None
+        total = each if total is None else total + each
+    return total
+
+
+def unrounded(graph: GraphModule) -> GraphModule:
+    """A copy that computes activations in float, with the same weights: small errors show that a rounding to codes would hide."""
+    made = copy.deepcopy(graph)
+    for node in list(made.graph.nodes):
+        source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None
+        if isinstance(source, Node) and source.op == "call_function" and op_name(source.target) in QUANTIZE:
+            node.replace_all_uses_with(source.all_input_nodes[0])
+    made.graph.eliminate_dead_code()
+    made.recompile()
+    return made
