@@ -67,7 +67,7 @@ class MixedPrecision:
         model: quantized, ready for torch.export and lowering; the best of the steps.
         raised: names of the modules that are raised in it, worst first.
         steps: what was tried, and its price. Each has one module more than the one before; the first has none.
-        reached: does ``model`` keep the target and the limit?
+        reached: True if ``model`` keeps the target and the limit.
     """
 
     model: GraphModule
@@ -222,19 +222,19 @@ class _Goal:
     max_cycles: int | None
 
     def accurate(self, step: Step) -> bool:
-        """Is there a target, and does the step reach it?"""
+        """Return True if there is a target and the step reaches it."""
         return self.target is not None and step.metric >= self.target
 
     def affordable(self, step: Step) -> bool:
-        """Is the step within the limit?"""
+        """Return True if the step is within the limit."""
         return self.max_cycles is None or step.cycles <= self.max_cycles
 
     def reached(self, step: Step) -> bool:
-        """Does the step keep both?"""
+        """Return True if the step reaches the target within the limit."""
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
     def better(self, step: Step, other: Step) -> bool:
-        """Is an affordable step to be preferred to ``other``? One without a metric (NaN) is not."""
+        """Return True if an affordable step is preferred to ``other``. A step without a metric (NaN) is not."""
         if math.isnan(step.metric):
             return False
         return step.metric > other.metric or math.isnan(other.metric) or not self.affordable(other)

@@ -44,7 +44,7 @@ class Norm:
     Attributes:
         weight: what multiplies the channels; None for ones.
         bias: what is added to them, or None.
-        centers: does it subtract the mean?
+        centers: True if it subtracts the mean.
         readers: of what it gives.
     """
 
@@ -159,7 +159,7 @@ class _Streams:
         return -1 if value is None else value.dim() - 1
 
     def _picks(self, node: Node, name: str) -> bool:
-        """Does it pick or move whole rows?"""
+        """Return True if the node picks or moves whole rows."""
         value = first_value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         if value is None or name not in (*_PICKS, _INDEX, _SWAP):
             return False

@@ -166,7 +166,7 @@ class _Turning:
         return reader.weight.tensor if tied is None else tied[1]
 
     def _first(self, tensor: Tensor, what: str) -> bool:
-        """Is it the first time that this is done with the parameter?"""
+        """Return True the first time that this is done with the parameter."""
         key = tensor.data_ptr(), what
         if key in self._done:
             return False

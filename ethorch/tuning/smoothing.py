@@ -141,7 +141,7 @@ class _Places:
         """Leave what is no place to every model that reads one of its parameters."""
 
         def everywhere(site: Site) -> bool:
-            """Has each model these parameters at this place, if at all?"""
+            """Return True if each model that has these parameters has them at this place."""
             return all(
                 place not in read or roles.get((place, axis)) == site.key
                 for roles, read in self._roles

@@ -201,7 +201,7 @@ class Finder:
         return () if None in found else tuple(one for one in found if one is not None)
 
     def moves(self, node: Node) -> bool:
-        """Does it leave the last axis as it is?"""
+        """Return True if the node keeps the last axis as it is."""
         if node.op != "call_function" or op_name(node.target) not in _MOVES or not isinstance(node.args[0], Node):
             return False
         value, before = first_value(node), first_value(node.args[0])

@@ -20,7 +20,7 @@ class Call:
     Attributes:
         method: by name.
         inputs: as ``ethorch.runtime`` takes them.
-        reset: is the state put back to its initial contents before it?
+        reset: True if the state is set to its initial value before the case.
     """
 
     method: str

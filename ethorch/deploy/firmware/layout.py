@@ -24,7 +24,7 @@ class Part:
         nbytes: how much.
         order: kinds of memory that it may be in, best first: of a Memory, or ``tcm``.
         port: of the NPU that has to reach it; empty where the CPU alone does.
-        loaded: is its content in the ELF?
+        loaded: True if its content is in the ELF.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Layout:
 
     Attributes:
         board: the board.
-        secure: does the firmware use the secure side's addresses?
+        secure: True if the firmware uses the secure side's addresses.
         text: the memory of vectors and code; ``data``: of variables and stack.
         placed: the model's parts.
     """
@@ -127,7 +127,7 @@ def layout(board: Board, wanted: Sequence[Part]) -> Layout:
 
 
 def _is_secure(board: Board, text: Memory) -> bool:
-    """Does the core start on the secure side? The vector table's address says it, where memories have both."""
+    """Return True if the core starts on the secure side. If memories have both sides, the vector table's address decides."""
     return any(a & _SECURE != text.base & _SECURE for a in text.aliases) and bool(board.cpu.vector_table & _SECURE)
 
 

@@ -44,7 +44,7 @@ class Whole:
 
     @property
     def several(self) -> bool:
-        """Is it more than one method?"""
+        """True if there is more than one method."""
         return len(self.plans) > 1
 
     @property
@@ -54,12 +54,12 @@ class Whole:
 
     @property
     def keeps_state(self) -> bool:
-        """Does a run depend on runs before it?"""
+        """True if a run depends on the runs before it."""
         return any(one.keeps_state for one in self.plans.values())
 
     @property
     def kept_in_arena(self) -> bool:
-        """Does the arena hold state between runs?"""
+        """True if the arena holds state between runs."""
         return any(one.kept_in_arena for one in self.plans.values())
 
 
@@ -123,7 +123,7 @@ def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
 
 
 def _keeps_its_own(one: Plan) -> bool:
-    """Has a method state in memory 1, which methods of a program do not share?"""
+    """Return True if a method has state in memory 1, which methods of a program do not share."""
     places = (one.method.values[index].place for index in one.states)
     return any(place is not None and place[0] < SHARED_MEMORY for place in places)
 

@@ -42,7 +42,7 @@ class Opened:
 
     Attributes:
         calls: of the self-test, in order.
-        given: did the user give them? Else those behind the first of a method without state say nothing more.
+        given: True if the user gave them. If not, a method without state needs only the first.
     """
 
     pte: bytes

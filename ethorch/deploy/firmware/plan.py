@@ -346,12 +346,12 @@ class _Planner:
         return total
 
     def _lies_apart(self, index: int) -> bool:
-        """Does a tensor lie behind the arena, or will it?"""
+        """Return True if a tensor is stored after the arena, or will be."""
         behind = self.bases is not None and any(place.buffer == ARENA for place in self.bases.shared)
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _shared(self, index: int) -> bool:
-        """Is a value a view of another, or has it a view? Then it stays where the plan has it."""
+        """Return True if a value is a view of another or has a view. Its address in the plan must not change then."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
@@ -399,5 +399,5 @@ class _Planner:
 
 
 def _meet(one: IoTensor, other: IoTensor) -> bool:
-    """Do two tensors of the arena share bytes?"""
+    """Return True if two tensors of the arena share bytes."""
     return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes

@@ -158,7 +158,7 @@ class Output:
 
     @property
     def equal(self) -> bool:
-        """Is it what ExecuTorch's runtime gave on the desk?"""
+        """Return True if the output equals the one that ExecuTorch's runtime computed on the desk."""
         return self.found == self.expected
 
 

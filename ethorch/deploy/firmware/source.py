@@ -123,7 +123,7 @@ class MethodSource:
         inputs, outputs: in order.
         functions, constants: of model.c.
         delegates: how many command streams it runs.
-        has_codes: are there floats at the boundary whose codes can be given instead?
+        has_codes: True if a float input or output can be passed as codes instead.
         blobs: symbols of what it reads.
     """
 

@@ -155,10 +155,10 @@ class Plan:
 
     @property
     def keeps_state(self) -> bool:
-        """Does a run depend on runs before it?"""
+        """True if a run depends on the runs before it."""
         return bool(self.states)
 
     @property
     def has_codes(self) -> bool:
-        """Are there floats at the boundary whose codes can be given instead?"""
+        """True if a float input or output can be passed as codes instead."""
         return any(end.codes for end in (*self.inputs, *self.outputs))

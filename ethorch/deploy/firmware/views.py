@@ -52,7 +52,7 @@ class View:
 
     @property
     def is_contiguous(self) -> bool:
-        """Do the elements lie one after the other, in the order of the logical axes?"""
+        """Return True if the elements are adjacent, in the order of the logical axes."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:
@@ -207,5 +207,5 @@ def in_order_of(views: Sequence[View], order: Sequence[int] | None = None) -> Ax
 
 
 def is_run(axes: Axes, item_bytes: int) -> bool:
-    """Do the elements of the innermost axis lie one after the other in every operand?"""
+    """Return True if the elements of the innermost axis are adjacent in every operand."""
     return bool(axes) and all(stride == item_bytes for stride in axes[-1][1])

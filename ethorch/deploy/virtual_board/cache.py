@@ -53,7 +53,7 @@ class DataCache:
 
     @property
     def enabled(self) -> bool:
-        """Is the cache on?"""
+        """True if the cache is on."""
         return bool(self._hooks.caching)
 
     @enabled.setter

@@ -258,7 +258,7 @@ class Core:
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
-        """Is something pending and enabled? It wakes from WFI even when it is masked."""
+        """Return True if an exception is pending and enabled. It wakes the core from WFI even if it is masked."""
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:

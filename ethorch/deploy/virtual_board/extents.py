@@ -18,7 +18,7 @@ class Extent:
 
     Attributes:
         start, end: lowest byte, and the one behind the highest.
-        writes: are there writes?
+        writes: True if there are writes.
         last: the command that goes as far as ``end``.
         read, written: ranges (start, end), merged and in order.
     """

@@ -170,7 +170,7 @@ def measured(text: str) -> int | None:
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """(exit status, what it said, was it stopped?). The process and its children are gone afterwards, whatever happens."""
+    """Return (exit status, output, True if the process was stopped). The process and its children have always ended then."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,

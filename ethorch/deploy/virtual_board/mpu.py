@@ -33,7 +33,7 @@ class Mpu:
 
     @staticmethod
     def owns(at: int) -> bool:
-        """Is a register its own?"""
+        """Return True if a register belongs to the MPU."""
         return TYPE <= at <= MAIR1 and (at <= RLAR + 24 or at >= MAIR0)
 
     def read(self, at: int) -> int:

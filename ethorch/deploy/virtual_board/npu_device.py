@@ -123,12 +123,12 @@ class NpuDevice:
 
     @property
     def irq(self) -> bool:
-        """Is the interrupt line raised?"""
+        """True if the interrupt line is raised."""
         return "no-interrupt" not in self.inject and bool(self.status & IRQ_RAISED or self._pmu.irq)
 
     @property
     def running(self) -> bool:
-        """Is a run in progress?"""
+        """True if a run is in progress."""
         return self._running is not None
 
     def read(self, offset: int, size: int = 4) -> int:
@@ -302,7 +302,7 @@ class NpuDevice:
         return "ext" if attribute & 2 else "sram"
 
     def _configured(self, run: _Prepared, address: int) -> bool:
-        """Where the driver payload's header lies before the stream: is it for this NPU?"""
+        """Return True unless the driver payload's header, if it precedes the stream, is for another NPU."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
             return True

@@ -24,11 +24,11 @@ class Pmu:
 
     @property
     def irq(self) -> bool:
-        """Has a counter overflowed whose interrupt is enabled?"""
+        """True if a counter has overflowed whose interrupt is enabled."""
         return bool(self.overflowed & self.interrupting)
 
     def owns(self, offset: int) -> bool:
-        """Is a register its own?"""
+        """Return True if a register belongs to the PMU."""
         at = offset - self.start
         return regs.PMCR <= at <= regs.PMCAXI_CHAN or regs.PMEVCNTR <= at < regs.PMEVTYPER + 4 * self.counters
 

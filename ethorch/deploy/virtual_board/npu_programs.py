@@ -50,7 +50,7 @@ class Programs:
 
 
 def ends(program: Program) -> bool:
-    """Has the stream an NPU_OP_STOP?"""
+    """Return True if the stream has an NPU_OP_STOP."""
     return any(command.row.name == "NPU_OP_STOP" for command in program.commands)
 
 

@@ -31,11 +31,11 @@ class Register:
     """A 32-bit register.
 
     Attributes:
-        writable: may the CPU write it?
+        writable: True if the CPU may write it.
         mask: bits that a write takes.
         reset: value after a reset.
-        live: may it be written while a run is in progress?
-        kept: does it keep its value over a reset?
+        live: True if it may be written while a run is in progress.
+        kept: True if it keeps its value over a reset.
     """
 
     offset: int
@@ -112,5 +112,5 @@ def _pmu(family: str) -> list[Register]:
 
 
 def is_debug_window(offset: int) -> bool:
-    """Does an offset lie in the windows through which a debugger looks at internal memory and at the commands' registers?"""
+    """Return True if an offset is in the windows in which a debugger reads internal memory and the commands' registers."""
     return 0x100 <= offset < 0x180 or 0x400 <= offset < 0xFC0

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """Did it end by itself, with code 0 where it has one, and without a fault?"""
+        """True if the firmware ended by itself, with code 0 if it has one, and without a fault."""
         return self.ended in ("exit", "eot") and not self.exit_code and not self.faults
 
     @property

@@ -18,13 +18,13 @@ class Access:
     Attributes:
         loads: from memory, not to it.
         size: bytes of each register's access.
-        signed: is what is loaded extended by its sign?
+        signed: True if the loaded value is extended by its sign.
         registers: which are loaded or stored, in the order of addresses.
         base: register of the base address.
         offset: added to it, unless ``index`` names a register.
         index, shift: a register that is added, shifted left.
-        before: is the offset added before the access (else after it)?
-        writes_back: does the base take the sum?
+        before: True if the offset is added before the access, False if after it.
+        writes_back: True if the base is set to the sum.
         length: of the instruction in bytes.
     """
 

@@ -71,7 +71,10 @@ def problem_of(weight: Weight, moments: Tensor | None) -> Problem:
 
 
 def concerns(recipe: Recipe, weight: Weight) -> bool:
-    """Can the recipe change the weight? 2:4 wants input channels, and a common scale several outputs with scales of their own."""
+    """Return True if the recipe can change the weight.
+
+    2:4 requires input channels, and a common scale requires several outputs with scales of their own.
+    """
     if recipe == AS_IS:
         return False
     if recipe.pattern and (weight.layer.weight_axis is None or weight.channels <= 2):

@@ -45,7 +45,7 @@ class Price:
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
-        """Does it take no more than ``as_is`` of what is wanted?"""
+        """Return True if the option costs at most as much as ``as_is``, in the wanted resource."""
         return self.wanted is None or getattr(option, self.wanted) <= getattr(as_is, self.wanted)
 
 

@@ -297,21 +297,21 @@ class _Limits:
         return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, wanted)
 
     def cheap(self, found: _Measured) -> bool:
-        """Does it keep the limits of flash and cycles?"""
+        """Return True if the limits of flash and cycles hold."""
         return (self.flash is None or found.costs.flash_bytes <= self.flash) and (
             self.cycles is None or found.costs.cycles <= self.cycles
         )
 
     def accurate(self, found: _Measured) -> bool:
-        """Does it keep the SQNR?"""
+        """Return True if the SQNR holds."""
         return self.sqnr_db is None or found.sqnr_db >= self.sqnr_db
 
     def hold(self, found: _Measured) -> bool:
-        """Does it keep all?"""
+        """Return True if all limits hold."""
         return self.cheap(found) and self.accurate(found)
 
     def better(self, found: _Measured, other: _Measured, price: Price) -> bool:
-        """Is ``found`` to be preferred? What holds comes first, then what is cheap, or accurate where costs are limited."""
+        """Return True if ``found`` is preferred: if it holds, then if it is cheap, or accurate if costs are limited."""
         if self.hold(found) != self.hold(other):
             return self.hold(found)
         if self.costs_are_limited and self.cheap(found) and self.cheap(other):

@@ -71,7 +71,7 @@ class Plan:
         flash_bytes, flash_bytes_before: of the .pte.
         sqnr_db, sqnr_db_before: against the float model, or against the quantized model where that was given; measured on the
             samples. ``apply`` corrects biases besides, and training gains more.
-        reached: does the plan keep the limits?
+        reached: True if the plan keeps the limits.
         vela_flags: to compile with besides: on U85, where weights lie in SRAM, ``--disable-fwd`` may be worth more than recipes.
         quantized: the model as it was quantized, nothing compressed: what ``apply`` takes.
     """

@@ -46,12 +46,12 @@ class Recipe:
 
     @property
     def sparse(self) -> bool:
-        """Does it make zeros?"""
+        """True if the recipe makes zeros."""
         return self.pattern or self.zeros > 0
 
     @property
     def few(self) -> bool:
-        """Does it leave few different codes?"""
+        """True if the recipe leaves few different codes."""
         return bool(self.values or self.bits)
 
 

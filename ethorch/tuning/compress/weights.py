@@ -92,7 +92,7 @@ class Weight:
 
     @property
     def per_channel(self) -> bool:
-        """Has each output a scale of its own?"""
+        """True if each output has a scale of its own."""
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
