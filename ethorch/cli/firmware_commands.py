@@ -93,7 +93,7 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
     """Write the program as the AI layer of a CMSIS solution."""
     from ethorch.deploy.firmware import mlops
 
-    found = mlops.unnamed(program.target)
+    found = mlops.make_default(program.target)
     if choices.settings is not None and choices.settings.suffix in (".yml", ".yaml"):
         found = mlops.read_mlops(choices.settings)
     files = mlops.write_ai_layer(program, output, found)

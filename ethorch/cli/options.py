@@ -228,9 +228,9 @@ def _read_settings(file: Path | None) -> Settings:
     if file is None:
         return Settings()
     if file.suffix in (".yml", ".yaml"):
-        from ethorch.deploy.firmware.mlops import read_mlops, settings_of
+        from ethorch.deploy.firmware.mlops import convert_to_settings, read_mlops
 
-        return Settings().with_(**settings_of(read_mlops(file)))
+        return Settings().with_(**convert_to_settings(read_mlops(file)))
     return Settings.read(file)
 
 

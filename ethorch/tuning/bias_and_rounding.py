@@ -23,7 +23,7 @@ from ethorch.support.errors import QuantizationError
 from ethorch.tuning.node_runner import NodeRunner, Values
 from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.switched_graph import Switch
-from ethorch.tuning.weight_rounding import compensated, patches, shrunk
+from ethorch.tuning.weight_rounding import compensate, extract_patches, shrink_moments
 
 _ROWS = 4096  # of a layer's input that go into its second moments
 
@@ -172,10 +172,10 @@ class _SideBySide:
         scale, zero = observer.calculate_qparams()
         observer.fixed = (scale, zero)  # the weights are about to be what these make of them
         groups = rows.shape[0]
-        moments = shrunk(rows.transpose(1, 2) @ rows, rows.shape[1])
+        moments = shrink_moments(rows.transpose(1, 2) @ rows, rows.shape[1])
         shaped = weight.detach().reshape(groups, weight.shape[0] // groups, -1)
         steps = scale.expand(weight.shape[0]).reshape(groups, -1, 1)
-        weight.copy_(compensated(shaped, moments, steps, observer.quant_min, observer.quant_max).reshape(weight.shape))
+        weight.copy_(compensate(shaped, moments, steps, observer.quant_min, observer.quant_max).reshape(weight.shape))
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
@@ -185,7 +185,7 @@ class _SideBySide:
         inputs, window = self.rough.values[source], layer.window
         if window is None and self.rough.values[watch][0].dim() > 2:
             return None
-        rows = torch.cat([patches(x, window) if window else x.reshape(-1, x.shape[-1]) for x in inputs])
+        rows = torch.cat([extract_patches(x, window) if window else x.reshape(-1, x.shape[-1]) for x in inputs])
         rows = rows.reshape(rows.shape[0], layer.groups, -1).transpose(0, 1)
         return rows[:, :: max(1, rows.shape[1] // _ROWS)].contiguous()
 
@@ -198,10 +198,10 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
         axis: The axis of the channels.
     """
     pairs = zip(exact, rough, strict=True)
-    return significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
+    return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 
 
-def significant(each: Tensor) -> Tensor:
+def average_significant(each: Tensor) -> Tensor:
     """The mean of each column of float[samples, channels], less where the samples do not agree on it: m (1 - s^2 / m^2)."""
     mean = each.mean(0)
     if len(each) < 2:

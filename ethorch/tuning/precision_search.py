@@ -28,7 +28,17 @@ from ethorch.support.metrics import Metric, sqnr_db
 from ethorch.support.wording import counted
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tuning.module_sensitivity import sensitivity
-from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge, exported, outputs_of, outputs_on_npu, reset, state_of
+from ethorch.tuning.sample_runs import (
+    FAKE,
+    NPU,
+    Inputs,
+    check_judge,
+    compute_outputs,
+    copy_state,
+    export_copy,
+    outputs_on_npu,
+    reset,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,9 +172,9 @@ def mixed_precision(
     if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
     base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
-    graph = exported(model, samples[0])
-    state = state_of(graph)
-    reference = outputs_of(exported(graph, samples[0]), samples, state)
+    graph = export_copy(model, samples[0])
+    state = copy_state(graph)
+    reference = compute_outputs(export_copy(graph, samples[0]), samples, state)
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
 
     operators: set[str] = set()  # of what may be raised, those that are no modules
@@ -173,12 +183,12 @@ def mixed_precision(
         quantizer = EthosUQuantizer(spec).set_global(base)
         for name in raised:
             (quantizer.set_node_name if name in operators else quantizer.set_module_name)(name, higher)
-        prepared = prepare_pt2e(exported(graph, samples[0]), quantizer)
-        outputs_of(prepared, samples, state)  # calibrates
+        prepared = prepare_pt2e(export_copy(graph, samples[0]), quantizer)
+        compute_outputs(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
         reset(converted, state)
         built = build_pte(converted, samples[0], spec)
-        outputs = outputs_on_npu(built, converted, samples) if judge == NPU else outputs_of(converted, samples, state)
+        outputs = outputs_on_npu(built, converted, samples) if judge == NPU else compute_outputs(converted, samples, state)
         reset(converted, state)
         return converted, price(built, raised[-1] if raised else "", metric(reference, outputs))
 

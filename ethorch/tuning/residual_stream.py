@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.node import arguments, first_value, op_name
-from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, users_of
+from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, find_users
 
 #: Operators that pick rows, each as a whole: by an axis that is their first argument behind what they read.
 _PICKS = frozenset({"aten.index_select.default", "aten.slice.Tensor", "aten.select.int"})
@@ -98,7 +98,7 @@ class Stream:
         self.refused = self.refused or other.refused
 
 
-def streams_of(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
+def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
     """The streams of a graph from torch.export; and memory of a parameter -> how many operators read it, of all that are read."""
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     return _Streams(finder).found(graph.graph.nodes), finder.uses()
@@ -120,7 +120,7 @@ class _Streams:
             reading = [arg for arg in node.all_input_nodes if arg in self._of]
             if not reading:
                 continue
-            if node.op == "call_function" and node in users_of(reading[0]):
+            if node.op == "call_function" and node in find_users(reading[0]):
                 self._read(node, reading)
             elif node.op == "output":
                 for arg in reading:
@@ -143,8 +143,10 @@ class _Streams:
         elif name == "aten.type_as.default" and x not in self._of:
             pass  # it reads the dtype
         elif self._is_square(node, name):
-            if any(op_name(user.target) not in _SUMS or user.args[1] not in ([-1], [self._last(node)]) for user in users_of(node)):
-                stream.refuse(f"its squares are read by {', '.join(str(user) for user in users_of(node))}")
+            if any(
+                op_name(user.target) not in _SUMS or user.args[1] not in ([-1], [self._last(node)]) for user in find_users(node)
+            ):
+                stream.refuse(f"its squares are read by {', '.join(str(user) for user in find_users(node))}")
         elif name in ("aten.mul.Tensor", "aten.div.Tensor"):
             self._multiply(node, reading[0])
         elif name in ("aten.layer_norm.default", "aten.rms_norm.default"):
@@ -194,7 +196,7 @@ class _Streams:
     def _written(self, node: object, reader: Node) -> tuple[Parameter, ...]:
         """Weights and biases of the layers whose sum a value is, if nothing but ``reader`` reads that; else none."""
         found = self._finder.rows(node, reader)
-        if not found and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and users_of(node) == [reader]:
+        if not found and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._written(arg, node) for arg in node.args[:2]]
             found = tuple(one for part in parts for one in part) if all(parts) and not node.kwargs else ()
         return found
@@ -211,7 +213,7 @@ class _Streams:
         if weight is None or op_name(node.target) != "aten.mul.Tensor":
             stream.refuse(f"{node} multiplies its channels")
             return
-        self._norm(stream, node, weight, None, False, self._readers(users_of(node), node))
+        self._norm(stream, node, weight, None, False, self._readers(find_users(node), node))
 
     def _normalize(self, node: Node, name: str) -> None:
         args, _ = arguments(node)
@@ -224,7 +226,7 @@ class _Streams:
         if missing or list(args[1]) != [stream.width]:
             stream.refuse(f"{node} normalizes it by no parameters of its own")
             return
-        self._norm(stream, node, weight, bias, centers, self._readers(users_of(node), node))
+        self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
     def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
         """The linear layers among ``users`` and behind what only moves rows; none if something else reads."""
@@ -234,7 +236,7 @@ class _Streams:
             read, user = waiting.pop(0)
             name = op_name(user.target) if user.op == "call_function" else ""
             if user.args and user.args[0] is read and (self._finder.moves(user) or self._picks(user, name)):
-                waiting += [(user, further) for further in users_of(user)]
+                waiting += [(user, further) for further in find_users(user)]
                 continue
             if name not in READERS:
                 return ()

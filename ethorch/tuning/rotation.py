@@ -19,7 +19,7 @@ from ethorch.lower.fx.export import export_module
 from ethorch.models.load import in_eval_mode
 from ethorch.support.errors import EthorchError
 from ethorch.support.exclusive import exclusive
-from ethorch.tuning.residual_stream import Norm, Reader, Stream, streams_of
+from ethorch.tuning.residual_stream import Norm, Reader, Stream, find_streams
 from ethorch.tuning.smoothing_sites import Parameter
 
 
@@ -68,7 +68,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     for name, module in models.items():
         given = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
         with in_eval_mode(module):
-            found.append(streams_of(export_module(module, given).module(check_guards=False), module))
+            found.append(find_streams(export_module(module, given).module(check_guards=False), module))
     untied = _settle(found, list(models.values()))
     good = [stream for streams, _ in found for stream in streams if not stream.refused]
     refused = tuple(dict.fromkeys(stream.refused for streams, _ in found for stream in streams if stream.refused))
@@ -90,14 +90,14 @@ def _settle(found: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: Se
             places = _places([stream for stream in streams if not stream.refused])
             for stream in (stream for other, _ in found for stream in other if not stream.refused):
                 wrong = [p.name for p in stream.parameters() if uses.get(key := p.tensor.data_ptr(), 0) not in (0, places[key])]
-                alone = [reader.weight.name for reader in _tied(found, stream) if _owner(reader, modules) is None]
+                alone = [reader.weight.name for reader in _find_tied_readers(found, stream) if _owner(reader, modules) is None]
                 if wrong:
                     stream.refused = f"something else reads {wrong[0]} too"
                 elif alone:
                     stream.refused = f"{alone[0]} is an embedding and the weight of a layer that has none of its own"
     untied: Untied = {}
     for stream in (stream for streams, _ in found for stream in streams if not stream.refused):
-        for reader in _tied(found, stream):
+        for reader in _find_tied_readers(found, stream):
             owner = _owner(reader, modules)
             if owner is not None and (key := reader.weight.tensor.data_ptr()) not in untied:
                 own = nn.Parameter(owner.weight.detach().clone(), requires_grad=owner.weight.requires_grad)
@@ -106,7 +106,7 @@ def _settle(found: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: Se
     return untied
 
 
-def _tied(found: Sequence[tuple[list[Stream], Mapping[int, int]]], stream: Stream) -> list[Reader]:
+def _find_tied_readers(found: Sequence[tuple[list[Stream], Mapping[int, int]]], stream: Stream) -> list[Reader]:
     """Layers of a stream whose weight is an embedding of one."""
     tables = {table.tensor.data_ptr() for streams, _ in found for one in streams for table in one.tables}
     return [reader for reader in stream.readers if reader.weight.tensor.data_ptr() in tables]

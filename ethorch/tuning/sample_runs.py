@@ -25,7 +25,7 @@ State = Mapping[str, Tensor]
 JUDGES = FAKE, NPU = "quantized", "npu"
 
 
-def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
+def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
     """A graph module of the model that may be run and changed: the user's buffers and graph stay as they are.
 
     Args:
@@ -41,7 +41,7 @@ def exported(model: nn.Module, inputs: Inputs) -> GraphModule:
     return copy.deepcopy(graph, {id(parameter): parameter for parameter in graph.parameters()})
 
 
-def state_of(graph: GraphModule) -> State:
+def copy_state(graph: GraphModule) -> State:
     """Its buffers, copied."""
     return {name: buffer.clone() for name, buffer in graph.named_buffers()}
 
@@ -54,7 +54,7 @@ def reset(graph: GraphModule, state: State) -> None:
                 buffer.copy_(state[name])
 
 
-def outputs_of(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
+def compute_outputs(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
     """What the graph returns for each sample, one after the other, the first of them from ``state``."""
     reset(graph, state)
     with torch.no_grad():

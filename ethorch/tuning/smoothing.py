@@ -22,7 +22,7 @@ from ethorch.quantization.shared_buffers import kept
 from ethorch.support.errors import QuantizationError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.tuning.node_runner import NodeRunner
-from ethorch.tuning.smoothing_sites import Key, Site, sites_of
+from ethorch.tuning.smoothing_sites import Key, Site, find_sites
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class _Places:
 
     def add(self, name: str, graph: GraphModule, module: nn.Module) -> None:
         """The places of one model."""
-        found, read = sites_of(graph, module)
+        found, read = find_sites(graph, module)
         self._graphs[name] = graph
         self._watched[name] = {node: site.key for node, site in found}
         self._roles.append(({used: site.key for _, site in found for used in site.touched()}, read))
@@ -207,15 +207,15 @@ def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
 def _error(x: Tensor, ranges: Tensor, weights: Sequence[Tensor], factors: Tensor, activation_bits: int, weight_bits: int) -> float:
     """Sum of squares by which the layers' outputs are off, inputs in one scale and weights in one for each output."""
     scaled, error = x / factors, 0.0
-    rounded = _rounded(scaled, (ranges / factors).amax(), activation_bits)
+    rounded = _round_to_bits(scaled, (ranges / factors).amax(), activation_bits)
     for weight in weights:
         multiplied = weight * factors
-        found = rounded @ _rounded(multiplied, multiplied.abs().amax(1, keepdim=True), weight_bits).t()
+        found = rounded @ _round_to_bits(multiplied, multiplied.abs().amax(1, keepdim=True), weight_bits).t()
         error += float(((found - x @ weight.t()) ** 2).sum())
     return error
 
 
-def _rounded(x: Tensor, largest: Tensor, bits: int) -> Tensor:
+def _round_to_bits(x: Tensor, largest: Tensor, bits: int) -> Tensor:
     top = 2 ** (bits - 1) - 1
     scale = (largest / top).clamp(min=1e-30)
     result: Tensor = torch.clamp(torch.round(x / scale), -top, top) * scale

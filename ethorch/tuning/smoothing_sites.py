@@ -96,7 +96,7 @@ class Site:
             reader.tensor.mul_(reader.spread(factors))
 
 
-def sites_of(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Site]], set[int]]:
+def find_sites(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Site]], set[int]]:
     """(node whose value is divided, place) of a graph, of parameters that one operator reads; and the memory of all that it reads.
 
     Args:
@@ -114,7 +114,7 @@ def sites_of(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Si
     return found, set(uses)
 
 
-def users_of(node: Node) -> list[Node]:
+def find_users(node: Node) -> list[Node]:
     """What computes with a node's value."""
     return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
 
@@ -130,8 +130,8 @@ class Finder:
         """Memory of a parameter -> how many operators read it."""
         found: Counter[int] = Counter()
         for node in self._graph.graph.nodes:
-            if node.op == "get_attr" and users_of(node) and (tensor := self._tensors.get(str(node.target))) is not None:
-                found[tensor.data_ptr()] += len(users_of(node))
+            if node.op == "get_attr" and find_users(node) and (tensor := self._tensors.get(str(node.target))) is not None:
+                found[tensor.data_ptr()] += len(find_users(node))
         return found
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
@@ -175,7 +175,7 @@ class Finder:
             name = op_name(node.target)
             if name in ("aten.add.Tensor", "aten.add.Scalar") and isinstance(node.args[1], (int, float)) and not node.kwargs:
                 added += float(node.args[1])
-            elif name not in _MOVES or len(users_of(node)) != 1:
+            elif name not in _MOVES or len(find_users(node)) != 1:
                 return None
             node = node.args[0]
         parameter = self.parameter(node)
@@ -186,10 +186,10 @@ class Finder:
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
         """Weight and bias of the linear layer that makes a value, if nothing but ``reader`` reads that."""
-        while isinstance(node, Node) and len(users_of(node)) == 1 and self.moves(node):
+        while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
-        if not isinstance(node, Node) or name not in READERS or len(users_of(node)) != 1:
+        if not isinstance(node, Node) or name not in READERS or len(find_users(node)) != 1:
             return ()
         args, _ = arguments(node)
         value, product = first_value(node), first_value(reader)
@@ -212,11 +212,11 @@ class Finder:
     def readers(self, node: Node) -> tuple[Parameter, ...]:
         """The weights of the linear layers that read a node's value; none if something else does."""
         found: list[Parameter] = []
-        waiting = [(node, user) for user in users_of(node)]
+        waiting = [(node, user) for user in find_users(node)]
         while waiting:
             reader, user = waiting.pop(0)
             if self.moves(user) and user.args[0] is reader:
-                waiting += [(user, further) for further in users_of(user)]
+                waiting += [(user, further) for further in find_users(user)]
                 continue
             x, weight, axis = READERS.get(op_name(user.target) if user.op == "call_function" else "", (0, 0, 0))
             found_weight = self.parameter(user.args[weight], axis) if x != weight and user.args[x] is reader else None

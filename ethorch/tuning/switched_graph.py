@@ -20,7 +20,7 @@ from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.selection import module_path
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.compile_spec import EthosUCompileSpec
-from ethorch.tuning.sample_runs import Inputs, exported, outputs_of, outputs_on_npu, reset, state_of
+from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, export_copy, outputs_on_npu, reset
 
 
 class Switch(nn.Module):
@@ -64,8 +64,8 @@ class Switched:
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
         if not samples:
             raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
-        graph = exported(model, samples[0])
-        self._state = state_of(graph)
+        graph = export_copy(model, samples[0])
+        self._state = copy_state(graph)
         self.graph: GraphModule = prepare_pt2e(graph, quantizer)
         self.run(samples)  # calibrates
         self._calibrated = copy.deepcopy(self.graph)
@@ -105,7 +105,7 @@ class Switched:
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
         """What the model returns for each sample, with the switches as they are."""
-        return outputs_of(self.graph, samples, self._state)
+        return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
         """The same of the program that is compiled of it, on the simulated NPU; what is not quantized runs on the CPU."""

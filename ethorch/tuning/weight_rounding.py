@@ -13,7 +13,7 @@ from torch import Tensor
 from ethorch.lower.builder.window import Window
 
 
-def patches(x: Tensor, window: Window) -> Tensor:
+def extract_patches(x: Tensor, window: Window) -> Tensor:
     """float[N, C, ...] -> float[N * places, C * elements of the kernel]: what of ``x`` each place of the result reads."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
@@ -24,14 +24,14 @@ def patches(x: Tensor, window: Window) -> Tensor:
     return x.permute(0, *places, 1, *elements).flatten(1 + spatial).flatten(0, spatial)
 
 
-def shrunk(moments: Tensor, rows: int) -> Tensor:
+def shrink_moments(moments: Tensor, rows: int) -> Tensor:
     """Second moments float[groups, K, K] nearer to their diagonal the fewer rows they come from: few rows correlate by chance."""
     size = moments.shape[-1]
     share = size / (size + rows)
     return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
 
 
-def compensated(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     """Codes x scale near ``weight``, each rounding made up for by the weights not rounded yet.
 
     Args:

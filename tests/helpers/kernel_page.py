@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from elftools.elf.elffile import ELFFile
 
-from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, supported
+from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, list_kernels
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Value
 from tests.helpers.c_kernels import ZIG, CortexM33, Program
@@ -191,11 +191,11 @@ def page() -> str:
         "",
         "## Operators",
         "",
-        f"{len(supported())} of them; any other is refused when the project is written, with its name and a way out.",
+        f"{len(list_kernels())} of them; any other is refused when the project is written, with its name and a way out.",
         "",
     ]
     by_namespace: dict[str, list[str]] = {}
-    for name in supported():
+    for name in list_kernels():
         namespace, _, rest = name.partition("::")
         by_namespace.setdefault(namespace, []).append(rest)
     for namespace, names in by_namespace.items():

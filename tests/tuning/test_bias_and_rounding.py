@@ -12,7 +12,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 import ethorch
 from ethorch import sqnr_db
 from ethorch.arm.quantizer import get_symmetric_quantization_config
-from ethorch.tuning.weight_rounding import compensated
+from ethorch.tuning.weight_rounding import compensate
 from tests.helpers.quantized import prepared, quantizer
 from tests.tuning.networks import CALIBRATION, FOUR_BITS, Uneven, quality
 
@@ -101,11 +101,11 @@ def test_compensation_is_exact_for_what_fits_and_never_worse_in_its_own_measure(
     rows = torch.randn(1, 200, 6, generator=generator)
     rows[..., 1] = rows[..., 0] * 0.9 + rows[..., 1] * 0.1
     moments = rows.transpose(1, 2) @ rows
-    torch.testing.assert_close(compensated(on_grid, moments, scale, -7, 7), on_grid)
+    torch.testing.assert_close(compensate(on_grid, moments, scale, -7, 7), on_grid)
     weight = torch.randn(1, 4, 6, generator=generator) * 0.3
 
     def loss(codes: Tensor) -> float:
         return float(((rows @ (weight - codes).transpose(1, 2)) ** 2).sum())
 
     nearest = torch.clamp(torch.round(weight / scale), -7, 7) * scale
-    assert loss(compensated(weight, moments, scale, -7, 7)) < loss(nearest)
+    assert loss(compensate(weight, moments, scale, -7, 7)) < loss(nearest)

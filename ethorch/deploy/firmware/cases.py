@@ -72,7 +72,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
     return found
 
 
-def placed(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
+def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
     """The bytes of all cases, equal ones once; and where each begins."""
     data, known = bytearray(), dict[bytes, int]()
     places = []

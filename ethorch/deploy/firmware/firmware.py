@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ethorch.deploy.firmware import project_run
-from ethorch.deploy.firmware.cases import Case, cases, placed
+from ethorch.deploy.firmware.cases import Case, cases, place_cases
 from ethorch.deploy.firmware.data import Blob, blob, fnv1a
 from ethorch.deploy.firmware.escapes import linker_labels
 from ethorch.deploy.firmware.kernels import SOURCE_FOLDER
 from ethorch.deploy.firmware.layout import STACK_BYTES, Layout, Part, layout, parts
 from ethorch.deploy.firmware.methods import Whole, whole
-from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, opened_of
+from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, open_source
 from ethorch.deploy.firmware.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
 from ethorch.deploy.firmware.streams import Attributes, attributes, config_word, driver_stream
 from ethorch.formats import pte
@@ -126,7 +126,7 @@ def firmware(
     prefix(name)
     if embed not in DATA_FORMS:
         raise EthorchError(f"embed is {embed!r}; allowed: {' or '.join(DATA_FORMS)}.")
-    opened = opened_of(source, methods, samples)
+    opened = open_source(source, methods, samples)
     writer = Project(opened, name, embed, board)
     return writer.write(Path(folder))
 
@@ -146,7 +146,7 @@ class SelectedSizes:
     steps: tuple[int, ...]
 
 
-def selection_of(program: File, names: Sequence[str]) -> SelectedSizes | None:
+def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
     """Return the rule that selects a method by input sizes, or None unless they are one model at several shapes."""
     found = Selection.of(program)
     chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
@@ -166,7 +166,7 @@ class Project:
         self.opened, self.name, self.data = opened, name, data
         self.whole: Whole = whole(pte.read(opened.pte), list(opened.methods))
         known = {name: (self._meanings(name), one.explain) for name, one in opened.methods.items()}
-        self.selection = selection_of(pte.read(opened.pte), list(opened.methods))
+        self.selection = find_selection(pte.read(opened.pte), list(opened.methods))
         self.source: Source = model_source(self.whole, name, known)
         streams = [driver_stream(payload) for one in self.whole.plans.values() for payload in one.payloads.values()]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
@@ -185,7 +185,7 @@ class Project:
             calls = calls[: STATEFUL_RUNS if self.whole.keeps_state else 1]
         methods = {name: one.subject.method for name, one in opened.methods.items()}
         self.cases: list[Case] = cases(opened.pte, methods, calls)
-        content, self.case_places = placed(self.cases)
+        content, self.case_places = place_cases(self.cases)
         self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
         self.made_by = _made_by()
         self.files: dict[str, bytes] = {}
@@ -211,9 +211,9 @@ class Project:
     @property
     def sizes(self) -> dict[str, int]:
         return {
-            "arena": _padded(self.whole.arena_bytes),
-            "fast": _padded(self.fast_bytes),
-            "tensors": _padded(self.whole.tensors_bytes),
+            "arena": _pad_to_cache_lines(self.whole.arena_bytes),
+            "fast": _pad_to_cache_lines(self.fast_bytes),
+            "tensors": _pad_to_cache_lines(self.whole.tensors_bytes),
             "weights": self._size("WEIGHTS"),
             "commands": self._size("COMMANDS"),
             "constants": self._size("CONSTANTS"),
@@ -229,8 +229,8 @@ class Project:
 
         return {
             method.method: {
-                "arena": _padded(self.whole.plans[method.method].arena_bytes),
-                "tensors": _padded(self.whole.plans[method.method].tensors_bytes),
+                "arena": _pad_to_cache_lines(self.whole.plans[method.method].arena_bytes),
+                "tensors": _pad_to_cache_lines(self.whole.plans[method.method].tensors_bytes),
                 "weights": size(method, "WEIGHTS"),
                 "commands": size(method, "COMMANDS"),
                 "cycles": self._cycles(method.method),
@@ -289,7 +289,7 @@ class Project:
             "arena_bytes": sizes["arena"],
             "fast_bytes": sizes["fast"],
             "tensors_bytes": sizes["tensors"],
-            "codes_tensors_bytes": _padded(self.whole.codes_tensors_bytes),
+            "codes_tensors_bytes": _pad_to_cache_lines(self.whole.codes_tensors_bytes),
             "weights_bytes": sizes["weights"],
             "commands_bytes": sizes["commands"],
             "constants_bytes": sizes["constants"],
@@ -462,7 +462,7 @@ class Project:
         return "board.toml"
 
 
-def _padded(size: int) -> int:
+def _pad_to_cache_lines(size: int) -> int:
     """Whole lines of a data cache."""
     return -(-size // 32) * 32
 

@@ -72,14 +72,14 @@ def kernel_call(
     return KernelCall(tuple(writer.lines), tuple(writer.constants), tuple(sorted(sources)))
 
 
-def supported() -> tuple[str, ...]:
+def list_kernels() -> tuple[str, ...]:
     """Names of the operators that have a kernel in C."""
     return tuple(sorted(KERNELS))
 
 
 def _arguments(method: Method, call: Call, body: Callable[..., None], place: Callable[[int], str]) -> list[Any]:
     """The arguments of a call as Python has them: a list of tensors that it returns comes once more behind them, and is cut off."""
-    computed = _computed(method)
+    computed = _find_computed_numbers(method)
 
     def argument(index: int) -> Any:
         if index < 0:
@@ -120,7 +120,7 @@ def _plain(value: Value, argument: Callable[[int], Any]) -> Any:
     return value.text if value.kind == "string" else None
 
 
-def _computed(method: Method) -> frozenset[int]:
+def _find_computed_numbers(method: Method) -> frozenset[int]:
     """Numbers that an instruction writes: the last argument of a call, where that is no tensor."""
     last = (call.args[-1] for call in method.calls if call.delegate is None and call.args)
     return frozenset(index for index in last if method.values[index].kind in ("int", "bool", "double"))

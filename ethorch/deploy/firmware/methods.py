@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ethorch.deploy.firmware.plan import payloads_of, plan
-from ethorch.deploy.firmware.steps import ARENA, TENSORS, Bases, Constants, Place, Plan, aligned
+from ethorch.deploy.firmware.plan import plan, read_payloads
+from ethorch.deploy.firmware.steps import ARENA, TENSORS, Bases, Constants, Place, Plan, align
 from ethorch.figures.persistent_buffers import Reads, all_have_contents, reads_in_place
 from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import Method, Program
@@ -81,15 +81,15 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
     _check_names(names)
     memories = [program.methods[name].memories for name in names]
     kept = [[sizes[n] for sizes in memories if n < len(sizes)] for n in range(SHARED_MEMORY, max(map(len, memories)))]
-    *offsets, shared_bytes = accumulate((aligned(max(sizes)) for sizes in kept), initial=0)
+    *offsets, shared_bytes = accumulate((align(max(sizes)) for sizes in kept), initial=0)
     reads = _reads_of_all([program.methods[name] for name in names])
     if any(reads):
         ends = [_scratch_end(program.methods[name], own) for name, own in zip(names, reads, strict=True)]
-        shared, end = [Place(ARENA, aligned(max(ends)) + offset) for offset in offsets], 0
+        shared, end = [Place(ARENA, align(max(ends)) + offset) for offset in offsets], 0
     else:
         shared, end = [Place(TENSORS, offset) for offset in offsets], shared_bytes
     state_bytes = shared_bytes - end
-    alone = {name: _keeps_its_own(plan(program, program.methods[name])) for name in names}
+    alone = {name: _has_unshared_state(plan(program, program.methods[name])) for name in names}
     plans: dict[str, Plan] = {}
     for name in sorted(names, key=lambda name: not alone[name]):  # first those that overwrite no other method's tensors
         bases = Bases(end, tuple(shared), reads[names.index(name)])
@@ -110,19 +110,19 @@ def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
     """What each method's delegates can read in place; nothing where a method has buffers that nothing would clear."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
-    return [reads_in_place(method, payloads_of(method)) for method in methods]
+    return [reads_in_place(method, read_payloads(method)) for method in methods]
 
 
 def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
     """Bytes of the scratch region that a method needs when its delegates read in place what they can."""
     ends = [
         reads[number].scratch_end(reads[number].numbers, reads[number].outputs) if number in reads else payload.scratch_bytes
-        for number, payload in payloads_of(method).items()
+        for number, payload in read_payloads(method).items()
     ]
     return max(ends, default=0)
 
 
-def _keeps_its_own(one: Plan) -> bool:
+def _has_unshared_state(one: Plan) -> bool:
     """Return True if a method has state in memory 1, which methods of a program do not share."""
     places = (one.method.values[index].place for index in one.states)
     return any(place is not None and place[0] < SHARED_MEMORY for place in places)
@@ -134,7 +134,7 @@ def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
         for place, content in one.initial:
             other, known = found.setdefault(place, (name, content))
             if known != content:
-                raise refused(
+                raise make_error(
                     Reason(
                         "firmware.initial_contents",
                         f"methods {other!r} and {name!r} share a buffer of {len(content)} bytes that begins with other contents in "
@@ -151,7 +151,7 @@ def _check_names(names: Sequence[str]) -> None:
         others = [other for other in names if other != name and other.upper() == name.upper()]
         if others or not _IDENTIFIER.fullmatch(name):
             what = f"is {others[0]!r} in capitals, too" if others else "is no identifier of C"
-            raise refused(
+            raise make_error(
                 Reason(
                     "firmware.method_name",
                     f"the name of method {name!r} stands before symbols and, in capitals, before macros of a project of several "
@@ -161,6 +161,6 @@ def _check_names(names: Sequence[str]) -> None:
             )
 
 
-def refused(reason: Reason) -> EthorchError:
+def make_error(reason: Reason) -> EthorchError:
     """What is raised where a project cannot be had."""
     return EthorchError(f"{reason.text} [{reason.id}]. {reason.way_out}")

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ethorch.deploy.firmware.firmware import Project
-from ethorch.deploy.firmware.opened import opened_of
+from ethorch.deploy.firmware.opened import open_source
 from ethorch.deploy.firmware.source import prefix
 from ethorch.formats.files import write_folder
 from ethorch.support.errors import EthorchError, SpecError
@@ -88,7 +88,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     )
 
 
-def unnamed(target: str) -> Mlops:
+def make_default(target: str) -> Mlops:
     """For an AI layer without such a file: the model is called ``model``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
@@ -145,7 +145,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
         EthorchError: as of ``ethorch.firmware``.
     """
     record = getattr(program, "_record", None)
-    project = Project(opened_of(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
+    project = Project(open_source(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
     files = project.layer(mlops.processor)
     target = Path(folder)
     try:
@@ -155,7 +155,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     return tuple(files)
 
 
-def settings_of(mlops: Mlops, given: Sequence[str] = ()) -> dict[str, Any]:
+def convert_to_settings(mlops: Mlops, given: Sequence[str] = ()) -> dict[str, Any]:
     """What the file says as keywords of ``Settings.with_``, without those in ``given``: what the command line says comes first."""
     known = {
         "target": mlops.target,

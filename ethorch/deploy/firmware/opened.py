@@ -67,7 +67,7 @@ class Compiled(Protocol):
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
 
-def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> Opened:
+def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> Opened:
     """Open a Program, a build, or a .pte by path or contents.
 
     Args:
@@ -85,11 +85,11 @@ def opened_of(source: Any, method: str | Sequence[str] | None, inputs: Sequence[
     if not names:
         raise EthorchError("a project is of at least one method; methods names none.")
     build = source if isinstance(source, Build) else None
-    methods = {name: _method(build, data, name) if record is None else _known(record[name], name) for name in names}
+    methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
     return Opened(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
 
 
-def _known(record: Compiled, name: str) -> OpenedMethod:
+def _open_method(record: Compiled, name: str) -> OpenedMethod:
     """A method of a program, with the cycles of its delegates."""
     found = _method(record.build, record.pte, name)
     for layer in record.layers:
@@ -116,9 +116,9 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]
     if inputs is not None:
-        session = _checked(inputs, methods)
+        session = _check_session(inputs, methods)
     else:
-        session = _recorded(record, methods)
+        session = _read_session(record, methods)
         called = {name for name, _ in session}
         session += [
             (name, arrays.random_inputs(methods[name].subject.method, seed))
@@ -130,7 +130,7 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
     return [*(Call(name, tuple(sample)) for name, sample in session), *again]
 
 
-def _recorded(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
+def _read_session(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
     """The first calibration session, at most ``STATEFUL_RUNS`` calls of each method."""
     seen = Counter[str]()
     kept: list[tuple[str, Sequence[Any]]] = []
@@ -152,7 +152,7 @@ def _samples(record: Compiled | None, found: Subject, name: str, inputs: Sequenc
     return [arrays.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
-def _checked(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
+def _check_session(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
     """A session as the user gives it."""
     for number, call in enumerate(inputs):
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):

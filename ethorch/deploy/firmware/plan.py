@@ -32,7 +32,7 @@ from ethorch.deploy.firmware.steps import (
     Plan,
     Run,
     Step,
-    aligned,
+    align,
 )
 from ethorch.figures.persistent_buffers import Reads, is_kept, reads_in_place
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
@@ -61,7 +61,7 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
     return _Planner(program, method, constants or Constants(program), bases).plan()
 
 
-def payloads_of(method: Method) -> dict[int, DelegatePayload]:
+def read_payloads(method: Method) -> dict[int, DelegatePayload]:
     """The payloads of a method's Ethos-U delegates, by number.
 
     Raises:
@@ -74,7 +74,7 @@ class _Planner:
     def __init__(self, program: Program, method: Method, constants: Constants, bases: Bases | None):
         self.program, self.method, self.values = program, method, method.values
         self.constants, self.bases = constants, bases
-        self.payloads = payloads_of(method)
+        self.payloads = read_payloads(method)
         self.places: dict[int, Place] = {}
         self.in_place: set[tuple[int | None, int]] = set()  # delegates with numbers of inputs that are read where they lie
         self.written: set[tuple[int | None, int]] = set()  # the same of outputs
@@ -126,7 +126,7 @@ class _Planner:
 
     def _place_all(self) -> int:
         """Places by the plan; of constants; of what the plan leaves out. Returns the end of the method's own."""
-        memories = [aligned(size) for size in self.method.memories[1:]]
+        memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.own), *self.bases.shared]
             end = self.bases.own + sum(memories[:1])
@@ -152,7 +152,7 @@ class _Planner:
         for index in dict.fromkeys((*self.method.inputs, *self.method.outputs)):
             if index not in self.places and not self._is_view(index):
                 self.places[index] = Place(TENSORS, end)
-                end += aligned(self.values[index].nbytes)
+                end += align(self.values[index].nbytes)
         for step in (step for chain in self.method.chains for step in chain.instructions):
             if isinstance(step, Call) and step.operator == VIEW and step.args[-1] not in self.places:
                 self.places[step.args[-1]] = self.places[step.args[0]]
@@ -172,7 +172,7 @@ class _Planner:
         touched = {index for call in calls for index in (*self._reads(call), *self._writes(call))}
         touched |= {index for index, value in enumerate(self.values) if value.kind == "tensor" and value.planned and value.data}
         ends = [p.offset + self.values[i].nbytes for i in touched if (p := self.places[i]).buffer == TENSORS]
-        return aligned(max(ends, default=0))
+        return align(max(ends, default=0))
 
     # the order ---------------------------------------------------------------------------------------------------------
 
@@ -323,17 +323,17 @@ class _Planner:
             self.reads[n].scratch_end(inputs[n], outputs[n]) if n in self.reads else payload.scratch_bytes
             for n, payload in self.payloads.items()
         ]
-        end = aligned(max(ends, default=0))
+        end = align(max(ends, default=0))
         kept = [(i, place.offset) for i, place in self.places.items() if place.buffer == _KEPT]
         spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in kept)
         first = last = 0
         for start, stop, index in spans:
             if start >= last:  # it shares no byte with the one before it
-                end, first = aligned(end + last - first), start - start % IN_PLACE_ALIGNMENT
+                end, first = align(end + last - first), start - start % IN_PLACE_ALIGNMENT
             self.places[index] = Place(ARENA, end + start - first)
             last = max(last, stop)
         reach = [p.offset + self.values[i].nbytes for i, p in self.places.items() if p.buffer == ARENA]
-        total = max([aligned(end + last - first), *map(aligned, reach)])
+        total = max([align(end + last - first), *map(align, reach)])
         for number, payload in self.payloads.items():
             read, written = (
                 {n: self.places[index].offset for n, index in side.get(number, {}).items()} for side in (inputs, outputs)

@@ -13,7 +13,7 @@ import jinja2
 from ethorch.deploy.firmware.data import Blob, blob
 from ethorch.deploy.firmware.escapes import FILTERS, c_comment
 from ethorch.deploy.firmware.kernels import HEADERS, kernel_call
-from ethorch.deploy.firmware.methods import Whole, refused
+from ethorch.deploy.firmware.methods import Whole, make_error
 from ethorch.deploy.firmware.steps import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
 from ethorch.deploy.firmware.streams import driver_stream
 from ethorch.formats.pte_types import ITEM_BYTES, Call, Value
@@ -366,7 +366,7 @@ class _Writer:
         found = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
         if isinstance(found, Reason):
             where = self.explain(step.operator)
-            raise refused(replace(found, text=f"{found.text}{where}"))
+            raise make_error(replace(found, text=f"{found.text}{where}"))
         self.sources.update(found.sources)
         return [f"/* {c_comment(step.operator)} */", *found.lines], list(found.constants)
 

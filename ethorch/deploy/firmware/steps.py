@@ -13,7 +13,7 @@ TENSORS, ARENA, CONSTANTS = "tensors", "arena", "constants"
 ALIGNMENT = 16
 
 
-def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+def align(size: int, alignment: int = ALIGNMENT) -> int:
     """The next multiple of an alignment."""
     return -(-size // alignment) * alignment
 
@@ -98,7 +98,7 @@ class Constants:
         if number not in self._known:
             self._known[number] = len(self.data)
             content = bytes(self.program.constants[number])
-            self.data += content + bytes(aligned(len(content)) - len(content))
+            self.data += content + bytes(align(len(content)) - len(content))
         return self._known[number]
 
 

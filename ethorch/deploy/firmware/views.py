@@ -124,7 +124,7 @@ class View:
             return None
         if self.numel == 0:
             return replace(self, shape=wanted, strides=(0,) * len(wanted))
-        groups = merged([(size, (stride,)) for size, stride in zip(self.shape, self.strides, strict=True)])
+        groups = merge_axes([(size, (stride,)) for size, stride in zip(self.shape, self.strides, strict=True)])
         strides: list[int] = []
         for size in reversed(wanted):  # each group of axes that lie one after the other is cut into wanted ones
             while groups and groups[-1][0] == 1:
@@ -176,7 +176,7 @@ class View:
 Axes = list[tuple[int, tuple[int, ...]]]
 
 
-def merged(axes: Axes) -> Axes:
+def merge_axes(axes: Axes) -> Axes:
     """Fewer axes for the same walk: neighbours become one wherever, in every operand, the outer one goes on where the inner ends.
 
     Args:
@@ -193,7 +193,7 @@ def merged(axes: Axes) -> Axes:
     return result
 
 
-def in_order_of(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
+def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
     """The common axes of views of one shape, in bytes, merged.
 
     Args:
@@ -203,7 +203,7 @@ def in_order_of(views: Sequence[View], order: Sequence[int] | None = None) -> Ax
     first = views[0]
     if order is None:
         order = sorted(range(first.rank), key=lambda axis: -abs(first.strides[axis]))
-    return merged([(first.shape[a], tuple(view.strides[a] * view.item_bytes for view in views)) for a in order])
+    return merge_axes([(first.shape[a], tuple(view.strides[a] * view.item_bytes for view in views)) for a in order])
 
 
 def is_run(axes: Axes, item_bytes: int) -> bool:

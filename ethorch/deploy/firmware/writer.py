@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 
-from ethorch.deploy.firmware.views import Axes, View, in_order_of, is_run
+from ethorch.deploy.firmware.views import Axes, View, is_run, order_axes
 from ethorch.support.errors import Reason
 
 #: torch's name of a dtype -> the suffix of C functions and of the types etk_SUFFIX.
@@ -33,7 +33,7 @@ class Refused(Exception):
         self.reason = Reason(f"firmware.{id}", text, way_out)
 
 
-def refused_dtype(dtype: str, allowed: str) -> Refused:
+def refuse_dtype(dtype: str, allowed: str) -> Refused:
     """Refused: a tensor's dtype, against the allowed ones."""
     return Refused(
         "dtype",
@@ -96,7 +96,7 @@ class Writer:
             raise Refused("shape", f"it copies {list(x.shape)} to {list(out.shape)}", "Report it: no such call is known.")
         if not out.numel:
             return
-        axes = in_order_of([out, x])
+        axes = order_axes([out, x])
         if not axes or is_run(axes, out.item_bytes):
             run = axes.pop()[0] * out.item_bytes if axes else out.item_bytes
             if not axes:
@@ -113,14 +113,14 @@ class Writer:
         if out.dtype == x.dtype:
             self.copy(out, x)
         else:
-            self.map(cast_of(out.dtype, x.dtype), "cast.c", [out, x])
+            self.map(name_cast(out.dtype, x.dtype), "cast.c", [out, x])
 
     def fill(self, out: View, number: float) -> None:
         """out = a number, converted to its dtype."""
         if not out.numel:
             return
         value = self.numbers([number], out.dtype)
-        self._map(f"etk_fill_{out.item_bytes}", "copy.c", in_order_of([out]), value, [pointer(out)])
+        self._map(f"etk_fill_{out.item_bytes}", "copy.c", order_axes([out]), value, [pointer(out)])
 
     def map(
         self,
@@ -145,7 +145,7 @@ class Writer:
             shapes = " and ".join(str(list(view.shape)) for view in inputs)
             raise Refused("shape", f"{shapes} do not broadcast to {list(out.shape)}", "Report it: no such call is known.")
         wide = [view.expanded(out.shape) or view for view in inputs]
-        axes = in_order_of([out, *wide], order)
+        axes = order_axes([out, *wide], order)
         if order and in_parts and (out.shape[order[-1]] == 1 or out.strides[order[-1]] == 0):
             axes.append((1, ()))
         self._map(function, file, axes, parameters, [pointer(out), *map(source, wide)])
@@ -165,28 +165,28 @@ class Writer:
         if dtype in ("float16", "bfloat16"):
             return self.constant(f"uint16_t {{}}[{len(values)}]", braces([f"{_half_bits(value, dtype)}U" for value in values]))
         if dtype not in SUFFIX:
-            raise refused_dtype(dtype, "real numbers and bools")
+            raise refuse_dtype(dtype, "real numbers and bools")
         if dtype.startswith("float"):
             entries = [float_text(value, dtype) for value in values]
         elif dtype == "bool":
             entries = ["1U" if value else "0U" for value in values]
         else:
-            entries = [integer_text(_wrapped(int(value), dtype), dtype) for value in values]
+            entries = [integer_text(_wrap(int(value), dtype), dtype) for value in values]
         return self.constant(f"etk_{SUFFIX[dtype]} {{}}[{len(values)}]", braces(entries))
 
 
-def _wrapped(value: int, dtype: str) -> int:
+def _wrap(value: int, dtype: str) -> int:
     """An integer without the bits that its dtype has no room for."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     whole = value & ((1 << bits) - 1)
     return whole - (1 << bits) if not dtype.startswith("u") and whole >> (bits - 1) else whole
 
 
-def cast_of(to: str, dtype: str) -> str:
+def name_cast(to: str, dtype: str) -> str:
     """The C function that converts a row of ``dtype`` to ``to``."""
     for name in (to, dtype):
         if name not in SUFFIX:
-            raise refused_dtype(name, ", ".join(SUFFIX))
+            raise refuse_dtype(name, ", ".join(SUFFIX))
     return f"etk_cast_{SUFFIX[to]}_{SUFFIX[dtype]}"
 
 
@@ -218,7 +218,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 def float_text(value: float, dtype: str = "float32") -> str:
     """A C expression with all bits of a number, rounded once to its dtype."""
-    number = rounded(value) if dtype == "float32" else float(value)
+    number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):
         return '__builtin_nanf("")' if end else '__builtin_nan("")'
@@ -227,7 +227,7 @@ def float_text(value: float, dtype: str = "float32") -> str:
     return number.hex() + end
 
 
-def rounded(value: float) -> float:
+def round_to_float32(value: float) -> float:
     """The float32 nearest to a number; beyond its range, an infinity."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
@@ -241,5 +241,5 @@ def _half_bits(value: float, dtype: str) -> int:
             return int(struct.unpack("<H", struct.pack("<e", value))[0])
         except OverflowError:
             return 0x7C00 | (0x8000 if value < 0 else 0)
-    bits = int(struct.unpack("<I", struct.pack("<f", rounded(value)))[0])
+    bits = int(struct.unpack("<I", struct.pack("<f", round_to_float32(value)))[0])
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if not math.isnan(value) else 0x7FC0

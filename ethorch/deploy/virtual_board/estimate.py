@@ -65,7 +65,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def cycles_of(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
+def estimate_cycles(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
     """Cycles of the NPU's clock that an operation takes: a lower bound, since bytes move once and all multipliers are busy.
 
     Args:

@@ -45,7 +45,7 @@ def extents(program: Program) -> dict[int, Extent]:
                 for start, end in _ranges(access):
                     _add(found, access.region, start, end, writes, step)
     for extent in found.values():
-        extent.read, extent.written = merged(extent.read), merged(extent.written)
+        extent.read, extent.written = merge_ranges(extent.read), merge_ranges(extent.written)
     return found
 
 
@@ -90,7 +90,7 @@ def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
         yield tile.base + sum(min(step, 0) for step in steps), tile.base + sum(max(step, 0) for step in steps) + tail
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same bytes as few ranges in order."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(ranges):

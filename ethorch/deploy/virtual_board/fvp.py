@@ -67,7 +67,7 @@ _SSE_320 = Layout(
 LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
-def command_of(board: Board, family: str) -> str:
+def find_command(board: Board, family: str) -> str:
     """The name of the FVP of a board with an NPU of this family; EmulatorError where there is none."""
     name = board.fvp.get(family)
     if name is None:
@@ -133,7 +133,7 @@ class FvpEngine(Engine):
     def __init__(self, board: Board, firmware: Firmware, settings: Settings) -> None:
         super().__init__(board, firmware, replace(settings, npus=settings.npus[:1]))
         _, npu = settings.npus[0]
-        self._command, self._macs = command_of(board, npu.family), npu.macs
+        self._command, self._macs = find_command(board, npu.family), npu.macs
         if settings.inject or settings.max_instructions is not None:
             raise EmulatorError("an FVP takes neither inject nor max_instructions; backend='unicorn' does.")
         self._path = find(self._command)
@@ -157,13 +157,13 @@ class FvpEngine(Engine):
         for line in said.splitlines():
             if line.startswith(("Warning", "Error")):
                 self.note(f"{name}: {line}")
-        self.measured_cycles = measured(self.serial.text)
+        self.measured_cycles = read_cycles(self.serial.text)
         if late or (is_late and not self.serial.ended):
             return End("timeout")
         return End("eot") if self.serial.ended or code == 0 else End("exit", code)
 
 
-def measured(text: str) -> int | None:
+def read_cycles(text: str) -> int | None:
     """The NPU's cycles as firmware prints its PMU's, the last such line: ``NPU cycles: 1234``; None where there is no such line."""
     found = _CYCLES.findall(text)
     return int(next(filter(None, found[-1]))) if found else None

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ethorch.deploy.virtual_board import npu_registers as regs
-from ethorch.deploy.virtual_board.estimate import Done, cycles_of, done, total
+from ethorch.deploy.virtual_board.estimate import Done, done, estimate_cycles, total
 from ethorch.deploy.virtual_board.extents import Extent
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, PMU_IRQ, RULES, RUNNING
 from ethorch.deploy.virtual_board.guest import Guest
@@ -402,7 +402,7 @@ class NpuDevice:
         if sources is not None:
             inference.operators = [(str(source), source.op_cycles) for source in sources.all()]
         else:
-            rows = [(operation.title, cycles_of(operation, self.npu, self.slot, run.memories)) for operation in operations]
+            rows = [(operation.title, estimate_cycles(operation, self.npu, self.slot, run.memories)) for operation in operations]
             inference.operators = [(title, cycles) for title, cycles in rows if cycles]
         inference.estimated_by = "vela" if sources is not None or inference.stream in self.cycles else "board"
         inference.cycles = self.cycles.get(inference.stream, sum(cycles for _, cycles in inference.operators))

@@ -22,7 +22,7 @@ from ethorch.deploy.virtual_board.outcome import End
 from ethorch.deploy.virtual_board.qemu_memory import CopiedGuest
 from ethorch.deploy.virtual_board.qemu_process import MACHINES, QemuProcess, check_machine, find
 from ethorch.deploy.virtual_board.settings import Settings
-from ethorch.deploy.virtual_board.thumb import Access, after_it, decode
+from ethorch.deploy.virtual_board.thumb import Access, advance_it_block, decode
 from ethorch.support.errors import ElfError, EmulatorError
 from ethorch.targets.boards.description import Board
 
@@ -140,8 +140,8 @@ class QemuEngine(Engine):
             self.gdb.set_register(access.base, back)
         self.gdb.set_register(_PC, self._pc + access.length)
         flags = self.gdb.register(_XPSR)
-        if after_it(flags) != flags:
-            self.gdb.set_register(_XPSR, after_it(flags))
+        if advance_it_block(flags) != flags:
+            self.gdb.set_register(_XPSR, advance_it_block(flags))
         self._finish_runs()
 
     def _access_one(self, address: int, access: Access, register: int, registers: list[int]) -> None:

@@ -83,7 +83,7 @@ def run(
     if max_instructions is not None and max_instructions < 1:
         raise SpecError(f"max_instructions is {max_instructions}; it is a positive number, or None for no limit.")
     settings = Settings(
-        npus=chosen(described, npu),
+        npus=choose_npus(described, npu),
         timeout=timeout,
         max_instructions=max_instructions,
         arguments=arguments,
@@ -97,7 +97,7 @@ def run(
         return engine.run()
 
 
-def chosen(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
+def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
     """The NPUs of a run, one for each address: those that are named first, then the first of each place that is left.
 
     SpecError for a name that the board cannot have, and for two at one address.

@@ -110,7 +110,7 @@ def _wide(first: int, second: int) -> Access | None:
     return None
 
 
-def after_it(xpsr: int) -> int:
+def advance_it_block(xpsr: int) -> int:
     """XPSR after one more instruction of an IT block."""
     state = (xpsr >> 10 & 0x3F) << 2 | xpsr >> 25 & 3
     if not state:

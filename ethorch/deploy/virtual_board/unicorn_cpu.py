@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ethorch.deploy.virtual_board.guest import Block
-from ethorch.deploy.virtual_board.unicorn_hooks import MOST_MEMORIES, Hooks, address_of
+from ethorch.deploy.virtual_board.unicorn_hooks import MOST_MEMORIES, Hooks, find_hook
 from ethorch.support.errors import EmulatorError, EthorchError
 
 PAGE = 0x1000
@@ -169,7 +169,7 @@ class Cpu:
         add = uclib["uc_hook_add"]
         add.restype = ctypes.c_int
         code = add(
-            self._uc._uch, ctypes.byref(handle), ctypes.c_int(kind), ctypes.c_void_p(address_of(name)), ctypes.byref(self.hooks),
+            self._uc._uch, ctypes.byref(handle), ctypes.c_int(kind), ctypes.c_void_p(find_hook(name)), ctypes.byref(self.hooks),
             ctypes.c_uint64(1), ctypes.c_uint64(0),
         )  # fmt: skip
         if code:

@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def address_of(name: str) -> int:
+def find_hook(name: str) -> int:
     """The address of a hook, for the emulator."""
     found = ctypes.cast(getattr(library(), name), c_void_p).value
     assert found is not None

@@ -14,11 +14,11 @@ from ethorch.support.errors import QuantizationError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.progress import stage
 from ethorch.tuning.bias_and_rounding import mean_error
-from ethorch.tuning.compress.candidates import concerns, problem_of
-from ethorch.tuning.compress.compensation import solved
-from ethorch.tuning.compress.moments import moments_of, sum_moments
+from ethorch.tuning.compress.candidates import concerns, make_problem
+from ethorch.tuning.compress.compensation import solve
+from ethorch.tuning.compress.moments import compute_moments, sum_moments
 from ethorch.tuning.compress.recipe import Recipe, parse
-from ethorch.tuning.compress.weights import Use, Weight, weights_of
+from ethorch.tuning.compress.weights import Use, Weight, find_weights
 from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.sample_runs import Inputs
 
@@ -44,8 +44,8 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
     if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were given: errors are made up for by what layers read in them")
     made = copy.deepcopy(quantized)
-    found = weights_of(made)
-    chosen = _chosen(found, recipes)
+    found = find_weights(made)
+    chosen = _parse_recipes(found, recipes)
     shared = _moments_of_shared(quantized, chosen, samples)
     runner, exact = NodeRunner(made, samples), NodeRunner(quantized, samples)
     with stage("compress", len(chosen)) as step:
@@ -58,8 +58,8 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
             weight, use = layers[node]
             if weight not in written:
                 is_shared = weight.name in shared
-                moments = shared[weight.name] if is_shared else moments_of(weight, use, runner.values[use.source])
-                weight.write(*solved(problem_of(weight, moments), chosen[weight]))
+                moments = shared[weight.name] if is_shared else compute_moments(weight, use, runner.values[use.source])
+                weight.write(*solve(make_problem(weight, moments), chosen[weight]))
                 _refresh(runner, weight)
                 written.add(weight)
                 step()
@@ -74,7 +74,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
     Raises:
         QuantizationError: it has none.
     """
-    return {weight.name: weight.shape for weight in weights_of(quantized)}
+    return {weight.name: weight.shape for weight in find_weights(quantized)}
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
@@ -84,10 +84,10 @@ def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
         QuantizationError: the model has no quantized weights, or the recipe is none.
     """
     parsed = parse(recipe)
-    return {weight.name: recipe for weight in weights_of(quantized) if concerns(parsed, weight)}
+    return {weight.name: recipe for weight in find_weights(quantized) if concerns(parsed, weight)}
 
 
-def _chosen(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight, Recipe]:
+def _parse_recipes(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight, Recipe]:
     by_name = {weight.name: weight for weight in found}
     chosen = {}
     for name, text in recipes.items():
@@ -111,7 +111,7 @@ def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Se
     names = {weight.name for weight in chosen if len(weight.uses) > 1}
     if not names:
         return {}
-    weights = [weight for weight in weights_of(graph) if weight.name in names]
+    weights = [weight for weight in find_weights(graph) if weight.name in names]
     return dict(zip((weight.name for weight in weights), sum_moments(graph, weights, samples), strict=True))
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ethorch.support.progress import stage
-from ethorch.tuning.compress.compensation import Problem, solved
-from ethorch.tuning.compress.moments import sum_moments, unrounded
+from ethorch.tuning.compress.compensation import Problem, solve
+from ethorch.tuning.compress.moments import remove_rounding, sum_moments
 from ethorch.tuning.compress.recipe import AS_IS, Recipe
-from ethorch.tuning.compress.weights import Weight, state_beside, weights_of
-from ethorch.tuning.sample_runs import Inputs, outputs_of
+from ethorch.tuning.compress.weights import Weight, find_weights, state_beside
+from ethorch.tuning.sample_runs import Inputs, compute_outputs
 
 _PROBED = 4  # samples on which the effect of a layer's error on the outputs is measured
 
@@ -59,13 +59,13 @@ def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[
     found: Candidates = []
     with stage("fit weights to recipes", len(weights)) as step:
         for weight, known in zip(weights, moments, strict=True):
-            problem = problem_of(weight, known)
+            problem = make_problem(weight, known)
             found.append({recipe: _candidate(problem, recipe) for recipe in recipes if concerns(recipe, weight)})
             step()
     return _with_noise(graph, found, samples)
 
 
-def problem_of(weight: Weight, moments: Tensor | None) -> Problem:
+def make_problem(weight: Weight, moments: Tensor | None) -> Problem:
     """The weight as it is, with what is known of its inputs."""
     return Problem(weight.rows(), weight.scale(), moments, weight.channels)
 
@@ -83,15 +83,15 @@ def concerns(recipe: Recipe, weight: Weight) -> bool:
 
 
 def _candidate(problem: Problem, recipe: Recipe) -> Candidate:
-    codes, scale = solved(problem, recipe)
+    codes, scale = solve(problem, recipe)
     return Candidate(codes.to(torch.int8), scale, problem.loss(codes, scale))
 
 
 def _with_noise(graph: GraphModule, found: Candidates, samples: Sequence[Inputs]) -> Candidates:
-    smooth = unrounded(graph)
-    weights = weights_of(smooth)
+    smooth = remove_rounding(graph)
+    weights = find_weights(smooth)
     samples, state = samples[:_PROBED], state_beside(smooth, weights)
-    reference = outputs_of(smooth, samples, state)
+    reference = compute_outputs(smooth, samples, state)
     result: Candidates = []
     with stage("measure what errors do", len(found)) as step:
         for weight, by_recipe in zip(weights, found, strict=True):
@@ -101,7 +101,7 @@ def _with_noise(graph: GraphModule, found: Candidates, samples: Sequence[Inputs]
             if probe is not None and probe.local > 0:
                 before = weight.rows(), weight.scale()
                 weight.write(probe.codes.long(), probe.scale)
-                gain = noise(reference, outputs_of(smooth, samples, state)) / probe.local
+                gain = noise(reference, compute_outputs(smooth, samples, state)) / probe.local
                 weight.write(*before)
             result.append({recipe: _noisy(candidate, gain) for recipe, candidate in by_recipe.items()})
             step()

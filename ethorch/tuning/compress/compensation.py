@@ -102,7 +102,7 @@ class Problem:
         return order, self.factor(order)
 
 
-def solved(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """The codes int64[groups, outputs, K] that obey the recipe, and their scale float[groups, outputs, 1]."""
     scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
     table: Tensor | None = None
@@ -111,9 +111,9 @@ def solved(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
         table = torch.from_numpy(levels.nearest(found))
         scale = _fitting(problem, scale, table, recipe)
     elif recipe.values:
-        table = torch.from_numpy(levels.nearest(_clustered(problem, scale, recipe)))
+        table = torch.from_numpy(levels.nearest(_cluster(problem, scale, recipe)))
     order, factor = problem.by_fours if recipe.pattern else problem.plain
-    codes = _compensated(problem.weight[:, :, order], factor, scale, table, recipe, _starts(problem) if recipe.pattern else {})
+    codes = _compensate(problem.weight[:, :, order], factor, scale, table, recipe, _starts(problem) if recipe.pattern else {})
     return codes[:, :, torch.argsort(order)], scale
 
 
@@ -123,27 +123,27 @@ def _starts(problem: Problem) -> dict[int, int]:
     return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 
 
-def _clustered(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
+def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
     """The levels for what the recipe will leave."""
-    codes = _rounded(problem.weight, scale)
+    codes = _round(problem.weight, scale)
     importance = problem.importance(scale)
     if recipe.sparse:
-        importance = torch.where(_kept(problem, recipe), importance, 0.0)
-    return levels.clustered(codes.numpy(), importance.numpy(), recipe.values, zero=recipe.sparse)
+        importance = torch.where(_select_kept(problem, recipe), importance, 0.0)
+    return levels.cluster(codes.numpy(), importance.numpy(), recipe.values, zero=recipe.sparse)
 
 
-def _kept(problem: Problem, recipe: Recipe) -> Tensor:
+def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
     """bool, as codes: the weights that would stay if each were judged by itself."""
     worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
     if not recipe.pattern:
-        return worth > torch.quantile(_sampled(worth), recipe.zeros)
+        return worth > torch.quantile(_sample(worth), recipe.zeros)
     keep = torch.zeros(worth.shape, dtype=torch.bool)
     for columns in problem.groups_of_four:
         keep[:, :, columns] = _most(worth[:, :, columns])
     return keep
 
 
-def _sampled(values: Tensor) -> Tensor:
+def _sample(values: Tensor) -> Tensor:
     """At most a million of the values, spread over all: torch.quantile takes no more than 16 million."""
     flat = values.flatten()
     return flat[:: max(1, flat.numel() // 1_000_000)]
@@ -162,24 +162,24 @@ def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> 
     """
     importance = problem.importance(problem.scale)
     if recipe.sparse:
-        importance = torch.where(_kept(problem, recipe), importance, 0.0)
+        importance = torch.where(_select_kept(problem, recipe), importance, 0.0)
     best, least = scale.clone(), torch.full_like(scale, torch.inf)
     for share in torch.linspace(0.4, 1.0, _SCALES).tolist():
         trial = scale * share
-        wrong = (table[_rounded(problem.weight, trial) + levels.MOST] * trial - problem.weight) / problem.scale
+        wrong = (table[_round(problem.weight, trial) + levels.MOST] * trial - problem.weight) / problem.scale
         error = (wrong**2 * importance).sum(2, keepdim=True)
         best, least = torch.where(error < least, trial, best), torch.minimum(error, least)
     return best
 
 
-def _rounded(weight: Tensor, scale: Tensor) -> Tensor:
+def _round(weight: Tensor, scale: Tensor) -> Tensor:
     return torch.clamp(torch.round(weight / scale), -levels.MOST, levels.MOST).long()
 
 
-def _compensated(
+def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """As ``solved``; columns of ``weight`` and ``factor`` in the order in which they are fixed.
+    """As ``solve``; columns of ``weight`` and ``factor`` in the order in which they are fixed.
 
     Args:
         table: int64[255], the level of each code; None: all codes.
@@ -192,14 +192,14 @@ def _compensated(
     for first, last in _blocks(size, fours):
         if recipe.zeros:
             worth = (left[:, :, first:last] / diagonal[:, :, first:last]) ** 2
-            kept[:, :, first:last] = worth > torch.quantile(_sampled(worth), recipe.zeros)
+            kept[:, :, first:last] = worth > torch.quantile(_sample(worth), recipe.zeros)
         errors = torch.empty(weight.shape[0], weight.shape[1], last - first)
         for column in range(first, last):
             if column in fours:
                 group = slice(column, column + fours[column])
                 kept[:, :, group] = _most((left[:, :, group] / diagonal[:, :, group]) ** 2)
             value = left[:, :, column]
-            code = _rounded(value, scale[:, :, 0])
+            code = _round(value, scale[:, :, 0])
             if table is not None:
                 code = table[code + levels.MOST]
             code = torch.where(kept[:, :, column], code, 0)

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from ethorch.quantization.constrained_weights import Rule
 from ethorch.support.errors import QuantizationError, unknown_name
 from ethorch.tuning.compress import levels
-from ethorch.tuning.compress.compensation import Problem, solved
+from ethorch.tuning.compress.compensation import Problem, solve
 from ethorch.tuning.compress.recipe import AS_IS, Recipe, parse
 
 
@@ -36,7 +36,7 @@ class Constraint(nn.Module):
     def __init__(self, weight: Tensor, recipe: Recipe, axis: int):
         super().__init__()
         self.recipe, self.axis = recipe, axis
-        kept, table = _fixed(weight.detach(), recipe, axis)
+        kept, table = _fix_pattern(weight.detach(), recipe, axis)
         self.register_buffer("kept", kept)
         self.register_buffer("table", table)
 
@@ -104,7 +104,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     raise unknown_name("weight", name, weights)
 
 
-def _fixed(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
+def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
     """(kept, table) for a weight as it is: its largest stay, and its levels are the nearest to what stays."""
     rows = weight.transpose(0, axis)
     flat = rows.flatten(1)
@@ -113,7 +113,7 @@ def _fixed(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
     kept = torch.ones(flat.shape, dtype=torch.bool)
     if recipe.sparse:
         zeros = Recipe(zeros=recipe.zeros, pattern=recipe.pattern)
-        left, _ = solved(Problem(codes[None], scale[None], None, rows.shape[1]), zeros)
+        left, _ = solve(Problem(codes[None], scale[None], None, rows.shape[1]), zeros)
         kept = left[0] != 0
     table = torch.empty(0, dtype=torch.int64)
     if recipe.few:
@@ -124,7 +124,7 @@ def _fixed(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
 
 def _symmetric(codes: Tensor, importance: Tensor, count: int) -> levels.Levels:
     """At most ``count`` levels with zero in the middle and -127 and 127 at the ends."""
-    half = levels.clustered(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
+    half = levels.cluster(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
     half[-1] = levels.MOST
     found: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))
     return found

@@ -15,7 +15,7 @@ Levels = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 
 
-def clustered(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
+def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
     """The at most ``count`` codes to which the given ones can go with the least sum of importance x (code - level)^2.
 
     The optimum among integers, found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
@@ -42,7 +42,7 @@ def clustered(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count:
     error, level = _intervals(_CODES[present].astype(np.float64), weight[present])
     if zero:
         error, level = _with_zero(error, level, _CODES[present], weight[present])
-    return np.unique(_cut(error, level, count))
+    return np.unique(_partition(error, level, count))
 
 
 def even(bits: int) -> Levels:
@@ -84,7 +84,7 @@ def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -
     return np.where(holds, own, error), np.where(holds, 0, level)
 
 
-def _cut(error: _Floats, level: Levels, count: int) -> Levels:
+def _partition(error: _Floats, level: Levels, count: int) -> Levels:
     """The levels of the ``count`` clusters side by side with the least error in all."""
     size = len(error)
     best, starts = error[0].copy(), []

@@ -13,13 +13,13 @@ from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.tuning.compress.weights import Use, Weight
 from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.sample_runs import Inputs
-from ethorch.tuning.weight_rounding import patches, shrunk
+from ethorch.tuning.weight_rounding import extract_patches, shrink_moments
 
 #: Rows of a layer's input that go into its second moments, over all samples.
 ROWS = 4096
 
 
-def rows_of(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
+def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
     """What the layer reads, as float[groups, rows, K]; None for a transposed convolution, whose outputs read parts of a window.
 
     Args:
@@ -33,18 +33,18 @@ def rows_of(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None
     share = max(1, ROWS // len(inputs))
     taken = []
     for x in inputs:
-        rows = patches(x.float(), window) if window else x.float().reshape(-1, x.shape[-1])
+        rows = extract_patches(x.float(), window) if window else x.float().reshape(-1, x.shape[-1])
         taken.append(rows[:: max(1, -(-len(rows) // share))])
     rows = torch.cat(taken)
     return rows.reshape(rows.shape[0], weight.groups, -1).transpose(0, 1)
 
 
-def moments_of(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
+def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
     """float[groups, K, K], the mean of x x^T over what the layer reads; None where that is unknown."""
-    rows = rows_of(weight, use, inputs)
+    rows = collect_rows(weight, use, inputs)
     if rows is None:
         return None
-    return shrunk(rows.transpose(1, 2) @ rows / rows.shape[1], rows.shape[1])
+    return shrink_moments(rows.transpose(1, 2) @ rows / rows.shape[1], rows.shape[1])
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
@@ -55,7 +55,7 @@ def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence
     for node in runner:
         if node in owners:
             number, use = owners[node]
-            by_weight[number].append(moments_of(weights[number], use, runner.values[use.source]))
+            by_weight[number].append(compute_moments(weights[number], use, runner.values[use.source]))
     return [_sum(moments) for moments in by_weight]
 
 
@@ -68,7 +68,7 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
     return total
 
 
-def unrounded(graph: GraphModule) -> GraphModule:
+def remove_rounding(graph: GraphModule) -> GraphModule:
     """A copy that computes activations in float, with the same weights: small errors show that a rounding to codes would hide."""
     made = copy.deepcopy(graph)
     for node in list(made.graph.nodes):

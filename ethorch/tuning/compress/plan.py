@@ -24,8 +24,8 @@ from ethorch.tuning.compress.choice import Option, Price, front, texts
 from ethorch.tuning.compress.costs import Costs, costs
 from ethorch.tuning.compress.planned import Layer, Plan, Tried
 from ethorch.tuning.compress.recipe import AS_IS, Recipe, parse, usual
-from ethorch.tuning.compress.weights import Weight, state_beside, weights_of
-from ethorch.tuning.sample_runs import Inputs, exported, outputs_of, state_of
+from ethorch.tuning.compress.weights import Weight, find_weights, state_beside
+from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, export_copy
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +82,11 @@ def plan(
     if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
     tried = usual(spec.target.family) if recipes is None else tuple(parse(text) for text in recipes)
-    quantized, reference = _quantized(model, spec, samples, quantizer)
+    quantized, reference = _quantize(model, spec, samples, quantizer)
     work = copy.deepcopy(quantized)
-    weights = weights_of(work)
+    weights = find_weights(work)
     _check_names(leave_out, weights)
-    free = {number for number, weight in enumerate(weights) if not _left_out(weight, leave_out)}
+    free = {number for number, weight in enumerate(weights) if not _is_left_out(weight, leave_out)}
     found = candidates(work, weights, tried, samples)
     limits = _Limits(max_flash, max_cycles, min_sqnr_db)
     plain: _Found | None = None
@@ -102,7 +102,7 @@ def plan(
         plain = plain or one
         best = one if best is None or limits.better(one.result, best.result, price) else best
     assert plain is not None and best is not None
-    made = _made(spec, weights, plain, best, limits, quantized)
+    made = _make_plan(spec, weights, plain, best, limits, quantized)
     if not made.reached:
         logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
     return made
@@ -131,7 +131,7 @@ class _Found:
     sqnr_db_before: float
 
 
-def _made(
+def _make_plan(
     spec: EthosUCompileSpec, weights: Sequence[Weight], plain: _Found, best: _Found, limits: _Limits, quantized: GraphModule
 ) -> Plan:
     """The plan of what was found; ``plain`` is what it is compared with."""
@@ -168,7 +168,7 @@ def _made(
     )
 
 
-def _quantized(
+def _quantize(
     model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], quantizer: EthosUQuantizer | None
 ) -> tuple[GraphModule, list[Any]]:
     """The quantized model, and the outputs it is compared with."""
@@ -178,21 +178,21 @@ def _quantized(
                 "compress.no_graph",
                 f"the quantized model is {type(model).__name__}, not the graph module that convert_pt2e returns.",
             )
-        return model, outputs_of(copy.deepcopy(model), samples, state_of(model))
-    graph = exported(model, samples[0])
-    reference = outputs_of(graph, samples, state_of(graph))
+        return model, compute_outputs(copy.deepcopy(model), samples, copy_state(model))
+    graph = export_copy(model, samples[0])
+    reference = compute_outputs(graph, samples, copy_state(graph))
     made = quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
     assert isinstance(made, GraphModule)
     return made, reference
 
 
-def _left_out(weight: Weight, names: Sequence[str]) -> bool:
+def _is_left_out(weight: Weight, names: Sequence[str]) -> bool:
     return any(weight.name == name or weight.name.split("#")[0] == name or weight.name.startswith(f"{name}.") for name in names)
 
 
 def _check_names(names: Sequence[str], weights: Sequence[Weight]) -> None:
     for name in names:
-        if not any(_left_out(weight, [name]) for weight in weights):
+        if not any(_is_left_out(weight, [name]) for weight in weights):
             raise unknown_name("weight", name, [weight.name for weight in weights])
 
 
@@ -265,7 +265,7 @@ class _Search:
         if chosen not in self.known:
             with _written(self.weights, self.found, dict(chosen)):
                 cost = costs(self.graph, self.weights, self.samples[0], self.spec)
-                figure = _decibels(noise(self.reference, outputs_of(self.graph, self.samples, self.state)))
+                figure = _decibels(noise(self.reference, compute_outputs(self.graph, self.samples, self.state)))
             self.known[chosen] = _Measured(cost, figure)
         return self.known[chosen]
 
@@ -316,7 +316,7 @@ class _Limits:
             return self.hold(found)
         if self.costs_are_limited and self.cheap(found) and self.cheap(other):
             return found.sqnr_db > other.sqnr_db
-        return _spent(found, price) < _spent(other, price)
+        return _sum_costs(found, price) < _sum_costs(other, price)
 
     def shortfall(self, made: Plan) -> str:
         """Which limits do not hold, and the way out."""
@@ -358,7 +358,7 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
     return choices[position], at(position)
 
 
-def _spent(found: _Measured, price: Price) -> float:
+def _sum_costs(found: _Measured, price: Price) -> float:
     return price.per_cycle * found.costs.cycles + price.per_byte * found.costs.flash_bytes
 
 

@@ -13,7 +13,7 @@ from ethorch.lower.fx.node import DEQUANTIZE, attribute, op_name, origin_of
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
 from ethorch.support.errors import QuantizationError
-from ethorch.tuning.sample_runs import State, state_of
+from ethorch.tuning.sample_runs import State, copy_state
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Weight:
     @property
     def codes(self) -> Tensor:
         """int8, as the layer has it."""
-        return _codes_of(self.graph, self.uses[0].dequantize)
+        return _find_codes(self.graph, self.uses[0].dequantize)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Weight:
         """
         axis = self.layer.weight_axis
         for use in self.uses:
-            codes = _codes_of(self.graph, use.dequantize)
+            codes = _find_codes(self.graph, use.dequantize)
             shaped = rows if axis is None else rows.reshape(codes.transpose(0, axis).shape).transpose(0, axis)
             with torch.no_grad():
                 codes.copy_(shaped.reshape(codes.shape).to(codes.dtype))
@@ -123,10 +123,10 @@ class Weight:
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
     """The graph's buffers, copied, but for codes and scales of weights: what samples change, and recipes do not."""
     held = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
-    return {name: value for name, value in state_of(graph).items() if name not in held}
+    return {name: value for name, value in copy_state(graph).items() if name not in held}
 
 
-def _codes_of(graph: GraphModule, dequantize: Node) -> Tensor:
+def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
     """The tensor that holds the codes."""
     source = dequantize.args[0]
     assert isinstance(source, Node)
@@ -135,7 +135,7 @@ def _codes_of(graph: GraphModule, dequantize: Node) -> Tensor:
     return found
 
 
-def weights_of(graph: GraphModule) -> list[Weight]:
+def find_weights(graph: GraphModule) -> list[Weight]:
     """The weights of a graph that ``convert_pt2e`` returned, in the order in which their layers run.
 
     Layers whose codes and scales are equal read one weight: what a recurrent network uses in each step is encoded once.
@@ -156,7 +156,7 @@ def weights_of(graph: GraphModule) -> list[Weight]:
         source = dequantize.args[0]
         if not isinstance(source, Node) or source.op != "get_attr":
             continue
-        codes = _codes_of(graph, dequantize)
+        codes = _find_codes(graph, dequantize)
         if codes.dtype != torch.int8:
             continue
         held = dequantize.args[1]

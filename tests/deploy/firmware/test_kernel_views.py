@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ethorch.deploy.firmware.views import Axes, View, in_order_of, merged
+from ethorch.deploy.firmware.views import Axes, View, merge_axes, order_axes
 
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
 
@@ -96,7 +96,7 @@ def test_a_walk_over_merged_axes_visits_the_same_pairs(case: tuple[View, np.ndar
     out, _ = _of(view.shape)
     plain = [(size, (to * 2, of * 2)) for size, to, of in zip(view.shape, out.strides, view.strides, strict=True)]
     wanted = list(zip(_walked(plain, 0), _walked(plain, 1), strict=True))
-    fewer, free = merged(plain), in_order_of([view, out])
+    fewer, free = merge_axes(plain), order_axes([view, out])
     assert len(fewer) <= len(plain) and len(free) <= len(plain)
     assert list(zip(_walked(fewer, 0), _walked(fewer, 1), strict=True)) == wanted
     assert sorted(zip(_walked(free, 1), _walked(free, 0), strict=True)) == sorted(wanted)

@@ -9,7 +9,7 @@ import torch
 from executorch.runtime import Runtime
 from torch import Tensor
 
-from ethorch.deploy.firmware.kernels import supported
+from ethorch.deploy.firmware.kernels import list_kernels
 from ethorch.formats.pte_types import Value
 from ethorch.formats.pte_writer import write
 from tests.deploy.firmware import (
@@ -139,5 +139,5 @@ def test_every_operator_is_called_by_a_test() -> None:
         test_kernels_windows,
     )
     called = {call.operator for module in modules for program in module.programs().values() for call in program.method.calls}
-    of_its_own = {name for name in supported() if name.startswith("cortex_m::")}  # test_kernels_cortex_m.py
-    assert set(supported()) - called - of_its_own == {*CALLS, *IN_PLACE, *UNCALLED}
+    of_its_own = {name for name in list_kernels() if name.startswith("cortex_m::")}  # test_kernels_cortex_m.py
+    assert set(list_kernels()) - called - of_its_own == {*CALLS, *IN_PLACE, *UNCALLED}

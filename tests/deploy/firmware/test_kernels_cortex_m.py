@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ethorch.deploy.firmware.kernels import supported
+from ethorch.deploy.firmware.kernels import list_kernels
 from ethorch.formats.pte_types import Call
 from tests.helpers.c_kernels import PLATFORMS, Program, compiled, same_bits
 
@@ -16,7 +16,7 @@ from tests.helpers.c_kernels import PLATFORMS, Program, compiled, same_bits
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_kernels_equal_their_definitions_bit_for_bit(platform: str, cortex_m_operators: Path, tmp_path: Path) -> None:
     program = Program.of("operators", (cortex_m_operators / "operators.pte").read_bytes())
-    known, given, steps = set(supported()), set(program.method.inputs), []
+    known, given, steps = set(list_kernels()), set(program.method.inputs), []
     for step in program.method.calls:  # without the operators that have no kernel, and what reads their outputs
         needed = [index for index in step.args[:-1] if program.method.values[index].place is not None]
         if step.operator in known and all(index in given for index in needed if index != step.args[-1]):

@@ -9,7 +9,7 @@ import pytest
 from ethorch.deploy.virtual_board.elf import Firmware
 from ethorch.deploy.virtual_board.engine import MOST_FAULTS, MOST_NOTES, Engine
 from ethorch.deploy.virtual_board.outcome import End
-from ethorch.deploy.virtual_board.runner import BACKENDS, ENGINES, chosen
+from ethorch.deploy.virtual_board.runner import BACKENDS, ENGINES, choose_npus
 from ethorch.deploy.virtual_board.settings import Settings
 from ethorch.support.errors import EthorchError
 from ethorch.targets import boards
@@ -38,7 +38,7 @@ class OwnPlaces(Firmware):
 
 def engine(probe: Path, timeout: float = 60.0) -> Scripted:
     board = boards.load("corstone-300")
-    settings = Settings(npus=chosen(board, "ethos-u55-64"), timeout=timeout)
+    settings = Settings(npus=choose_npus(board, "ethos-u55-64"), timeout=timeout)
     return Scripted(board, OwnPlaces(probe), settings)
 
 

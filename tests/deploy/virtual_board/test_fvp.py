@@ -99,7 +99,7 @@ def test_doctor_looks_for_them(probe: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_board_that_has_no_fvp() -> None:
     with pytest.raises(EmulatorError, match="board generic has no FVP for an Ethos-U55"):
-        fvp.command_of(boards.load("generic"), "u55")
+        fvp.find_command(boards.load("generic"), "u55")
 
 
 def test_what_an_fvp_cannot_do(probe: Path) -> None:
@@ -132,4 +132,4 @@ def test_a_firmware_that_fails(probe: Path, tmp_path: Path, monkeypatch: pytest.
     [("NPU cycles: 77", 77), ("PMCCNTR cycles = 5", 5), ("12 NPU cycles", 12), ("run 0: 9 cycles of the NPU", 9), ("PASS", None)],
 )
 def test_cycles_in_what_firmware_prints(text: str, cycles: int | None) -> None:
-    assert fvp.measured(text) == cycles
+    assert fvp.read_cycles(text) == cycles

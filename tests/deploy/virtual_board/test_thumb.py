@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ethorch.deploy.virtual_board.thumb import Access, after_it, decode
+from ethorch.deploy.virtual_board.thumb import Access, advance_it_block, decode
 from tests.deploy.virtual_board import support as s
 
 REGISTERS = [0x1000 * (n + 1) for n in range(16)]
@@ -97,9 +97,9 @@ def test_an_it_block_goes_on() -> None:
         return 1 << 24 | (state >> 2) << 10 | (state & 3) << 25
 
     flags = xpsr(0b00000110)
-    flags = after_it(flags)
+    flags = advance_it_block(flags)
     assert flags == xpsr(0b00001100)
-    flags = after_it(flags)
+    flags = advance_it_block(flags)
     assert flags == xpsr(0b00011000)
-    assert after_it(flags) == xpsr(0)
-    assert after_it(xpsr(0)) == xpsr(0)
+    assert advance_it_block(flags) == xpsr(0)
+    assert advance_it_block(xpsr(0)) == xpsr(0)

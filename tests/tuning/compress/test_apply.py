@@ -17,7 +17,7 @@ from ethorch.npu import Program
 from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError, QuantizationError
 from ethorch.tuning import compress
-from ethorch.tuning.compress.weights import weights_of
+from ethorch.tuning.compress.weights import find_weights
 from ethorch.vela.lowered import Lowered
 from tests.tuning.compress.networks import SAMPLES, kinds
 from tests.tuning.compress.test_compensation import two_of_four
@@ -34,7 +34,7 @@ def quantized() -> GraphModule:
 
 
 def codes(graph: GraphModule) -> Mapping[str, torch.Tensor]:
-    return {weight.name: weight.codes for weight in weights_of(graph)}
+    return {weight.name: weight.codes for weight in find_weights(graph)}
 
 
 def sparse(delegate: Lowered) -> int:
@@ -99,8 +99,8 @@ def test_compensation_and_bias_keep_the_outputs(quantized: GraphModule) -> None:
         wanted = [quantized(*sample) for sample in SAMPLES]
         made = compress.apply(quantized, recipes, SAMPLES)
         found = ethorch.sqnr_db(wanted, [made(*sample) for sample in SAMPLES])
-        for weight in weights_of(made):  # the same levels, each weight by itself
-            other = weights_of(quantized)[NAMES.index(weight.name)]
+        for weight in find_weights(made):  # the same levels, each weight by itself
+            other = find_weights(quantized)[NAMES.index(weight.name)]
             levels = weight.codes.unique().long()
             nearest = levels[(other.rows()[..., None] - levels).abs().argmin(-1)]
             weight.write(nearest, other.scale())
@@ -120,7 +120,7 @@ def test_a_weight_that_several_layers_read_stays_one() -> None:
     graph = quantize(UserModel(Twice().eval(), samples[0], samples), EthosUCompileSpec("ethos-u55-128"))
     assert isinstance(graph, GraphModule)
     made = compress.apply(graph, {"layer": "4-values"}, samples)
-    (weight,) = weights_of(made)
+    (weight,) = find_weights(made)
     assert len(weight.uses) == 2 and len(weight.codes.unique()) <= 4
 
 

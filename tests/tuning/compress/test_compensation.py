@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ethorch.tuning.compress.compensation import Problem, solved
+from ethorch.tuning.compress.compensation import Problem, solve
 from ethorch.tuning.compress.recipe import parse
 
 
@@ -29,7 +29,7 @@ def two_of_four(codes: torch.Tensor, channels: int) -> bool:
 @pytest.mark.parametrize("text", ["16-values", "4-bits", "50%-zeros", "50%-zeros+8-values", "2:4", "2:4+16-values", "2:4+4-bits"])
 def test_the_codes_obey(text: str, groups: int, known: bool) -> None:
     given, recipe = problem(groups, known=known), parse(text)
-    codes, scale = solved(given, recipe)
+    codes, scale = solve(given, recipe)
     assert codes.abs().max() <= 127 and scale.shape == given.scale.shape
     if recipe.values:
         assert len(codes.unique()) <= recipe.values
@@ -46,24 +46,24 @@ def test_the_codes_obey(text: str, groups: int, known: bool) -> None:
 def test_others_make_up_for_what_is_lost(text: str) -> None:
     given = problem()
     blind = Problem(given.codes, given.scale, None, given.channels)
-    assert given.loss(*solved(given, parse(text))) < 0.7 * given.loss(*solved(blind, parse(text)))
+    assert given.loss(*solve(given, parse(text))) < 0.7 * given.loss(*solve(blind, parse(text)))
 
 
 def test_channels_that_are_no_multiple_of_four() -> None:
     given = problem(channels=7, elements=4)
-    codes, _ = solved(given, parse("2:4"))
+    codes, _ = solve(given, parse("2:4"))
     assert two_of_four(codes, 7) and float((codes != 0).float().mean()) > 0.5
 
 
 def test_a_common_scale_is_the_largest() -> None:
     given = problem()
-    codes, scale = solved(given, parse("one-scale"))
+    codes, scale = solve(given, parse("one-scale"))
     assert scale.unique().tolist() == [float(given.scale.max())]
     assert given.loss(codes, scale) < 1e-3 * given.loss(torch.zeros_like(codes), scale)
 
 
 def test_codes_that_obey_already_stay() -> None:
     given = problem()
-    codes, scale = solved(given, parse("2:4+8-values"))
+    codes, scale = solve(given, parse("2:4+8-values"))
     again = Problem(codes, scale, given.moments, given.channels)
-    assert torch.equal(solved(again, parse("2:4+8-values"))[0], codes)
+    assert torch.equal(solve(again, parse("2:4+8-values"))[0], codes)

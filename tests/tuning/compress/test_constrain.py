@@ -13,7 +13,7 @@ from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import EthorchError
 from ethorch.tuning import compress
-from ethorch.tuning.compress.weights import weights_of
+from ethorch.tuning.compress.weights import find_weights
 from tests.tuning.compress.networks import SAMPLES, kinds
 from tests.tuning.compress.test_compensation import two_of_four
 
@@ -37,7 +37,7 @@ def train(model: nn.Module, steps: int = 8) -> list[float]:
 
 
 def check(graph: nn.Module) -> None:
-    codes = {weight.name: weight.codes for weight in weights_of(graph)}  # type: ignore[arg-type]
+    codes = {weight.name: weight.codes for weight in find_weights(graph)}  # type: ignore[arg-type]
     assert len(codes["first"].unique()) <= 16 and len(codes["depthwise"].unique()) <= 8 and len(codes["grouped"].unique()) <= 15
     assert len(codes["point"].unique()) <= 16 and two_of_four(codes["point"].flatten(1)[None], codes["point"].shape[1])
     assert float((codes["head"] == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
@@ -79,7 +79,7 @@ def test_without_parametrizations_the_codes_are_the_same() -> None:
     assert not any(parametrize.is_parametrized(module) for module in model.modules())
     after = quantize(UserModel(model, SAMPLES[0], SAMPLES), spec)
     check(after)
-    for a, b in zip(weights_of(before), weights_of(after), strict=True):  # type: ignore[arg-type]
+    for a, b in zip(find_weights(before), find_weights(after), strict=True):  # type: ignore[arg-type]
         assert torch.equal(a.codes, b.codes)
 
 
@@ -95,7 +95,7 @@ def test_a_common_scale_is_left_to_apply() -> None:
     assert not parametrize.is_parametrized(model.head) and parametrize.is_parametrized(model.point)
     graph = quantize(UserModel(model, SAMPLES[0], SAMPLES), EthosUCompileSpec("ethos-u55-128"))
     made = compress.apply(graph, {"head": "one-scale", "point": "one-scale+16-values"}, SAMPLES)  # type: ignore[arg-type]
-    scales = {weight.name: weight.scale().unique() for weight in weights_of(made)}
+    scales = {weight.name: weight.scale().unique() for weight in find_weights(made)}
     assert len(scales["head"]) == len(scales["point"]) == 1 < len(scales["first"])
 
 
@@ -144,7 +144,7 @@ def test_weights_of_an_attention_have_numbers() -> None:
     compress.constrain(model, recipes)
     assert parametrize.is_parametrized(model.attention, "in_proj_weight") and parametrize.is_parametrized(model.attention.out_proj)
     graph = quantize(UserModel(model, samples[0], samples), spec)
-    found = {weight.name: len(weight.codes.unique()) for weight in weights_of(graph)}  # type: ignore[arg-type]
+    found = {weight.name: len(weight.codes.unique()) for weight in find_weights(graph)}  # type: ignore[arg-type]
     assert found["attention"] <= 8 < found["attention#2"] <= 16 < found["head"]
 
 

@@ -19,7 +19,7 @@ def error(codes: np.ndarray, importance: np.ndarray, found: np.ndarray) -> float
 @given(st.lists(st.tuples(st.integers(-6, 6), st.floats(0.1, 5)), min_size=5, max_size=12), st.integers(1, 4), st.booleans())
 def test_no_other_levels_are_nearer(entries: list[tuple[int, float]], count: int, zero: bool) -> None:
     codes, importance = np.array([code for code, _ in entries]), np.array([each for _, each in entries])
-    found = levels.clustered(codes, importance, count, zero=zero)
+    found = levels.cluster(codes, importance, count, zero=zero)
     assert len(found) <= count and (not zero or 0 in found)
     others = [np.array(each) for each in combinations(range(-6, 7), count) if not zero or 0 in each]
     assert error(codes, importance, found) <= min(error(codes, importance, each) for each in others) + 1e-9
@@ -27,11 +27,11 @@ def test_no_other_levels_are_nearer(entries: list[tuple[int, float]], count: int
 
 def test_codes_that_are_few_already_stay() -> None:
     codes = np.array([-127, -3, 5, 5, 127])
-    assert levels.clustered(codes, np.ones(5), 8).tolist() == [-127, -3, 5, 127]
+    assert levels.cluster(codes, np.ones(5), 8).tolist() == [-127, -3, 5, 127]
 
 
 def test_weights_that_nothing_depends_on_are_clustered_all_the_same() -> None:
-    assert len(levels.clustered(np.arange(-100, 100), np.zeros(200), 4)) == 4
+    assert len(levels.cluster(np.arange(-100, 100), np.zeros(200), 4)) == 4
 
 
 @pytest.mark.parametrize(("bits", "count"), [(2, 3), (4, 15), (7, 127)])

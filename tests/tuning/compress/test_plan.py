@@ -19,9 +19,9 @@ from ethorch.support.errors import EthorchError
 from ethorch.tuning import compress
 from ethorch.tuning.compress.choice import Option, Price, front
 from ethorch.tuning.compress.costs import costs
-from ethorch.tuning.compress.moments import unrounded
+from ethorch.tuning.compress.moments import remove_rounding
 from ethorch.tuning.compress.recipe import AS_IS, parse
-from ethorch.tuning.compress.weights import weights_of
+from ethorch.tuning.compress.weights import find_weights
 from tests.tuning.compress.networks import SAMPLES, kinds
 
 U55, U85 = EthosUCompileSpec("ethos-u55-128"), EthosUCompileSpec("ethos-u85-256")
@@ -50,10 +50,10 @@ def test_what_is_planned_is_what_comes(planned: compress.Plan) -> None:
 
 def test_predictions_are_near_what_is_measured(planned: compress.Plan) -> None:
     """Of one weight compressed alone, against the model quantized; activations in float, whose rounding would hide small errors."""
-    smooth = unrounded(planned.quantized)
+    smooth = remove_rounding(planned.quantized)
     for layer in planned.layers:
         one = next(each for each in layer.tried if each.recipe == "8-values")
-        made = unrounded(compress.apply(planned.quantized, {layer.weight: one.recipe}, SAMPLES, bias=False))
+        made = remove_rounding(compress.apply(planned.quantized, {layer.weight: one.recipe}, SAMPLES, bias=False))
         with torch.no_grad():
             found = ethorch.sqnr_db([smooth(*x) for x in SAMPLES], [made(*x) for x in SAMPLES])
         assert one.sqnr_db == pytest.approx(found, abs=4)
@@ -127,7 +127,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], words: str) -
 def test_costs_are_shared_out_among_weights(spec: EthosUCompileSpec) -> None:
     graph = quantize(UserModel(kinds(), SAMPLES[0], SAMPLES), spec)
     assert isinstance(graph, GraphModule)
-    found = costs(graph, weights_of(graph), SAMPLES[0], spec)
+    found = costs(graph, find_weights(graph), SAMPLES[0], spec)
     (delegate,) = build_pte(graph, SAMPLES[0], spec).delegates
     rows = delegate.compiled.rows()
     convolutions = sum(row.op_cycles for row in rows if "Conv" in row.operator and not row.name.startswith("mean"))

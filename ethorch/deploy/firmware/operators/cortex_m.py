@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ethorch.deploy.firmware.operators.dtypes import compute, computing, promoted
+from ethorch.deploy.firmware.operators.dtypes import compute, computing, promote
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refused_dtype, rounded
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refuse_dtype, round_to_float32
 
 _CODES = ("int8", "uint8", "int16", "uint16", "int32")
 
@@ -19,9 +19,9 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 def _check(values: View, codes: View) -> None:
     if values.dtype != "float32":
-        raise refused_dtype(values.dtype, "float32 on its float side")
+        raise refuse_dtype(values.dtype, "float32 on its float side")
     if codes.dtype not in _CODES:
-        raise refused_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+        raise refuse_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
 
 
 @kernel("cortex_m::quantize_per_tensor.out")
@@ -30,7 +30,7 @@ def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: 
     _check(x, out)
     if scale == 0:
         raise Refused("scale", "its scale is 0", "Calibrate with inputs that are not all 0.")
-    parameters = _parameters(w, rounded(1.0 / scale), zero_point, low, high)
+    parameters = _parameters(w, round_to_float32(1.0 / scale), zero_point, low, high)
     w.map(f"etk_cortex_m_quantize_{SUFFIX[out.dtype]}", "cortex_m.c", [out, x], parameters)
 
 
@@ -50,7 +50,7 @@ def _shifts(*shifts: int) -> None:
 def _int8(*views: View) -> None:
     for view in views:
         if view.dtype != "int8":
-            raise refused_dtype(view.dtype, "int8")
+            raise refuse_dtype(view.dtype, "int8")
 
 
 @kernel("cortex_m::quantized_add.out")
@@ -113,7 +113,7 @@ def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
 
 
 def _extreme(w: Writer, name: str, x: View, y: View, out: View) -> None:
-    wide = computing(promoted(x.dtype, y.dtype))
+    wide = computing(promote(x.dtype, y.dtype))
     compute(w, f"etk_{name}_{SUFFIX[wide]}", "elementwise.c", (wide, wide), wide, (out, x, y))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import Refused, Writer, cast_of, refused_dtype
+from ethorch.deploy.firmware.writer import Refused, Writer, name_cast, refuse_dtype
 
 Number = float | int | bool
 
 _BITS = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
-def promoted(first: str, second: str) -> str:
+def promote(first: str, second: str) -> str:
     """The dtype of what two dtypes make together."""
     if first == second:
         return first
@@ -24,7 +24,7 @@ def promoted(first: str, second: str) -> str:
     if "bool" in order:
         return (order - {"bool"}).pop()
     if not order <= set(_BITS):
-        raise refused_dtype(" with ".join(sorted(order)), ", ".join(_BITS))
+        raise refuse_dtype(" with ".join(sorted(order)), ", ".join(_BITS))
     if "uint8" in order:
         other = (order - {"uint8"}).pop()
         return "int16" if other == "int8" else other
@@ -48,7 +48,7 @@ def computing(dtype: str) -> str:
         return "int64"
     if dtype in ("bool", "uint8", "int8", "int16", "uint16"):
         return "int32"
-    raise refused_dtype(dtype, "float32, bool and integers")
+    raise refuse_dtype(dtype, "float32, bool and integers")
 
 
 def scalar(w: Writer, number: Number, dtype: str) -> View:
@@ -56,7 +56,7 @@ def scalar(w: Writer, number: Number, dtype: str) -> View:
     return View(w.numbers([number], dtype), dtype, (), ())
 
 
-def wrapped(number: Number, dtype: str) -> Number:
+def wrap(number: Number, dtype: str) -> Number:
     """An integer as a dtype holds it: without the bits that there is no room for."""
     if dtype not in _BITS or isinstance(number, float):
         return number
@@ -88,8 +88,8 @@ def compute(
     if out.dtype == gives and all(view.dtype == dtype for view, dtype in zip(inputs, takes, strict=True)):
         w.map(function, file, views, parameters, order)
         return
-    loads = [cast_of(dtype, view.dtype) if view.dtype != dtype else "0" for view, dtype in zip(inputs, takes, strict=True)]
-    store = cast_of(out.dtype, gives) if out.dtype != gives else "0"
+    loads = [name_cast(dtype, view.dtype) if view.dtype != dtype else "0" for view, dtype in zip(inputs, takes, strict=True)]
+    store = name_cast(out.dtype, gives) if out.dtype != gives else "0"
     sizes = [_SIZES[dtype] for dtype in (gives, *takes)]
     loads += ["0"] * (3 - len(loads))
     sizes += [0] * (4 - len(sizes))

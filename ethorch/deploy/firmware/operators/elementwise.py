@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ethorch.deploy.firmware.operators.dtypes import Number, computing, need_float32, promoted, scalar, with_scalar, wrapped
+from ethorch.deploy.firmware.operators.dtypes import Number, computing, need_float32, promote, scalar, with_scalar, wrap
 from ethorch.deploy.firmware.operators.dtypes import compute as compute_in
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refused_dtype
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refuse_dtype
 
 _FILE = "elementwise.c"
 
@@ -56,10 +56,10 @@ def _named(name: str, body: Callable[..., None], *operators: str) -> None:
 def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
     """Both as tensors, and the dtype that the operator has; a number is converted to it."""
     if isinstance(y, View):
-        return x, y, promoted(x.dtype, y.dtype)
+        return x, y, promote(x.dtype, y.dtype)
     dtype = with_scalar(x.dtype, y)
     need_float32(dtype)
-    return x, scalar(w, wrapped(y, dtype), computing(dtype)), dtype
+    return x, scalar(w, wrap(y, dtype), computing(dtype)), dtype
 
 
 def _in(w: Writer, name: str, dtype: str, out: View, *inputs: View, gives: str | None = None, parameters: str = "0") -> None:
@@ -107,7 +107,7 @@ def _bitwise(name: str, function: str, operators: tuple[str, ...]) -> None:
     def body(w: Writer, x: View, y: View | Number, out: View) -> None:
         a, b, dtype = _pair(w, x, y)
         if dtype.startswith(("float", "bfloat")):
-            raise refused_dtype(dtype, "integers and bools")
+            raise refuse_dtype(dtype, "integers and bools")
         _in(w, function, dtype, out, a, b)
 
     _named(name, body, *operators)
@@ -195,7 +195,7 @@ def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) 
 @kernel("aten::floor_divide.out")
 def floor_divide(w: Writer, x: View, y: View, out: View) -> None:
     """out = floor(x / y); of integers by 0 it is 0, where the runtime refuses."""
-    _in(w, "floor_divide", promoted(x.dtype, y.dtype), out, x, y)
+    _in(w, "floor_divide", promote(x.dtype, y.dtype), out, x, y)
 
 
 @kernel("aten::remainder.Tensor_out", "aten::remainder.Scalar_out")
@@ -211,7 +211,7 @@ def bitwise_not(w: Writer, x: View, out: View) -> None:
     if x.dtype == "bool":
         logical_not(w, x, out)
     elif x.dtype.startswith(("float", "bfloat")):
-        raise refused_dtype(x.dtype, "integers and bools")
+        raise refuse_dtype(x.dtype, "integers and bools")
     else:
         _in(w, "bitwise_not", x.dtype, out, x)
 
@@ -246,7 +246,7 @@ def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View
     """out = min(max(x, low), high); NaN stays."""
     dtype = x.dtype
     for bound in (low, high):
-        dtype = dtype if bound is None else promoted(dtype, with_scalar(dtype, bound))
+        dtype = dtype if bound is None else promote(dtype, with_scalar(dtype, bound))
     need_float32(dtype)
     wide = computing(dtype)
     bounds = [scalar(w, limit if bound is None else bound, wide) for bound, limit in zip((low, high), _LIMITS[wide], strict=True)]
@@ -258,7 +258,7 @@ def clamp_tensor(w: Writer, x: View, low: View | None, high: View | None, out: V
     """out = min(max(x, low), high) with bounds for each element."""
     dtype = x.dtype
     for bound in (low, high):
-        dtype = dtype if bound is None else promoted(dtype, bound.dtype)
+        dtype = dtype if bound is None else promote(dtype, bound.dtype)
     need_float32(dtype)
     wide = computing(dtype)
     bounds = [
@@ -310,7 +310,7 @@ def glu(w: Writer, x: View, dim: int, out: View) -> None:
 @kernel("aten::where.self_out")
 def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
     """out = x where the condition is true, else y."""
-    dtype = promoted(x.dtype, y.dtype)
+    dtype = promote(x.dtype, y.dtype)
     need_float32(dtype)
     wide = computing(dtype)
     function = f"etk_where_{SUFFIX[wide]}"
@@ -321,7 +321,7 @@ def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
 def masked_fill(w: Writer, x: View, mask: View, value: Number, out: View) -> None:
     """out = a number where the mask is true, else x."""
     need_float32(x.dtype)
-    where(w, mask, scalar(w, wrapped(value, x.dtype), computing(x.dtype)), x, out)
+    where(w, mask, scalar(w, wrap(value, x.dtype), computing(x.dtype)), x, out)
 
 
 @kernel("aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out")

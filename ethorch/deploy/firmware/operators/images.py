@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import Writer, braces, float_text, refused_dtype
+from ethorch.deploy.firmware.writer import Writer, braces, float_text, refuse_dtype
 
 
 def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, align_corners: bool, out: View) -> None:
@@ -47,7 +47,7 @@ def upsample_bilinear2d(
 ) -> None:
     """Each output is between the four pixels around its place."""
     if x.dtype != "float32":
-        raise refused_dtype(x.dtype, "float32")
+        raise refuse_dtype(x.dtype, "float32")
     _resize(w, "etk_bilinear_f32", x, factors, align_corners, out)
 
 
@@ -55,7 +55,7 @@ def _product(w: Writer, x: View, y: View, out: View) -> None:
     """out[.., i, j] = sum over k of x[.., i, k] * y[.., k, j]."""
     for view in (x, y, out):
         if view.dtype != "float32":
-            raise refused_dtype(view.dtype, "float32")
+            raise refuse_dtype(view.dtype, "float32")
     if not out.numel:
         return
     if not x.shape[-1]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ethorch.deploy.firmware.operators.dtypes import computing, scalar, wrapped
+from ethorch.deploy.firmware.operators.dtypes import computing, scalar, wrap
 from ethorch.deploy.firmware.operators.table import kernel
-from ethorch.deploy.firmware.views import View, in_order_of
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, pointer, refused_dtype, source
+from ethorch.deploy.firmware.views import View, order_axes
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, pointer, refuse_dtype, source
 
 Number = float | int | bool
 
 
-def _indexed(
+def _write_walk(
     w: Writer, function: str, places: View, plain: View, other: View, indices: Sequence[View], axes: Sequence[tuple[int, int]]
 ) -> None:
     """Take or put: a walk over the shape that all views have.
@@ -32,12 +32,12 @@ def _indexed(
         raise Refused("index", f"it has {len(indices)} indices; the C kernel takes one or two", "Index in several steps.")
     for index in indices:
         if index.dtype not in ("int32", "int64") or index.dtype != indices[0].dtype:
-            raise refused_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
+            raise refuse_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
     if not plain.numel:
         return
     out, x = (plain, places) if other is plain else (places, plain)
     wide = [index.expanded(plain.shape) or index for index in indices]
-    walk = in_order_of([plain, out, x, *wide])  # in the order of what has no stride 0
+    walk = order_axes([plain, out, x, *wide])  # in the order of what has no stride 0
     steps = [(size, all_steps[1:] if all_steps else ()) for size, all_steps in walk]
     run = plain.item_bytes
     if steps and "sum" not in function and steps[-1][1] == (run, run, *(0,) * len(wide)):
@@ -71,7 +71,7 @@ def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
     axis = x.axis(dim)
     places = _still(x, axis, out.shape[axis])
     step = x.strides[axis] * x.item_bytes
-    _indexed(w, "etk_take", places, out, out, [_along(index, x.rank, axis)], [(x.shape[axis], step)])
+    _write_walk(w, "etk_take", places, out, out, [_along(index, x.rank, axis)], [(x.shape[axis], step)])
 
 
 @kernel("aten::embedding.out")
@@ -79,7 +79,7 @@ def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool,
     """out = the rows of the weight at the indices."""
     places = replace(weight, shape=(*indices.shape, weight.shape[1]), strides=(*(0 for _ in indices.shape), weight.strides[1]))
     step = weight.strides[0] * weight.item_bytes
-    _indexed(w, "etk_take", places, out, out, [indices.inserted(indices.rank)], [(weight.shape[0], step)])
+    _write_walk(w, "etk_take", places, out, out, [indices.inserted(indices.rank)], [(weight.shape[0], step)])
 
 
 @kernel("aten::gather.out")
@@ -91,7 +91,7 @@ def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -
     axis = x.axis(dim)
     places = replace(_still(x, axis, index.shape[axis]), shape=index.shape)
     step = x.strides[axis] * x.item_bytes
-    _indexed(w, "etk_take", places, out, out, [index], [(x.shape[axis], step)])
+    _write_walk(w, "etk_take", places, out, out, [index], [(x.shape[axis], step)])
 
 
 def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: View, out: View) -> None:
@@ -102,7 +102,7 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
     if part is None:
         raise Refused("shape", f"it scatters {list(values.shape)}", "Give a source as large as the index.")
     step = out.strides[axis] * out.item_bytes
-    _indexed(w, function, places, part, places, [index], [(out.shape[axis], step)])
+    _write_walk(w, function, places, part, places, [index], [(out.shape[axis], step)])
 
 
 @kernel("aten::scatter.src_out")
@@ -114,12 +114,12 @@ def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) 
 @kernel("aten::scatter.value_out")
 def scatter_value(w: Writer, x: View, dim: int, index: View, value: Number, out: View) -> None:
     """out = x, with a number at the places along an axis."""
-    _scatter(w, "etk_put", x, dim, index, scalar(w, wrapped(value, x.dtype), x.dtype), out)
+    _scatter(w, "etk_put", x, dim, index, scalar(w, wrap(value, x.dtype), x.dtype), out)
 
 
 def _sum_of(dtype: str) -> str:
     if dtype not in ("float32", "int32", "int64"):
-        raise refused_dtype(dtype, "float32, int32 and int64 where it adds up")
+        raise refuse_dtype(dtype, "float32, int32 and int64 where it adds up")
     return f"etk_put_sum_{SUFFIX[computing(dtype)]}"
 
 
@@ -129,7 +129,7 @@ def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: Vi
     _scatter(w, _sum_of(x.dtype), x, dim, index, values, out)
 
 
-def _placed(whole: View, indices: Sequence[View | None], walk: Sequence[int]) -> tuple[View, list[View], list[tuple[int, int]]]:
+def _plan_walk(whole: View, indices: Sequence[View | None], walk: Sequence[int]) -> tuple[View, list[View], list[tuple[int, int]]]:
     """x[indices] as a walk: the indexed tensor, the indices, and size and step of their axes.
 
     The indices' own axes stand where the first of them stands, or in front if there is a plain axis between two of them.
@@ -163,8 +163,8 @@ def _placed(whole: View, indices: Sequence[View | None], walk: Sequence[int]) ->
 @kernel("aten::index.Tensor_out")
 def index(w: Writer, x: View, indices: Sequence[View | None], out: View) -> None:
     """out = x[indices], with one or two tensors of integers."""
-    places, views, axes = _placed(x, indices, out.shape)
-    _indexed(w, "etk_take", places, out, out, views, axes)
+    places, views, axes = _plan_walk(x, indices, out.shape)
+    _write_walk(w, "etk_take", places, out, out, views, axes)
 
 
 def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
@@ -179,11 +179,11 @@ def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumula
     plain = [out.shape[axis] for axis in range(out.rank) if axis not in at]
     before = at[0] if adjacent else 0
     walk = (*plain[:before], *own, *plain[before:])
-    places, views, axes = _placed(out, indices, walk)
+    places, views, axes = _plan_walk(out, indices, walk)
     part = values.expanded(walk)
     if part is None:
         raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Give values of that shape.")
-    _indexed(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
+    _write_walk(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
 
 
 @kernel("aten::index_put.out")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refused_dtype, rounded
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refuse_dtype, round_to_float32
 
 _CODES = ("int8", "uint8", "int16", "uint16", "int32")
 
 
 def _check(values: View, codes: View) -> None:
     if values.dtype != "float32":
-        raise refused_dtype(values.dtype, "float32 on its float side")
+        raise refuse_dtype(values.dtype, "float32 on its float side")
     if codes.dtype not in _CODES:
-        raise refused_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+        raise refuse_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
 
 
 def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
@@ -23,10 +23,10 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 def _inverse(scale: float) -> float:
     """1 / scale as the kernels have it: the scale is rounded to float32, and so is the quotient."""
-    narrow = rounded(scale)
+    narrow = round_to_float32(scale)
     if narrow == 0:
         raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")
-    return rounded(1.0 / narrow)
+    return round_to_float32(1.0 / narrow)
 
 
 @kernel("quantized_decomposed::quantize_per_tensor.out")
@@ -50,7 +50,7 @@ def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[
     """Scales and zero points as tensors that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel takes."""
     if scales.dtype not in of or zero_points.dtype != "int64":
         found = scales.dtype if scales.dtype not in of else zero_points.dtype
-        raise refused_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
+        raise refuse_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
     shape = [1] * x.rank
     shape[x.axis(axis)] = x.shape[x.axis(axis)]
     views = [view.reshaped(shape) for view in (scales, zero_points)]
@@ -113,5 +113,5 @@ def _one(scale: View, zero_point: View) -> tuple[View, View]:
     """A scale and a zero point without axes."""
     one, zero = scale.reshaped(()), zero_point.reshaped(())
     if scale.dtype != "float64" or zero_point.dtype != "int64" or one is None or zero is None:
-        raise refused_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
+        raise refuse_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
     return one, zero

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ethorch.deploy.firmware.operators.dtypes import compute, computing, need_float32, scalar
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refused_dtype
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refuse_dtype
 
 Dims = Sequence[int]
 
@@ -67,7 +67,7 @@ def sum(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None,
 def mean(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
     """out = the mean over axes: the sum, divided by the number of elements."""
     if out.dtype != "float32":
-        raise refused_dtype(out.dtype, "float32")
+        raise refuse_dtype(out.dtype, "float32")
     _sum(w, x, dims, out)
     count = 1
     for axis in _axes(x, dims):
@@ -144,7 +144,7 @@ def min_of_all(w: Writer, x: View, out: View) -> None:
 
 def _truth(w: Writer, name: str, start: bool, x: View, dims: Dims | None, out: View) -> None:
     if out.dtype != "bool":
-        raise refused_dtype(out.dtype, "bool")
+        raise refuse_dtype(out.dtype, "bool")
     w.fill(out, start)
     _accumulate(w, f"etk_{name}_b8", "bool", out, x, _axes(x, dims))
 
@@ -191,7 +191,7 @@ _PLACES = ("float32", "int8", "uint8", "int16", "int32", "int64", "bool")
 def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
     """Where the first extreme, or the first NaN, is along an axis, or among all elements."""
     if x.dtype not in _PLACES:
-        raise refused_dtype(x.dtype, ", ".join(_PLACES))
+        raise refuse_dtype(x.dtype, ", ".join(_PLACES))
     if dim is None:
         flat = x.reshaped((x.numel,))
         if flat is None or not x.is_contiguous:
@@ -238,7 +238,7 @@ def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices
 def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
     """The k greatest or least along an axis, in order, and where they are; of equal ones the first comes first."""
     if x.dtype not in _PLACES or x.dtype == "bool":
-        raise refused_dtype(x.dtype, ", ".join(_PLACES[:-1]))
+        raise refuse_dtype(x.dtype, ", ".join(_PLACES[:-1]))
     if not values.numel:
         return
     if not x.rank:
@@ -254,7 +254,7 @@ def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, valu
 
 def _along(w: Writer, name: str, x: View, dim: int, out: View) -> None:
     if x.dtype != "float32" or out.dtype != "float32":
-        raise refused_dtype(x.dtype if x.dtype != "float32" else out.dtype, "float32")
+        raise refuse_dtype(x.dtype if x.dtype != "float32" else out.dtype, "float32")
     if not x.rank:
         x, out, dim = x.inserted(0), out.inserted(0), 0
     axis = x.axis(dim)
@@ -282,7 +282,7 @@ def native_layer_norm(
 ) -> None:
     """out = (x - mean) / sqrt(variance + eps) * weight + bias over the last axes."""
     if x.dtype != "float32":
-        raise refused_dtype(x.dtype, "float32")
+        raise refuse_dtype(x.dtype, "float32")
     if not x.numel:
         return
     if not (x.is_contiguous and out.is_contiguous):
@@ -322,7 +322,7 @@ def native_batch_norm(
     """out = (x - mean) / sqrt(variance + eps) * weight + bias, of each channel."""
     for view in (x, mean, variance, *(view for view in (weight, bias) if view is not None)):
         if view.dtype != "float32":
-            raise refused_dtype(view.dtype, "float32")
+            raise refuse_dtype(view.dtype, "float32")
     shape = [x.shape[axis] if axis == 1 else 1 for axis in range(x.rank)]
 
     def of_channels(view: View) -> View:

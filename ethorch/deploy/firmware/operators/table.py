@@ -26,6 +26,6 @@ def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return enter
 
 
-def dtype_of(number: Any) -> str:
+def infer_dtype(number: Any) -> str:
     """Torch's dtype of a scalar argument: of a bool, an int or a float."""
     return "bool" if isinstance(number, bool) else "int64" if isinstance(number, int) else "float32"

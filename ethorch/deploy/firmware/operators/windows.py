@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ethorch.deploy.firmware.operators.dtypes import scalar
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, refused_dtype
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, refuse_dtype
 
 Dims = Sequence[int]
 
@@ -72,7 +72,7 @@ def avg_pool2d(
 ) -> None:
     """out = the mean of each window."""
     if x.dtype != "float32":
-        raise refused_dtype(x.dtype, "float32")
+        raise refuse_dtype(x.dtype, "float32")
     if not out.numel:
         return
     kernel = _pair(kernel)
@@ -99,7 +99,7 @@ def max_pool2d_with_indices(
 ) -> None:
     """out = the greatest of each window; where it is in its plane."""
     if x.dtype not in ("float32", "int8", "uint8", "int16", "int32"):
-        raise refused_dtype(x.dtype, "float32, int8, uint8, int16, int32")
+        raise refuse_dtype(x.dtype, "float32, int8, uint8, int16, int32")
     if not out.numel:
         return
     kernel = _pair(kernel)
@@ -123,7 +123,7 @@ def convolution(
 ) -> None:
     """out = the convolution of an image, or of a sequence, in float32; none that is transposed."""
     if x.dtype != "float32" or weight.dtype != "float32":
-        raise refused_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
+        raise refuse_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
     if transposed or x.rank not in (3, 4):
         raise Refused(
             "argument",
@@ -150,7 +150,7 @@ def convolution(
         w.map("etk_convolution_f32", "pool.c", [part, image, rows, added], parameters)
 
 
-def _padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
+def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
     """Copies the input into the middle; axis, size before and after of each padded axis, from the last on."""
     if any(size < 0 for size in pad):
         raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
@@ -167,7 +167,7 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
 
     The part has the borders of the axes before it, and not those of the axes behind it.
     """
-    sides = _padded(w, x, pad, out)
+    sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
         part = out
