@@ -255,7 +255,7 @@ def page(found: Sequence[Row], target: str) -> str:
         lines.append(f"| {label} | {' | '.join(str(counts[verdict]) for verdict in VERDICTS)} |")
     groups: dict[tuple[str, Any, Any, str], list[str]] = {}
     for row in found:
-        if row.verdict in (FEWER, "in other parts", "different", "ethorch fails"):
+        if row.verdict in (FEWER, "different", "ethorch fails"):
             groups.setdefault((row.operator, row.ours, row.theirs, row.verdict), []).append(row.kind)
     if groups:
         lines += ["", "| operator | checks | verdict | on the CPU with ethorch | with the Arm backend |", "|" + " --- |" * 5]
