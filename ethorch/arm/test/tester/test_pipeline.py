@@ -1,7 +1,6 @@
-"""The Arm backend's test pipelines under their names: a tester's stages in a list that can be changed before it runs.
+"""Test pipelines of the Arm backend, with programs in ethorch's simulator instead of Arm's FVP.
 
-The classes take the Arm backend's arguments. Where it runs a program in Arm's FVP, these run it in ethorch's simulator. Its
-``PassPipeline`` and ``VgfPipeline`` have no counterpart: ethorch has no passes to test, and makes no VGF.
+``PassPipeline`` and ``VgfPipeline`` have no counterpart, because ethorch has no such passes and no VGF output.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ Names = str | Sequence[str] | None
 DELEGATE = "torch.ops.higher_order.executorch_call_delegate"
 _QUANTIZE = "torch.ops.quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "torch.ops.quantized_decomposed.dequantize_per_tensor.default"
-#: Stages of a tester that run once; every other one gets a number or a word behind its name.
+#: Stages of a tester that run once. Identifiers of other stages end with a number or a suffix.
 _ONCE = frozenset({"quantize", "export", "to_edge", "partition", "to_edge_transform_and_lower", "to_executorch", "serialize"})
 
 
 @dataclass
 class PipelineStage:
-    """A call of a pipeline: its id, the function, its arguments."""
+    """A call in a pipeline: identifier, function and arguments."""
 
     id: str
     function: Callable[..., Any]
@@ -61,25 +60,25 @@ class PipelineStage:
         self.function(*self.args, **self.kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Other positional arguments, where any are given, and further keywords."""
+        """Replace the positional arguments, if any are passed, and add keyword arguments."""
         self.args = args or self.args
         self.kwargs |= kwargs
 
 
 class BasePipeline(Generic[T]):
-    """Export, check, lower, check, make a program: what every pipeline begins with.
+    """A list of stages that can be changed before it runs: export, check, lower, check, write a program.
 
     Args:
-        module: what is tested.
-        test_data: example inputs, and what it is run with.
-        aten_ops: texts that the exported graph has to have, e.g. ``torch.ops.aten.add.Tensor``.
-        compile_spec: what is compiled for.
-        exir_ops: names of edge operators that the lowered graph must not have: they are in the delegate.
-        use_to_edge_transform_and_lower: False: ``to_edge`` and ``partition`` one by one.
-        dynamic_shapes, transform_passes: as of ``EthosUTester``.
+        module: Module under test.
+        test_data: Inputs for export and for the run.
+        aten_ops: Texts that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
+        compile_spec: Target of the compilation.
+        exir_ops: Edge operators that the lowered graph must not contain, because the delegate does.
+        use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
+        dynamic_shapes, transform_passes: See ``EthosUTester``.
 
     Attributes:
-        tester: the EthosUTester that runs.
+        tester: EthosUTester that runs the stages.
     """
 
     def __init__(
@@ -98,9 +97,9 @@ class BasePipeline(Generic[T]):
         )
         self.test_data = test_data
         self._stages: list[PipelineStage] = []
-        edge = _listed(exir_ops)
+        edge = _name_list(exir_ops)
         self.add_stage(self.tester.export)
-        self.add_stage(self.tester.check, _listed(aten_ops), suffix="aten")
+        self.add_stage(self.tester.check, _name_list(aten_ops), suffix="aten")
         if use_to_edge_transform_and_lower:
             self.add_stage(self.tester.to_edge_transform_and_lower)
         else:
@@ -114,19 +113,19 @@ class BasePipeline(Generic[T]):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The ids of the stages in order."""
+        """Identifiers of the stages in order."""
         return tuple(stage.id for stage in self._stages)
 
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
-        """Put a call into the list.
+        """Insert a call.
 
-        Its id is the function's name; of what may come several times, with a number or ``suffix`` behind a dot.
+        Its identifier is the name of the function, followed by a dot and a number or ``suffix`` if the stage can occur repeatedly.
 
         Args:
-            pos: its place; -1 is the end, -2 before the last one.
+            pos: Position; -1 is the end, -2 is before the last stage.
 
         Raises:
-            EthorchError: there is such an id already, or no such place.
+            EthorchError: The identifier exists, or the position is out of range.
         """
         count = len(self._stages)
         place = pos if pos >= 0 else count + pos + 1
@@ -145,51 +144,51 @@ class BasePipeline(Generic[T]):
         return self
 
     def add_stage_after(self, stage_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Self:
-        """Put a call behind the stage of that id."""
+        """Insert a call after a stage."""
         return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
-        """Take a stage out, by its place or its id."""
+        """Remove a stage, by position or identifier, and return it."""
         return self._stages.pop(identifier if isinstance(identifier, int) else self.find_pos(identifier))
 
     def find_pos(self, stage_id: str) -> int:
-        """The place of a stage.
+        """Return the position of a stage.
 
         Raises:
-            EthorchError: there is none of that id.
+            EthorchError: The pipeline has no such stage.
         """
         if stage_id not in self.stages:
             raise EthorchError(f"the pipeline has no stage {stage_id!r}; it has {', '.join(self.stages)}.")
         return self.stages.index(stage_id)
 
     def has_stage(self, stage_id: str) -> bool:
-        """Is there a stage of that id?"""
+        """Return True if the pipeline has the stage."""
         return stage_id in self.stages
 
     def change_args(self, stage_id: str, *args: Any, **kwargs: Any) -> Self:
-        """Other arguments for a stage."""
+        """Change the arguments of a stage."""
         self._stages[self.find_pos(stage_id)].update(*args, **kwargs)
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Print what a stage made; with a suffix, append it to the file of that name."""
+        """Print the artifact of a stage; with a suffix, append it to the file of that name."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
-        """Print how many of which operators there are behind a stage."""
+        """Print the number of each operator after a stage."""
         return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
 
     def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
-        """Behind lowering, the delegates have so many of these TOSA operators, e.g. ``{"CONV2D": 2}``."""
+        """Check the number of TOSA operators in the delegates after lowering, e.g. ``{"CONV2D": 2}``."""
 
         def count_tosa_ops() -> None:
             graphs = lowered_graphs(self.tester.graph_module())
-            found = [op.name for graph in graphs for part in graph.regions() for op in part.ops]
-            counts = [(name, n, found.count(name)) for name, n in expected_ops.items()]
+            operators = [op.name for graph in graphs for region in graph.regions() for op in region.ops]
+            counts = [(name, n, operators.count(name)) for name, n in expected_ops.items()]
             wrong = [f"Expected {n} occurrences of TOSA op {name}, found {count}" for name, n, count in counts if count != n]
             if wrong:
-                there = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found))) or "none"
-                raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {there}.")
+                listing = ", ".join(f"{operators.count(name)} {name}" for name in sorted(set(operators))) or "none"
+                raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {listing}.")
 
         return self.add_stage_after(self.lowering, count_tosa_ops, suffix="tosa_ops")
 
@@ -200,10 +199,10 @@ class BasePipeline(Generic[T]):
         clean_reference: bool = True,
         compared_stage: str = "export",
     ) -> Self:
-        """Behind a stage, compare what it made with the float module by norm of the error and cosine similarity.
+        """Compare the outputs after a stage with those of the float module, by error norm and cosine similarity.
 
         Args:
-            clean_reference: kept for the Arm backend's callers; the float module is the reference either way.
+            clean_reference: Has no effect; the float module is always the reference.
         """
         del clean_reference
         return self.add_stage_after(
@@ -221,7 +220,7 @@ class BasePipeline(Generic[T]):
         """Run every stage in order.
 
         Raises:
-            AssertionError: a check fails. The stage is logged.
+            AssertionError: A check failed. The stage is logged.
         """
         for stage in self._stages:
             try:
@@ -232,12 +231,12 @@ class BasePipeline(Generic[T]):
 
     @property
     def quantizer(self) -> TOSAQuantizer:
-        """The quantizer of the stage ``quantize``, to set more on."""
+        """Quantizer of the stage ``quantize``, for further settings."""
         (stage,) = self._stages[self.find_pos("quantize")].args
         assert isinstance(stage.quantizer, TOSAQuantizer)
         return stage.quantizer
 
-    def _quantized(
+    def _add_quantize(
         self,
         int16: bool,
         per_channel: bool,
@@ -246,7 +245,7 @@ class BasePipeline(Generic[T]):
         fold_quantize: bool,
         floats_on_npu: bool = False,
     ) -> None:
-        """Put the stage ``quantize`` first, and the checks that its operators come and go."""
+        """Insert the stage ``quantize`` and the checks of its operators."""
         config = get_symmetric_quantization_config(is_per_channel=per_channel)
         if int16:
             config = get_symmetric_a16w8_quantization_config(is_per_channel=per_channel, epsilon=epsilon)
@@ -265,7 +264,7 @@ class BasePipeline(Generic[T]):
             self.add_stage_after(self.lowering, self.tester.check_not, edge, suffix="exir_quant_nodes")
 
 
-def _listed(names: Names) -> list[str]:
+def _name_list(names: Names) -> list[str]:
     return [] if names is None else [names] if isinstance(names, str) else list(names)
 
 
@@ -277,20 +276,20 @@ def _tosa_spec(
 
 
 class TosaPipelineINT(BasePipeline[T]):
-    """Quantize, lower to TOSA's INT profile, run in the TOSA reference model, compare with the quantized module.
+    """Quantize, lower to TOSA's INT profile, run in the TOSA reference model, and compare with the quantized module.
 
     Args:
-        module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: as of ``BasePipeline``.
-        run_on_tosa_ref_model: run; else only compile.
-        symmetric_io_quantization: quantize the program's inputs and outputs by the same config, whatever reads and makes them.
-        per_channel_quantization: a weight scale for each output channel.
-        custom_path, tosa_debug_mode: where TOSA graphs are written, and with which debug information.
-        atol, rtol, qtol: as of ``EthosUTester.run_method_and_compare_outputs``.
-        compare_tosa_ref_model_outputs: False: run and compare nothing.
-        frobenius_threshold, cosine_threshold: of the quantized module against the float one.
-        tosa_version, tosa_extensions: ``int16`` among the extensions quantizes activations to int16.
-        epsilon: least scale of int16.
-        fold_quantize: weights become codes.
+        module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
+        run_on_tosa_ref_model: Whether to run the graph.
+        symmetric_io_quantization: Whether to quantize inputs and outputs with the same config.
+        per_channel_quantization: Whether each output channel has its own weight scale.
+        custom_path, tosa_debug_mode: Folder for TOSA graphs, and their debug information.
+        atol, rtol, qtol: See ``EthosUTester.run_method_and_compare_outputs``.
+        compare_tosa_ref_model_outputs: Whether to compare the outputs.
+        frobenius_threshold, cosine_threshold: Bounds for the quantized module against the float module.
+        tosa_version, tosa_extensions: Version and extensions; ``int16`` quantizes activations to int16.
+        epsilon: Least scale of int16.
+        fold_quantize: Whether to store quantized weights.
     """
 
     def __init__(
@@ -320,7 +319,7 @@ class TosaPipelineINT(BasePipeline[T]):
         spec = _tosa_spec("INT", tosa_version, tosa_extensions, custom_path, tosa_debug_mode)
         super().__init__(module, test_data, aten_op, spec, exir_op, use_to_edge_transform_and_lower, dynamic_shapes)
         int16, floats = "int16" in (tosa_extensions or ()), spec.tosa_spec.support_float()
-        self._quantized(int16, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize, floats)
+        self._add_quantize(int16, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize, floats)
         if run_on_tosa_ref_model:
             self.add_stage(
                 self.tester.run_method_and_compare_outputs,
@@ -334,9 +333,9 @@ class TosaPipelineINT(BasePipeline[T]):
 
 
 class TosaPipelineFP(BasePipeline[T]):
-    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, compare with the module.
+    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, and compare with the module.
 
-    Arguments are those of ``TosaPipelineINT`` that are not about quantization, and ``transform_passes`` of ``EthosUTester``.
+    See ``TosaPipelineINT`` for the arguments.
     """
 
     def __init__(
@@ -374,16 +373,16 @@ class TosaPipelineFP(BasePipeline[T]):
 
 
 class _EthosUPipelineINT(BasePipeline[T]):
-    """Quantize, compile for an Ethos-U, run the ``.pte`` in the simulator, compare with the quantized module.
+    """Quantize, compile for an Ethos-U, run the ``.pte`` in the simulator, and compare with the quantized module.
 
     Args:
-        module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: as of ``BasePipeline``.
-        run_on_fvp: run the program, here in ethorch's simulator; else only compile.
-        a16w8_quantization: activations in int16.
-        epsilon: least scale of int16.
-        symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: as
-            of ``TosaPipelineINT``.
-        target: name of the NPU; each class has its own default.
+        module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: See ``BasePipeline``.
+        run_on_fvp: Whether to run the program, in ethorch's simulator.
+        a16w8_quantization: Whether activations are int16.
+        epsilon: Least scale of int16.
+        symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: See
+            ``TosaPipelineINT``.
+        target: Name of the NPU.
     """
 
     TARGET = ""
@@ -412,7 +411,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
         spec = target if isinstance(target, EthosUCompileSpec) else EthosUCompileSpec(target or self.TARGET)
         spec.dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
         super().__init__(module, test_data, aten_ops, spec, exir_ops, use_to_edge_transform_and_lower)
-        self._quantized(a16w8_quantization, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize)
+        self._add_quantize(a16w8_quantization, per_channel_quantization, symmetric_io_quantization, epsilon, fold_quantize)
         if run_on_fvp:
             self.add_stage(self.tester.serialize)
             self.add_stage(self.tester.run_method_and_compare_outputs, inputs=test_data, atol=atol, rtol=rtol, qtol=qtol)
@@ -437,13 +436,13 @@ class OpNotSupportedPipeline(BasePipeline[T]):
     """Lower, and check that operators stay on the CPU.
 
     Args:
-        module, test_data: as of ``BasePipeline``.
-        non_delegated_ops: edge operator -> how many calls of it stay.
-        n_expected_delegates: how many delegates there are for the rest.
-        custom_path: where TOSA graphs are written.
-        quantize: quantize and lower to the INT profile; else to FP.
-        u55_subset: to what Ethos-U55 can compile.
-        tosa_version, tosa_extensions: of the specification.
+        module, test_data: See ``BasePipeline``.
+        non_delegated_ops: Number of calls on the CPU for each edge operator.
+        n_expected_delegates: Number of delegates.
+        custom_path: Folder for TOSA graphs.
+        quantize: Whether to quantize and use the INT profile instead of FP.
+        u55_subset: Whether to restrict the profile to operators of Ethos-U55.
+        tosa_version, tosa_extensions: Version and extensions of the specification.
     """
 
     def __init__(
